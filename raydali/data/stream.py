@@ -13,6 +13,7 @@ samples consumed is needed to go on, on any number of workers.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,31 @@ class MicroBatch:
     number: int
     ids: NDArray[np.int64]
     epochs: NDArray[np.int64]
+
+
+class Order(Protocol):
+    """What a loader follows: the micro-batches of a rank, from global batch `start` on."""
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """The rank's micro-batches in order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedPass:
+    """Every sample exactly once, in the order of ids: what validation consumes.
+
+    Batches are dealt to the ranks in turn, so some ranks get one more, or none; the last one may be smaller.
+    """
+
+    samples: int
+    batch_size: int
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """The rank's batches; a batch holds the same ids at every world size."""
+        for step in range(start + rank, -(-self.samples // self.batch_size), world_size):
+            ids = np.arange(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
+            yield MicroBatch(step, 0, step, ids, np.zeros_like(ids))
 
 
 @dataclass(frozen=True, kw_only=True)

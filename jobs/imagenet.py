@@ -1,0 +1,400 @@
+"""Train an image classifier on class folders, ImageNet's or your own:
+
+    python jobs/imagenet.py                                          the built-in digits, on this machine
+    python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders; s3:// and gs:// too
+    ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
+
+The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.digits import digits_folder
+from raydali.data.image_folder import ImageFolder, check_classes
+from raydali.data.stream import OrderedPass, Stream
+from raydali.errors import UsageError
+from raydali.launch.cluster import Placement, connect, place
+from raydali.launch.command import exit_with, parse
+from raydali.launch.launcher import Job, run
+from raydali.launch.options import LaunchOptions
+from raydali.launch.resume import check_unchanged, earlier_run
+from raydali.report.console import Console
+from raydali.report.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from raydali.launch.session import Session
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LaunchOptions):
+    """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
+
+    data: str | None = None
+    """Folder or URI (s3://, gs://) with train/ and val/ of class folders. Default: the built-in handwritten digits."""
+    model: str = "resnet50"
+    """A torchvision classification model by name, or `digits`, a small network."""
+    image_size: int = 224
+    """Side of the square images that the model gets, in pixels."""
+    resize_size: int = 256
+    """Validation: the shorter side is resized to this before the centre crop."""
+    random_area: tuple[float, float] = (0.08, 1.0)
+    """Training: smallest and largest share of an image's area that a crop takes."""
+    flip_probability: float = 0.5
+    """Training: how often an image is mirrored."""
+    epochs: int = 90
+    """Passes over the training images."""
+    batch_size: int = 256
+    """Images that a device holds at once: a micro-batch."""
+    global_batch_size: int | None = None
+    """Images of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
+    learning_rate: float | None = None
+    """The highest learning rate, at the end of the warm-up. Default: 0.1 for each 256 images of the global batch."""
+    warmup_epochs: float = 5.0
+    """Epochs over which the learning rate rises from zero."""
+    momentum: float = 0.9
+    """Of SGD with Nesterov's momentum."""
+    weight_decay: float = 5e-5
+    """Of all parameters but norms' and biases'."""
+    label_smoothing: float = 0.1
+    """Share of the target that is spread over all classes."""
+    mixup: float = 0.0
+    """Alpha of mixup; 0: off."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0: off. With mixup too, each micro-batch gets one of the two."""
+    ema_decay: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then what is validated; 0: off."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Of the forward and backward pass; weights are kept in fp32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    sync_bn: bool = False
+    """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
+    loader: Literal["dali", "torch", "synthetic"] = "dali"
+    """dali; torch (torchvision's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
+    seed: int = 0
+    """Of weights, order, crops and everything else that is drawn at random."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
+    trace_samples: bool = False
+    """Write which rank trained on which id at which step to the run's samples/."""
+
+
+DIGITS = Config(
+    model="digits",
+    image_size=32,
+    resize_size=32,
+    random_area=(0.6, 1.0),
+    flip_probability=0.0,
+    epochs=15,
+    batch_size=32,
+    learning_rate=0.1,
+    warmup_epochs=1.0,
+    label_smoothing=0.0,
+    precision="fp32",
+)
+"""Defaults where no --data is given."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The indexes, made by the driver and shared by the workers of a node."""
+
+    train: ImageFolder
+    val: ImageFolder
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every worker
+
+
+def train(config: Config, data: Data, session: "Session") -> None:
+    """Train from the newest checkpoint, or from the start, to the end of the stream."""
+    # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+    from torchvision.transforms import v2
+
+    from raydali.data.hashing import keyed
+    from raydali.data.loader import make_loader
+    from raydali.measure.meter import EpochMeter
+    from raydali.measure.records import RankRecord, epoch_record
+    from raydali.report.samples import SampleTrace, drop_samples
+    from raydali.train.batchnorm import RunningStatistics
+    from raydali.train.checkpoints import snapshot
+    from raydali.train.evaluation import Validation, evaluate
+    from raydali.train.models import build_model
+    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.train.precision import Precision
+
+    worker, folder = session.worker, session.folder
+    if config.data is None:  # each node writes the digits for itself
+        root = digits_folder()
+        data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
+    stream = make_stream(config, data)
+    micro_batches = stream.micro_batches_of(worker.rank, worker.world_size)
+
+    # -- Model and optimiser: the same on every rank, whatever their number
+
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = True
+    model = build_model(config.model, len(data.train.classes)).to(worker.device, memory_format=torch.channels_last)
+    if config.sync_bn:
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
+    statistics = RunningStatistics(
+        model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step
+    )
+    peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
+    optimizer = torch.optim.SGD(
+        parameter_groups(model, config.weight_decay), lr=peak, momentum=config.momentum, nesterov=config.momentum > 0
+    )
+    precision = Precision(config.precision, worker.device)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
+    evaluated = ema.module if ema is not None else model
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    mixes = [v2.MixUp(alpha=config.mixup, num_classes=len(data.train.classes))] if config.mixup else []
+    mixes += [v2.CutMix(alpha=config.cutmix, num_classes=len(data.train.classes))] if config.cutmix else []
+    mix = v2.RandomChoice(mixes) if mixes else None
+
+    # -- Resume: on any number of workers, to the sample
+
+    start, segments, best = 0, [], -1.0
+    state = session.latest()
+    if state is not None:
+        start = stream.steps_of(state["stream"])
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        precision.scaler.load_state_dict(state["scaler"])
+        if ema is not None and state["ema"] is not None:
+            ema.load_state_dict(state["ema"])
+        segments = [[RankRecord(**record) for record in segment] for segment in state["segments"]]
+        best = state["best"]
+        del state
+    if worker.rank == 0:
+        folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= start)
+        drop_samples(folder, start)
+    worker.barrier()
+
+    # -- Data
+
+    augment, centre = make_pipelines(config)
+    where = {
+        "rank": worker.rank,
+        "world_size": worker.world_size,
+        "device": worker.device,
+        "dtype": precision.dtype,
+        "threads": worker.cpus,
+    }
+    loader = make_loader(config.loader, data.train, augment, stream, start=start, **where)
+    in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
+    val_loader = make_loader(config.loader, data.val, centre, in_order, **where)
+    trace = SampleTrace(folder, worker.rank) if config.trace_samples else None
+
+    # -- Loop
+
+    wrapped = model
+    if worker.world_size > 1:
+        wrapped = DistributedDataParallel(
+            model, process_group=worker.gradients, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+    forward = torch.compile(wrapped, dynamic=False) if config.compile else wrapped
+    meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+
+    def checkpoint(step: int, *, best_weights: dict[str, Any] | None = None) -> None:
+        meter.enter("checkpoint")
+        statistics.average(worker)
+        if trace is not None:
+            trace.flush()
+        partial = worker.gather(meter.record())
+        parts = [*segments, partial] if any(record.images for record in partial) else segments
+        state = None
+        if worker.rank == 0:
+            state = snapshot(
+                {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "scaler": precision.scaler.state_dict(),
+                    "ema": ema.state_dict() if ema is not None else None,
+                    "stream": stream.state(step),
+                    "segments": [[asdict(record) for record in segment] for segment in parts],
+                    "best": best,
+                }
+            )
+        session.commit(step, state, best=best_weights)
+        meter.enter("loader_wait")
+
+    def validate() -> Validation:
+        meter.enter("validation")
+        statistics.average(worker)
+        if ema is not None:
+            for averaged, current in zip(ema.module.buffers(), model.buffers(), strict=True):
+                averaged.copy_(current)
+        result = evaluate(evaluated, val_loader, worker, precision)
+        meter.enter("loop")
+        return result
+
+    meter.enter("loader_wait")
+    batches = iter(loader)
+    for step in range(start, stream.steps):
+        progress = (step + 0.5) * stream.global_batch_size / (config.epochs * stream.samples)
+        rate = learning_rate(progress, peak=peak, warmup=config.warmup_epochs / config.epochs)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        statistics.begin_step()
+        for index in range(micro_batches):
+            batch = next(batches)
+            meter.first_batch()
+            meter.enter("step")
+            torch.manual_seed(int(keyed(config.seed, batch.micro_batch.number)) >> 1)
+            images, labels = batch["images"], batch["labels"]
+            if mix is not None:
+                images, labels = mix(images, labels)
+            last = index == micro_batches - 1
+            with nullcontext() if last or wrapped is model else wrapped.no_sync():
+                with precision.autocast():
+                    loss = criterion(forward(images), labels)
+                # DDP takes the mean over ranks: this makes it the mean over the global batch.
+                precision.scaler.scale(loss * (worker.world_size / stream.micro_batches_per_step)).backward()
+            statistics.after_micro_batch(index)
+            meter.add(loss, len(images))
+            if trace is not None:
+                trace.add(batch.micro_batch)
+            if not last:
+                meter.enter("loader_wait")
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if ema is not None:
+            ema.update_parameters(model)
+        meter.enter("loader_wait")
+
+        done = step + 1
+        consumed = stream.state(done)["samples_consumed"]
+        epoch = stream.epoch_closed_by(step)
+        if step == start:
+            session.tell_start(step=start, steps=stream.steps)
+        session.tell_progress(step=done, steps=stream.steps, epoch=stream.epoch_of(step), samples_consumed=consumed)
+        if epoch is not None:
+            validation = validate()
+            segments.append(worker.gather(meter.record()))
+            if worker.rank == 0:
+                record = epoch_record(
+                    segments,
+                    epoch=epoch,
+                    step=done,
+                    samples_consumed=consumed,
+                    learning_rate=rate,
+                    validation=validation,
+                    quarantined=0,
+                )
+                folder.append("epochs.jsonl", record)
+                session.tell("epoch", record=record)
+            segments.clear()
+            meter.reset()
+            is_best, best = validation["top1"] > best, max(validation["top1"], best)
+            weights = {"model": snapshot(evaluated.state_dict())} if is_best and worker.rank == 0 else None
+            checkpoint(done, best_weights=weights)
+        elif config.checkpoint_every and done % config.checkpoint_every == 0:
+            checkpoint(done)
+    loader.close()
+    val_loader.close()
+
+
+def make_stream(config: Config, data: Data) -> Stream:
+    """The run's stream; the driver has filled in the global batch size."""
+    assert config.global_batch_size is not None
+    return Stream(
+        samples=len(data.train),
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        global_batch_size=config.global_batch_size,
+        seed=config.seed,
+    )
+
+
+def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
+    """What happens to training and to validation images."""
+    pixels: dict[str, Any] = {
+        "image_size": config.image_size,
+        "gpu_dtype": "float32" if config.precision == "fp32" else "float16",
+    }
+    train = TrainImages(
+        seed=config.seed, random_area=config.random_area, flip_probability=config.flip_probability, **pixels
+    )
+    return train, ValidationImages(resize_size=config.resize_size, **pixels)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the driver
+
+UNCHANGEABLE = ("fingerprint", "model", "epochs", "batch_size", "global_batch_size", "seed")
+"""Settings that a resume must repeat, or its stream or its weights would be others."""
+
+
+def main() -> None:
+    """Parse, index, check, launch."""
+    config = parse(Config, demo=DIGITS)
+    console = Console()
+    root = config.data.rstrip("/") if config.data else digits_folder()
+    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    check_classes(data.train, data.val)
+    make_pipelines(config)
+    if config.data is None:
+        console.say("no --data DIR (with train/ and val/ of class folders) given: this is the demo, handwritten digits")
+    console.say(f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes")
+
+    folder = RunFolder(config.storage, config.name or time.strftime("imagenet-%Y%m%d-%H%M%S"))
+    earlier = earlier_run(folder)
+    if config.global_batch_size is None and earlier is not None:
+        config = replace(config, global_batch_size=earlier.settings["global_batch_size"])
+    if config.global_batch_size is None and config.worker_range is not None:
+        config = replace(config, global_batch_size=config.batch_size * config.worker_range[1])
+    if config.global_batch_size is not None:
+        make_stream(config, data).micro_batches_of(0, config.worker_range[1] if config.worker_range else 1)
+    if earlier is not None:
+        check_unchanged(folder, earlier, settings_of(config, data), UNCHANGEABLE)
+        if earlier.finished:
+            console.say(f"{folder} is finished: nothing left to do")
+            return
+
+    with connect(config) as cluster:
+        placement = place(config, cluster)
+        if config.global_batch_size is None:
+            config = replace(config, global_batch_size=config.batch_size * placement.maximum)
+        stream = make_stream(config, data)
+        stream.micro_batches_of(0, placement.maximum)
+        check_sync_bn(config, stream, placement)
+        folder.create()
+        folder.write_json("config.json", settings_of(config, data))
+        run(Job(train, config, data), config, placement, folder, console)
+
+
+def settings_of(config: Config, data: Data) -> dict[str, Any]:
+    """What config.json keeps."""
+    return asdict(config) | {"samples": len(data.train), "fingerprint": data.train.fingerprint}
+
+
+def check_sync_bn(config: Config, stream: Stream, placement: Placement) -> None:
+    """Refuse SyncBatchNorm where its result would depend on the number of workers, or where there are no GPUs."""
+    if not config.sync_bn:
+        return
+    if not placement.gpu:
+        raise UsageError("--sync-bn works on GPUs only: leave it out, or train on a cluster with GPUs")
+    if placement.minimum < placement.maximum:
+        raise UsageError(f"--sync-bn needs a fixed number of workers, not {config.workers}")
+    if stream.micro_batches_per_step % placement.maximum:
+        raise UsageError(
+            f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
+            f"the {placement.maximum} workers"
+        )
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,159 @@
+"""Loaders: micro-batches of ids in, batches of device tensors out. Three behind one interface:
+
+    dali        dali_loader.py: reading, decoding and augmenting in C++ and on the GPU
+    torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream: the baseline
+    synthetic   here: one resident batch again and again: the ceiling that no loader can pass
+
+A loader knows no Ray: rank and world size are integers.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydali.data.pipeline import Pipeline
+from raydali.data.stream import MicroBatch, Order, Stream
+
+LoaderName = Literal["dali", "torch", "synthetic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a loader yields: named tensors on the device, and which samples they are.
+
+    Images are (batch, channels, height, width) in channels-last memory and in the loader's dtype.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    micro_batch: MicroBatch
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The samples' ids, (batch,)."""
+        return self.micro_batch.ids
+
+
+class Loader(ABC):
+    """Yields this rank's batches, from global batch `start` on; iterating again starts there again.
+
+    Args:
+        source: what the ids index, as the pipeline expects it.
+        pipeline: from ids to tensors.
+        order: the Stream, or an OrderedPass.
+        rank, world_size: this worker's world rank, and the number of workers.
+        start: global batches already consumed, `stream.steps_of(state_dict())`.
+        device: where tensors go, and with `cuda` where DALI decodes.
+        dtype: of images and other floating-point tensors.
+        threads: of the host: DALI's threads, or the DataLoader's worker processes.
+
+    Attributes:
+        wait_seconds: how long `next` has blocked the host in total.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        pipeline: Pipeline[Any],
+        order: Order,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        threads: int = 1,
+    ) -> None:
+        self.source, self.pipeline, self.order = source, pipeline, order
+        self.rank, self.world_size, self.start = rank, world_size, start
+        self.device, self.dtype, self.threads = torch.device(device), dtype, max(1, threads)
+        self.wait_seconds = 0.0
+        self._consumed: MicroBatch | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.wait_seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            self._consumed = batch.micro_batch
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The stream's state behind the batches that were handed out; those only prefetched do not count.
+
+        A global batch of which this rank has not had all its micro-batches yet counts as not consumed.
+
+        Raises:
+            TypeError: the order is no Stream; only a stream is resumed.
+        """
+        if not isinstance(self.order, Stream):
+            raise TypeError(f"only a Stream has a state, not {type(self.order).__name__}")
+        steps, last = self.start, self._consumed
+        if last is not None:
+            complete = last.index + self.world_size >= self.order.micro_batches_per_step
+            steps = last.step + complete
+        return self.order.state(steps)
+
+    @abstractmethod
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
+        """The batches of these micro-batches, in order; may be called again once the last call's are done with."""
+
+    def close(self) -> None:  # noqa: B027 (nothing to free is a fine default)
+        """Free threads, processes and memory. The loader cannot be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device; floating-point ones in the loader's dtype, images in channels-last memory."""
+        dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+        layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+        return tensor.to(self.device, dtype, non_blocking=True).contiguous(memory_format=layout)
+
+
+class SyntheticLoader(Loader):
+    """One resident batch of noise, shaped as the pipeline's, handed out for every micro-batch."""
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
+        resident: dict[str, torch.Tensor] = {}
+        generator = torch.Generator().manual_seed(0)
+        for micro_batch in micro_batches:
+            size = len(micro_batch.ids)
+            if not resident:
+                sample = self.pipeline.sample(self.source, int(micro_batch.ids[0]), 0)
+                for name, one in zip(self.pipeline.outputs, sample, strict=True):
+                    batch = one.expand(size, *one.shape)
+                    if one.is_floating_point():
+                        batch = torch.randn(batch.shape, generator=generator)
+                    resident[name] = self._to_device(batch)
+            yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
+
+
+def make_loader(name: LoaderName, *args: Any, **options: Any) -> Loader:
+    """The loader of that name; arguments as Loader's."""
+    if name == "synthetic":
+        return SyntheticLoader(*args, **options)
+    if name == "torch":
+        from raydali.data.torch_loader import TorchLoader
+
+        return TorchLoader(*args, **options)
+    from raydali.data.dali_loader import DaliLoader
+
+    return DaliLoader(*args, **options)

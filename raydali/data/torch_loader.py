@@ -1,0 +1,62 @@
+"""The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from raydali.data.loader import Batch, Loader
+from raydali.data.pipeline import Pipeline
+from raydali.data.stream import MicroBatch
+
+Key = tuple[int, int]
+
+
+class TorchLoader(Loader):
+    """Decodes and augments in `threads` worker processes; ids, crops and flips are the DALI loader's."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._plan = _Plan()
+        self._loader = DataLoader(
+            _Samples(self.source, self.pipeline),
+            batch_sampler=self._plan,  # type: ignore[arg-type]  # any iterable of lists of keys will do
+            num_workers=self.threads,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
+        self._plan.start(micro_batches)
+        for tensors in self._loader:
+            named = zip(self.pipeline.outputs, tensors, strict=True)
+            yield Batch({name: self._to_device(tensor) for name, tensor in named}, self._plan.under_way.popleft())
+
+    def close(self) -> None:
+        """End the worker processes."""
+        del self._loader
+
+
+class _Samples(Dataset[tuple[torch.Tensor, ...]]):
+    def __init__(self, source: Any, pipeline: Pipeline[Any]) -> None:
+        self.source, self.pipeline = source, pipeline
+
+    def __getitem__(self, key: Key) -> tuple[torch.Tensor, ...]:
+        return self.pipeline.sample(self.source, *key)
+
+
+class _Plan:
+    """The DataLoader's batch sampler: (id, epoch) keys of each micro-batch, remembered until it comes back."""
+
+    def __init__(self) -> None:
+        self.start(iter(()))
+
+    def start(self, micro_batches: Iterator[MicroBatch]) -> None:
+        self.micro_batches, self.under_way = micro_batches, deque[MicroBatch]()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for micro_batch in self.micro_batches:
+            self.under_way.append(micro_batch)
+            yield list(zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True))

@@ -1,0 +1,44 @@
+"""A job's command: parse, check, launch, and end with the right exit code and a readable last line.
+
+    0    done, or done before
+    1    training failed: the worker's own error comes last
+    2    bad usage: one line that names the value, the limit and the remedy
+    130  interrupted
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import tyro
+
+from raydali.errors import UsageError
+from raydali.launch.launcher import TrainingFailed
+
+Config = TypeVar("Config")
+
+
+def parse(config: type[Config], *, demo: Config) -> Config:
+    """The config that the command line asks for.
+
+    Args:
+        config: a dataclass with a `data` field; its fields are the options.
+        demo: the defaults where no data is named.
+    """
+    parsed = tyro.cli(config)
+    return parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo)
+
+
+def exit_with(main: Callable[[], None]) -> None:
+    """Run a job's main function and leave with its exit code."""
+    try:
+        main()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TrainingFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted: the same command with the same --name resumes", file=sys.stderr)
+        sys.exit(130)

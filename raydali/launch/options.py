@@ -1,0 +1,49 @@
+"""The options of every job: where it runs, what it is called, how it survives."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from raydali.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Mixed into a job's config: its fields are the command line's options."""
+
+    workers: str | None = None
+    """Workers: a number, or MIN:MAX to grow and shrink with the cluster. Default: one a GPU, or 2 on CPUs."""
+    cpus_per_worker: int | None = None
+    """CPU cores of each worker. Default: the cores that a GPU has, or an equal share."""
+    gpu: bool | None = None
+    """Train on GPUs. Default: where the cluster has any."""
+    storage: str = "~/raydali-runs"
+    """Where runs are kept: a folder that all nodes see, or a URI such as s3://bucket/runs."""
+    name: str | None = None
+    """Name of the run; the same command with the same name resumes it. Default: a new one."""
+    max_failures: int = 0
+    """How often a failed worker group is started again from the newest checkpoint; -1: always."""
+
+    def __post_init__(self) -> None:
+        _ = self.worker_range
+        if self.cpus_per_worker is not None and self.cpus_per_worker < 1:
+            raise UsageError(f"--cpus-per-worker must be at least 1, not {self.cpus_per_worker}")
+        if self.max_failures < -1:
+            raise UsageError(f"--max-failures must be -1 (always) or more, not {self.max_failures}")
+
+    @cached_property
+    def worker_range(self) -> tuple[int, int] | None:
+        """(minimum, maximum) of workers, or None where not asked for.
+
+        Raises:
+            UsageError: no such range.
+        """
+        if self.workers is None:
+            return None
+        try:
+            low, _, high = self.workers.partition(":")
+            minimum, maximum = int(low), int(high or low)
+        except ValueError:
+            raise UsageError(f"--workers {self.workers} is neither a number nor MIN:MAX, such as 4 or 2:8") from None
+        if not 1 <= minimum <= maximum:
+            raise UsageError(f"--workers {self.workers}: there must be at least 1, and no more at least than at most")
+        return minimum, maximum

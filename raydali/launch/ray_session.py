@@ -1,0 +1,125 @@
+"""A training function's surroundings inside a Ray Train worker."""
+
+import io
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+
+from raydali.errors import UsageError
+from raydali.launch.mailbox import Mailbox
+from raydali.report.run_folder import RunFolder
+from raydali.train import checkpoints
+from raydali.train.worker import Worker
+
+PROGRESS_SECONDS = 0.5
+
+
+class RaySession:
+    """See session.Session; checkpoints are Ray Train's, written by its upload thread straight to storage."""
+
+    def __init__(self, folder: RunFolder, mailbox: Mailbox) -> None:
+        context = ray.get_runtime_context()
+        self.folder = folder
+        self.worker = Worker.join(
+            _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
+        )
+        self._mailbox = mailbox
+        self._uploaded: Future[None] | None = None
+        self._resumed = ray.train.get_checkpoint() is not None
+        self._last_progress = 0.0
+
+    def latest(self) -> dict[str, Any] | None:
+        """See Session."""
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is None:
+            return None
+        with checkpoint.filesystem.open_input_file(f"{checkpoint.path}/{checkpoints.FILE_NAME}") as file:
+            return checkpoints.read(file)
+
+    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
+        """See Session. Waits for the upload before the last one, so that snapshots do not pile up in memory."""
+        if self._uploaded is not None:
+            self._uploaded.result()
+        checkpoint = None
+        if state is not None:
+            self._uploaded = Future()
+            # Ray wants a folder to upload; ours comes into being at the other end.
+            checkpoint = ray.train.Checkpoint.from_directory(tempfile.gettempdir())
+        ray.train.report(
+            {},
+            checkpoint=checkpoint,
+            checkpoint_dir_name=f"checkpoint_{step:09d}",
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=self._uploader(state, best) if state is not None else None,
+            delete_local_checkpoint_after_upload=False,
+        )
+
+    def _uploader(self, state: dict[str, Any], best: dict[str, Any] | None) -> Callable[[Any, str], Any]:
+        uploaded = self._uploaded
+        assert uploaded is not None
+
+        def upload(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+            try:
+                self.folder.filesystem.create_dir(self.folder.path(name), recursive=True)
+                with self.folder.filesystem.open_output_stream(self.folder.path(f"{name}/{checkpoints.FILE_NAME}")) as file:
+                    checkpoints.write(state, file)
+                if best is not None:
+                    contents = io.BytesIO()
+                    checkpoints.write(best, contents)
+                    self.folder.write(f"best/{checkpoints.FILE_NAME}", contents.getvalue())
+                uploaded.set_result(None)
+            except BaseException as error:
+                uploaded.set_exception(error)
+                raise
+            return ray.train.Checkpoint(self.folder.path(name), self.folder.filesystem)
+
+        return upload
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """See Session."""
+        self._mailbox.post(kind=kind, **facts)
+
+    def tell_start(self, *, step: int, steps: int) -> None:
+        """See Session."""
+        if self.worker.rank == 0:
+            facts = {"world_size": self.worker.world_size, "device": self.worker.device.type}
+            self.tell("event", event="resume" if self._resumed else "start", step=step, steps=steps, **facts)
+
+    def tell_progress(self, *, step: int, steps: int, epoch: int, samples_consumed: int) -> None:
+        """See Session."""
+        now = time.monotonic()
+        if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self.tell("progress", step=step, steps=steps, epoch=epoch, samples_consumed=samples_consumed)
+
+
+def _device() -> torch.device:
+    """The device that Ray Train gave this worker; the CPU where GPUs are declared but none exists."""
+    device: torch.device = ray.train.torch.get_device()
+    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def run_worker(config: dict[str, Any]) -> None:
+    """What each Ray Train worker runs: the job's training function, its own error told to the driver first."""
+    mailbox: Mailbox = config["mailbox"]
+    try:
+        session = RaySession(config["folder"], mailbox)
+        config["train"](config["config"], ray.get(config["data"]), session)
+        if session._uploaded is not None:
+            session._uploaded.result()
+    except BaseException as error:
+        rank = ray.train.get_context().get_world_rank()
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        trace = "".join(traceback.format_list(frames))
+        usage = isinstance(error, UsageError)
+        text = "".join(traceback.format_exception_only(error)).strip() if not usage else str(error)
+        mailbox.post_and_wait(kind="error", rank=rank, error=text, traceback=trace, usage=usage)
+        raise

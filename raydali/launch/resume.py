@@ -1,0 +1,47 @@
+"""Fresh run, resume, or done already: what `config.json` in the run's folder says."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from raydali.errors import UsageError
+from raydali.report.run_folder import RunFolder
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier start of the same run left."""
+
+    settings: dict[str, Any]
+    finished: bool
+
+
+def earlier_run(folder: RunFolder) -> Earlier | None:
+    """The earlier start of this run, if there was one."""
+    if not folder.exists(CONFIG):
+        return None
+    finished = any(row["event"] == "finish" for row in folder.rows("events.jsonl"))
+    return Earlier(folder.read_json(CONFIG), finished)
+
+
+def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> None:
+    """Refuse a resume whose stream or model would be another.
+
+    Args:
+        names: the settings that must be what they were.
+
+    Raises:
+        UsageError: naming every changed setting with both values.
+    """
+    changed = [
+        f"{name} was {earlier.settings.get(name)!r}, now {settings[name]!r}"
+        for name in names
+        if earlier.settings.get(name) != settings[name]
+    ]
+    if changed:
+        raise UsageError(
+            f"{folder} cannot be resumed with other settings ({'; '.join(changed)}): "
+            "give the earlier ones, or another --name"
+        )

@@ -1,0 +1,46 @@
+"""What the launcher gives to a job's training function: the worker, the run's folder, checkpoints, the driver's ear."""
+
+from typing import Any, Protocol
+
+from raydali.report.run_folder import RunFolder
+from raydali.train.worker import Worker
+
+
+class Session(Protocol):
+    """All that a training function needs from its surroundings; raysession.py has Ray's."""
+
+    @property
+    def worker(self) -> Worker:
+        """Who this process is."""
+        ...
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        ...
+
+    def latest(self) -> dict[str, Any] | None:
+        """The state of the newest durable checkpoint, or None on a fresh run."""
+        ...
+
+    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
+        """Make a checkpoint of rank 0's state, in the background. All ranks must call it, the others with None.
+
+        Args:
+            step: global batches that it covers; no two checkpoints of a run have the same.
+            state: a snapshot; it must not change afterwards.
+            best: weights to keep as the best so far, in the run's `best/`.
+        """
+        ...
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """Tell the driver something, without waiting."""
+        ...
+
+    def tell_start(self, *, step: int, steps: int) -> None:
+        """Tell the driver, from rank 0, that the first step is done: it began at `step` of `steps`."""
+        ...
+
+    def tell_progress(self, *, step: int, steps: int, epoch: int, samples_consumed: int) -> None:
+        """Tell the driver, from rank 0 and now and then, how far training is; cheap enough for every step."""
+        ...

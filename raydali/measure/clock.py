@@ -1,0 +1,55 @@
+"""A clock that always runs for exactly one stage, so that every second is accounted for."""
+
+import time
+from collections import Counter, deque
+
+import torch
+
+
+class StageClock:
+    """Adds up the time spent in named stages; entering one ends the one before.
+
+    On a GPU the marks are CUDA events on the current stream: a stage lasts as long as the device says, nothing is
+    synchronised while it runs, and "loader_wait" is how long the device stood idle for its data, not how long the
+    host (which runs ahead) did. On a CPU they are times of the host's monotonic clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: deque[tuple[str, torch.cuda.Event | float]] = deque()
+        self._totals: Counter[str] = Counter()
+
+    def enter(self, stage: str) -> None:
+        """End the running stage and begin this one."""
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((stage, event))
+        else:
+            self._marks.append((stage, time.perf_counter()))
+        self._add_up(wait=False)
+
+    def totals(self) -> dict[str, float]:
+        """Seconds of each stage up to now, the running one included; waits for the device."""
+        if self._marks:
+            self.enter(self._marks[-1][0])
+            self._add_up(wait=True)
+        return dict(self._totals)
+
+    def reset(self) -> None:
+        """Forget what was added up; the running stage goes on from now."""
+        self.totals()
+        self._totals.clear()
+
+    def _add_up(self, *, wait: bool) -> None:
+        while len(self._marks) > 1:
+            (stage, begin), (_, end) = self._marks[0], self._marks[1]
+            if isinstance(begin, float) or isinstance(end, float):
+                self._totals[stage] += end - begin  # type: ignore[operator]  # both are floats on a CPU
+            else:
+                if wait:
+                    end.synchronize()
+                elif not end.query():
+                    return
+                self._totals[stage] += begin.elapsed_time(end) / 1000
+            self._marks.popleft()

@@ -1,0 +1,74 @@
+"""Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+
+@dataclass(kw_only=True, slots=True)
+class RankRecord:
+    """One rank's share of an epoch, or of the part of an epoch that one worker group ran.
+
+    Times are in seconds; the loader's, the step's and the checkpoint's add up to `seconds` but for what the loop
+    itself costs. Validation stands apart.
+    """
+
+    rank: int
+    world_size: int
+    node: str
+    images: int
+    loss_sum: float
+    """Training loss, added up over images."""
+    seconds: float
+    loader_wait_seconds: float
+    step_seconds: float
+    checkpoint_seconds: float
+    first_batch_seconds: float | None
+    """From asking for the worker's first batch to having it; None where that lay before this record."""
+
+
+Segment = Sequence[RankRecord]
+"""The records of all ranks of one worker group, in order of rank."""
+
+
+def epoch_record(segments: Sequence[Segment], **facts: Any) -> dict[str, Any]:
+    """A line of `epochs.jsonl`.
+
+    Ranks run side by side, segments one after the other: a time is the sum over segments of the mean over ranks,
+    but `seconds` of the slowest rank; images are sums.
+
+    Args:
+        segments: one for each worker group that ran a part of the epoch.
+        facts: epoch, step, samples_consumed, learning_rate, validation, quarantined: taken over as they are.
+    """
+
+    def seconds(name: str) -> float:
+        return sum(fmean(getattr(record, name) for record in segment) for segment in segments)
+
+    records = [record for segment in segments for record in segment]
+    images = sum(record.images for record in records)
+    wall = sum(max(record.seconds for record in segment) for segment in segments)
+    first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
+    wait = seconds("loader_wait_seconds")
+    return {
+        "epoch": facts.pop("epoch"),
+        "step": facts.pop("step"),
+        "samples_consumed": facts.pop("samples_consumed"),
+        "world_size": segments[-1][0].world_size,
+        "images": images,
+        "seconds": wall,
+        "images_per_second": images / wall if wall else None,
+        "loader_wait_seconds": wait,
+        "loader_wait_fraction": wait / wall if wall else None,
+        "step_seconds": seconds("step_seconds"),
+        "first_batch_seconds": max(first_batches, default=None),
+        "loader_images_per_second": None,
+        "ceiling_images_per_second": None,
+        "of_ceiling": None,
+        "loss": sum(record.loss_sum for record in records) / images if images else None,
+        **facts,
+        "checkpoint_seconds": seconds("checkpoint_seconds"),
+        "verdict": None,
+        "ranks": [asdict(record) for record in records],
+    }

@@ -1,0 +1,82 @@
+"""The trace of samples: which rank trained on which id, at which step. Parquet files in the run's samples/."""
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from raydali.data.stream import MicroBatch
+from raydali.report.run_folder import RunFolder
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("rank", pa.int32()),
+        ("micro_batch", pa.int32()),
+        ("id", pa.int64()),
+        ("replaced_by", pa.int64()),
+    ]
+)
+
+
+class SampleTrace:
+    """Rows of one rank, written as a file whenever a checkpoint is about to be made.
+
+    A row: step (global batch), epoch, rank, micro_batch (its place in the global batch), id, and replaced_by, null
+    but for a broken sample. Within a micro-batch rows keep the order of the stream.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._micro_batches: list[MicroBatch] = []
+
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Note a micro-batch that was trained on."""
+        self._micro_batches.append(micro_batch)
+
+    def flush(self) -> None:
+        """Write what was noted since the last flush as one file."""
+        batches, self._micro_batches = self._micro_batches, []
+        if not batches:
+            return
+        sizes = [len(batch.ids) for batch in batches]
+        ids = np.concatenate([batch.ids for batch in batches])
+        columns: list[Any] = [
+            np.repeat([batch.step for batch in batches], sizes),
+            np.concatenate([batch.epochs for batch in batches]),
+            np.full(len(ids), self._rank, np.int32),
+            np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
+            ids,
+            pa.nulls(len(ids), pa.int64()),
+        ]
+        sink = io.BytesIO()
+        parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
+        first, last = batches[0].step, batches[-1].step
+        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
+
+
+def drop_samples(folder: RunFolder, step: int) -> None:
+    """Drop the rows from global batch `step` on: what a resume at that step trains on again."""
+    for file in folder.files("samples"):
+        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet", file)
+        if match is None or int(match[2]) < step:
+            continue
+        if int(match[1]) >= step:
+            folder.filesystem.delete_file(folder.path(f"samples/{file}"))
+        else:
+            raise RuntimeError(f"{folder}/samples/{file} lies across step {step}, which no checkpoint was made at")
+
+
+def read_samples(folder: RunFolder) -> pa.Table:
+    """All rows of a run in the order of the stream: by step, micro-batch, and place in the micro-batch."""
+    tables = []
+    for file in folder.files("samples"):
+        if file.endswith(".parquet"):
+            tables.append(parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))))
+    table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+    order = np.lexsort((np.arange(len(table)), table["micro_batch"].to_numpy(), table["step"].to_numpy()))
+    return table.take(order)

@@ -1,0 +1,1 @@
+"""What a training loop needs beside its data: worker, precision, optimisation, evaluation, checkpoints."""

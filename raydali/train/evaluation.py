@@ -1,0 +1,48 @@
+"""Validation of a classifier: each image exactly once at any number of workers."""
+
+import time
+from collections.abc import Iterable
+from typing import TypedDict
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loader import Batch
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+
+
+class Validation(TypedDict):
+    """Means over all images of all ranks; top1 and top5 are shares in 0..1."""
+
+    images: int
+    loss: float
+    top1: float
+    top5: float
+    seconds: float
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> Validation:
+    """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of "images" and "labels".
+
+    Ranks may get unequal numbers of batches, or none: nothing is exchanged until sums, not means, are added up at
+    the end. Where there are fewer than five classes, top5 is top-k of all of them.
+    """
+    began = time.perf_counter()
+    training = model.training
+    model.eval()
+    sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
+    for batch in batches:
+        labels = batch["labels"]
+        with precision.autocast():
+            logits = model(batch["images"])
+        logits = logits.float()
+        best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
+    model.train(training)
+    images, loss_sum, top1, top5 = worker.sum(sums).tolist()
+    seconds = time.perf_counter() - began
+    return {"images": int(images), "loss": loss_sum / images, "top1": top1 / images, "top5": top5 / images, "seconds": seconds}

@@ -1,0 +1,34 @@
+"""Models by name: torchvision's, and `digits`, a small network for the built-in data."""
+
+import torchvision
+from torch import nn
+
+from raydali.errors import UsageError
+
+
+def check_model(name: str) -> None:
+    """Raises UsageError if there is no such classification model, naming some that resemble it."""
+    import difflib
+
+    known = ["digits", *torchvision.models.list_models(module=torchvision.models)]
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or "resnet50"
+        raise UsageError(f"--model {name} is not a model of torchvision {torchvision.__version__}: try {near}")
+
+
+def build_model(name: str, classes: int) -> nn.Module:
+    """The model, randomly initialised, with `classes` outputs."""
+    if name == "digits":
+        return digits_network(classes)
+    return torchvision.models.get_model(name, weights=None, num_classes=classes)
+
+
+def digits_network(classes: int) -> nn.Module:
+    """Three convolutions with BatchNorm, 94,000 parameters for 10 classes: seconds an epoch on one core."""
+
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    layers = block(3, 32) + block(32, 64) + block(64, 128)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))

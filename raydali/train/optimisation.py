@@ -1,0 +1,28 @@
+"""The optimiser and its learning rate. Both depend on samples consumed, never on the number of workers."""
+
+import math
+from typing import Any
+
+from torch import nn
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters with and without weight decay: norms' and biases' (those of one dimension) have none."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
+    """Linear warm-up, then half a cosine to zero.
+
+    Args:
+        progress: share of the run's samples that are consumed, 0..1.
+        peak: the highest rate, reached at the end of the warm-up.
+        warmup: share of the run that the warm-up takes, 0..1.
+    """
+    if progress < warmup:
+        return peak * progress / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))

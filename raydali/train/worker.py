@@ -1,0 +1,53 @@
+"""Who this worker is, and how it speaks with the others."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One of the processes that train together.
+
+    The default process group is gloo's, on the host: small facts travel without touching the GPU. Gradients travel
+    in `gradients`: NCCL's on GPUs, the default group on CPUs.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    cpus: int
+    """CPU cores granted to this worker: threads of the loader."""
+    node: str
+    gradients: dist.ProcessGroup | None = None
+
+    @classmethod
+    def join(cls, device: torch.device, *, cpus: int, node: str) -> "Worker":
+        """The worker that the default process group, if there is one, says this process is."""
+        if not dist.is_initialized():
+            return cls(rank=0, world_size=1, device=device, cpus=cpus, node=node)
+        gradients = dist.new_group(backend="nccl") if device.type == "cuda" else dist.group.WORLD
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size if self.rank == 0 else []
+        dist.gather_object(value, values or None)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for the others."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks of a small tensor, on the CPU."""
+        total = tensor.detach().cpu().clone()
+        if self.world_size > 1:
+            dist.all_reduce(total)
+        return total
