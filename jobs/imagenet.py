@@ -118,7 +118,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
-    from torch.nn.parallel import DistributedDataParallel
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
     from torchvision.transforms import v2
 
@@ -148,9 +147,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     model = build_model(config.model, len(data.train.classes)).to(worker.device, memory_format=torch.channels_last)
     if config.sync_bn:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
-    statistics = RunningStatistics(
-        model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step
-    )
+    statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step)
     peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
     optimizer = torch.optim.SGD(
         parameter_groups(model, config.weight_decay), lr=peak, momentum=config.momentum, nesterov=config.momentum > 0
@@ -199,12 +196,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Loop
 
-    wrapped = model
-    if worker.world_size > 1:
-        wrapped = DistributedDataParallel(
-            model, process_group=worker.gradients, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-    forward = torch.compile(wrapped, dynamic=False) if config.compile else wrapped
+    parallel = worker.parallel(model)
+    forward = parallel or model
+    if config.compile:
+        forward = torch.compile(forward, dynamic=False)
     meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
 
     def checkpoint(step: int, *, best_weights: dict[str, Any] | None = None) -> None:
@@ -257,7 +252,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             if mix is not None:
                 images, labels = mix(images, labels)
             last = index == micro_batches - 1
-            with nullcontext() if last or wrapped is model else wrapped.no_sync():
+            with nullcontext() if last or parallel is None else parallel.no_sync():
                 with precision.autocast():
                     loss = criterion(forward(images), labels)
                 # DDP takes the mean over ranks: this makes it the mean over the global batch.
@@ -348,21 +343,22 @@ def main() -> None:
     make_pipelines(config)
     if config.data is None:
         console.say("no --data DIR (with train/ and val/ of class folders) given: this is the demo, handwritten digits")
-    console.say(f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes")
+    console.say(
+        f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes"
+    )
 
     folder = RunFolder(config.storage, config.name or time.strftime("imagenet-%Y%m%d-%H%M%S"))
     earlier = earlier_run(folder)
-    if config.global_batch_size is None and earlier is not None:
-        config = replace(config, global_batch_size=earlier.settings["global_batch_size"])
-    if config.global_batch_size is None and config.worker_range is not None:
-        config = replace(config, global_batch_size=config.batch_size * config.worker_range[1])
-    if config.global_batch_size is not None:
-        make_stream(config, data).micro_batches_of(0, config.worker_range[1] if config.worker_range else 1)
     if earlier is not None:
+        size = config.global_batch_size or earlier.settings["global_batch_size"]
+        config = replace(config, global_batch_size=size)
         check_unchanged(folder, earlier, settings_of(config, data), UNCHANGEABLE)
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
+    if config.global_batch_size is not None:
+        make_stream(config, data)
+    folder.create()
 
     with connect(config) as cluster:
         placement = place(config, cluster)
@@ -371,7 +367,6 @@ def main() -> None:
         stream = make_stream(config, data)
         stream.micro_batches_of(0, placement.maximum)
         check_sync_bn(config, stream, placement)
-        folder.create()
         folder.write_json("config.json", settings_of(config, data))
         run(Job(train, config, data), config, placement, folder, console)
 

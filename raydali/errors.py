@@ -1,5 +1,5 @@
 """The errors that end a job with one line and an exit code instead of a traceback."""
 
 
-class UsageError(ValueError):
+class UsageError(Exception):
     """What was asked cannot be done as asked; the message names the value, the limit and the remedy. Exit code 2."""

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
 from PIL import Image, ImageOps
-from torchvision.transforms.v2 import functional as F  # type: ignore[import-untyped]
+from torchvision.transforms.v2 import functional as F
 
 from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.hashing import uniforms
@@ -140,7 +140,7 @@ class TrainImages(_Images):
     def graph(self, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Reads, decodes the windows only, resizes with antialiasing, flips and normalises."""
         paths, draws, flips, labels = inputs
-        encoded = _read(paths)
+        encoded = fn.io.file.read(paths)
         start, shape = _pairs(partial(_windows, self.random_aspect), fn.peek_image_shape(encoded), draws)
         images = fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **self._decoder(device))
         images = fn.resize(images, size=(self.image_size, self.image_size))
@@ -187,7 +187,7 @@ class ValidationImages(_Images):
     def graph(self, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Reads, decodes, resizes what the centre crop shows and nothing beside it, normalises."""
         paths, labels = inputs
-        encoded = _read(paths)
+        encoded = fn.io.file.read(paths)
         start, end = _pairs(partial(_centres, self.resize_size, self.image_size), fn.peek_image_shape(encoded))
         images = fn.decoders.image(encoded, **self._decoder(device))
         images = fn.resize(images, size=(self.image_size, self.image_size), roi_start=start, roi_end=end)
@@ -204,13 +204,9 @@ def _require(holds: bool, otherwise: str) -> None:
         raise UsageError(otherwise)
 
 
-def _read(paths: Any) -> Any:
-    return fn.io.file.read(paths)  # type: ignore[attr-defined]  # DALI's stubs lack it
-
-
-def _pairs(function: Callable[..., tuple[Rows, Rows]], *inputs: Any) -> tuple[Any, Any]:
+def _pairs(function: Callable[..., tuple[Rows, Rows]], *inputs: Any) -> Any:
     """Two rows of numbers a sample, computed by numpy for the whole batch at once."""
-    return fn.python_function(*inputs, function=function, num_outputs=2, batch_processing=True)  # type: ignore[return-value]
+    return fn.python_function(*inputs, function=function, num_outputs=2, batch_processing=True)
 
 
 def _windows(random_aspect: Range, shapes: Rows, draws: Rows) -> tuple[Rows, Rows]:
@@ -228,7 +224,8 @@ def _centres(resize_size: int, image_size: int, shapes: Rows) -> tuple[Rows, Row
 
 
 def _opened(path: str) -> Image.Image:
-    image = ImageOps.exif_transpose(Image.open(path))
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)
     if image.mode.startswith("I;16"):
         # convert("RGB") would cut 16-bit values off at 255; DALI scales them.
         image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))

@@ -46,8 +46,8 @@ def digits_folder() -> str:
 def _write(folder: Path) -> None:
     import numpy as np
     from PIL import Image
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)

@@ -14,7 +14,7 @@ UInt64s = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31)
-_ELEVEN, _UNIT = np.uint64(11), 2.0**-53
+_ELEVEN, _UNIT = np.uint64(11), np.float64(2.0**-53)
 
 
 def mix(words: UInt64s) -> UInt64s:

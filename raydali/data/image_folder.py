@@ -1,7 +1,7 @@
 """Class folders of images, indexed once: on local disks, in `s3://` and in `gs://`.
 
 The index is that of `torchvision.datasets.ImageFolder`: the same classes, files and order, so that labels and ids
-mean the same in both. Kept as four flat arrays it pickles without copying (protocol 5), and the workers of a node
+mean the same in both. Kept as three flat arrays it pickles without copying (protocol 5), and the workers of a node
 share one copy in Ray's object store. Where torchvision is silent this is not: an unreadable folder is an error, an
 empty class a warning, and a link to a folder above itself, which would be walked some forty times, is left out.
 """
@@ -28,7 +28,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 # File names by folder, both relative to the root; the first part of a folder is its class.
 Listing = dict[str, list[str]]
 
-# DALI's URI parser takes ? and # for a query and a fragment, and folds // and dots as in a file path.
+# In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
 _GCS_RETRY_SECONDS = 20
 
@@ -133,7 +133,7 @@ def _absolute(root: str) -> str:
     if "://" not in root:
         # Not os.path.abspath: it folds `link/..` by text, to another folder than the kernel's.
         return str(Path(os.path.expanduser(root)).absolute())
-    if not re.match("(s3|gs)://[^/]", root):
+    if not re.match(r"(s3|gs)://[\w.-]+(/|$)", root):
         raise UsageError(f"cannot read {root}: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
     return root.rstrip("/")
 
@@ -175,19 +175,14 @@ def _list_files(root: str) -> Listing:
 
 
 def _list_objects(root: str) -> Listing:
-    from pyarrow.fs import FileSelector, FileType  # type: ignore[import-untyped]
+    from pyarrow.fs import FileSelector, FileType
 
     base = root.partition("://")[2]
     try:
-        files = _file_system(root)
-        kind = files.get_file_info(base).type
-        if kind != FileType.Directory:
-            what = "an object" if kind == FileType.File else "missing (bucket or folder)"
-            raise UsageError(f"{root} is {what}: give a folder of class folders")
-        found: Iterable[Any] = files.get_file_info(FileSelector(base, recursive=True))
+        found: Iterable[Any] = _file_system(root).get_file_info(FileSelector(base, recursive=True))
     except OSError as error:
         reason = " ".join(str(error).split())[:300]
-        raise UsageError(f"cannot list {root}: check credentials and endpoint; the store says: {reason}") from error
+        raise UsageError(f"cannot list {root}: check the name, credentials and endpoint: {reason}") from error
 
     listing: Listing = {}
     for info in found:

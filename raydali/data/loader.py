@@ -137,7 +137,7 @@ class SyntheticLoader(Loader):
         for micro_batch in micro_batches:
             size = len(micro_batch.ids)
             if not resident:
-                sample = self.pipeline.sample(self.source, int(micro_batch.ids[0]), 0)
+                sample = self.pipeline.sample(self.source, 0, 0)
                 for name, one in zip(self.pipeline.outputs, sample, strict=True):
                     batch = one.expand(size, *one.shape)
                     if one.is_floating_point():

@@ -35,7 +35,7 @@ class Permutation:
     def __call__(self, positions: ArrayLike) -> NDArray[np.int64]:
         """Ids (int64, the shape of positions) at positions in 0..N-1."""
         words = np.asarray(positions).astype(np.uint64)
-        ids = self._scramble(words)
+        ids = np.asarray(self._scramble(words))  # numpy makes a scalar of a single position
         while (outside := ids >= self.size).any():
             ids[outside] = self._scramble(ids[outside])
         return ids.astype(np.int64)

@@ -1,9 +1,9 @@
 """A job's command: parse, check, launch, and end with the right exit code and a readable last line.
 
-    0    done, or done before
-    1    training failed: the worker's own error comes last
-    2    bad usage: one line that names the value, the limit and the remedy
-    130  interrupted
+0    done, or done before
+1    training failed: the worker's own error comes last
+2    bad usage: one line that names the value, the limit and the remedy
+130  interrupted
 """
 
 import sys

@@ -68,8 +68,9 @@ class RaySession:
 
         def upload(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
             try:
-                self.folder.filesystem.create_dir(self.folder.path(name), recursive=True)
-                with self.folder.filesystem.open_output_stream(self.folder.path(f"{name}/{checkpoints.FILE_NAME}")) as file:
+                storage = self.folder.filesystem
+                storage.create_dir(self.folder.path(name), recursive=True)
+                with storage.open_output_stream(self.folder.path(f"{name}/{checkpoints.FILE_NAME}")) as file:
                     checkpoints.write(state, file)
                 if best is not None:
                     contents = io.BytesIO()

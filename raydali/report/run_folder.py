@@ -1,11 +1,11 @@
 """The folder of a run, STORAGE/NAME/, on a local disk or an object store.
 
-    config.json     settings and the facts about the data that a resume is checked against
-    epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
-    events.jsonl    starts, resumes, failures, the end; written by the driver
-    samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
-    best/           the weights with the best validation so far
-    checkpoint_*/   Ray Train's checkpoints
+config.json     settings and the facts about the data that a resume is checked against
+epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
+events.jsonl    starts, resumes, failures, the end; written by the driver
+samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
+best/           the weights with the best validation so far
+checkpoint_*/   Ray Train's checkpoints
 """
 
 import json

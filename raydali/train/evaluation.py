@@ -44,5 +44,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
         sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
     model.train(training)
     images, loss_sum, top1, top5 = worker.sum(sums).tolist()
-    seconds = time.perf_counter() - began
-    return {"images": int(images), "loss": loss_sum / images, "top1": top1 / images, "top5": top5 / images, "seconds": seconds}
+    return {
+        "images": int(images),
+        "loss": loss_sum / images,
+        "top1": top1 / images,
+        "top5": top5 / images,
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,10 +1,13 @@
 """Who this worker is, and how it speaks with the others."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +54,14 @@ class Worker:
         if self.world_size > 1:
             dist.all_reduce(total)
         return total
+
+    def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
+        """The model with gradients averaged over ranks, its buffers each rank's own; None where there is one rank."""
+        if self.world_size == 1:
+            return None
+        parameters = inspect.signature(DistributedDataParallel).parameters
+        # torch 2.15 renamed the option.
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+        return DistributedDataParallel(
+            model, process_group=self.gradients, gradient_as_bucket_view=True, **{buffers: False}
+        )

@@ -1,0 +1,46 @@
+# `make demo` trains on the built-in digits, `make test` is what every commit must pass.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-all check lock format clean
+
+setup: .venv/ready
+
+demo: setup
+	$(BIN)/python jobs/imagenet.py
+
+test: check
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-all: check
+	$(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Every package at the newest version that pyproject.toml allows.
+lock: $(BIN)/uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+		--extra dev pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find raydali jobs tests -name __pycache__ -prune -exec rm -r {} +
+
+.venv/ready: pyproject.toml requirements.lock | $(BIN)/uv
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+# pip installs uv alone, by its hashes in the lock; uv installs the rest.
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+		sys.exit(sys.version_info < (3, 11) and "raydali needs Python 3.11 or newer, not " + v + ": try make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	awk '/^[^ ]/ { is_uv = /^uv==/ } is_uv' requirements.lock | $(BIN)/pip install --quiet --require-hashes -r /dev/stdin

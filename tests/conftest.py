@@ -1,0 +1,18 @@
+"""What every test needs: no deadline for hypothesis on a busy machine, and no `gpu` test without a GPU."""
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("raydali", deadline=None)
+settings.load_profile("raydali")
+
+
+@pytest.hookimpl(trylast=True)  # after -m has deselected, so that torch is not imported for nothing
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_tests:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in gpu_tests:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

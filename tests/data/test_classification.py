@@ -1,0 +1,280 @@
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvidia.dali as dali
+import pytest
+import torch
+from numpy.typing import NDArray
+from nvidia.dali import fn
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.image_folder import ImageFolder
+from raydali.errors import UsageError
+
+Images = TrainImages | ValidationImages
+Batch = tuple[torch.Tensor, NDArray[np.int64]]
+
+TRAIN = TrainImages(image_size=96, seed=3)
+VALIDATION = ValidationImages(image_size=96, resize_size=110)
+MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (TRAIN.mean, TRAIN.std))
+EXIF_ORIENTATION = 274
+
+
+def files(folder: Path, **contents: bytes) -> ImageFolder:
+    """A source of image files, in this order; the label of an id is the id."""
+    for i, (name, data) in enumerate(contents.items()):
+        path = folder / f"{i:03}" / f"{name}.JPEG"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    return ImageFolder.scan(str(folder))
+
+
+def by_dali(
+    pipeline: Images, source: ImageFolder, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
+) -> Batch:
+    """Images in 0..255 (N, 3, H, W) and labels, from one batch of a DALI pipeline on the CPU."""
+    wanted = np.arange(len(source)) if ids is None else np.array(ids)
+    graph = dali.Pipeline(batch_size=len(wanted), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    with graph:
+        batch = pipeline.inputs(source, wanted, np.broadcast_to(epochs, wanted.shape))
+        inputs = fn.external_source(lambda: batch, num_outputs=len(batch), batch=True)
+        graph.set_outputs(*pipeline.graph(*inputs, device="cpu"))
+    graph.build()
+    images, labels = graph.run()
+    assert images.layout() == "HWC"
+    return in_bytes(torch.from_numpy(images.as_array()).permute(0, 3, 1, 2)), labels.as_array()
+
+
+def by_pillow(pipeline: Images, source: ImageFolder, epoch: int = 0) -> Batch:
+    samples = [pipeline.sample(source, id, epoch) for id in range(len(source))]
+    return in_bytes(torch.stack([image for image, _ in samples])), torch.stack([label for _, label in samples]).numpy()
+
+
+def in_bytes(images: torch.Tensor) -> torch.Tensor:
+    return (images * STD + MEAN) * 255
+
+
+@cache
+def photograph(name: str = "china", size: tuple[int, int] | None = None) -> Image.Image:
+    image = Image.fromarray(load_sample_images().images[("china", "flower").index(name)])
+    return image.resize(size, Image.Resampling.LANCZOS) if size else image
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **{"quality": 92} | options)
+    return data.getvalue()
+
+
+def with_alpha(image: Image.Image) -> Image.Image:
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+def ycck(image: Image.Image) -> bytes:
+    """A CMYK JPEG whose Adobe marker says that C, M and Y are stored as luma and chroma, as Photoshop does."""
+    data = bytearray(encoded(image.convert("CMYK")))
+    data[data.index(b"Adobe") + 11] = 2
+    return bytes(data)
+
+
+SIZES = [None, (120, 160), (1000, 700), (37, 500), (96, 96), (50, 60), (110, 110)]
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    names = [(name, size) for name in ("china", "flower") for size in SIZES]
+    return files(
+        tmp_path_factory.mktemp("photographs"), **{f"{i}": encoded(photograph(*name)) for i, name in enumerate(names)}
+    )
+
+
+def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor, *, ring: float) -> None:
+    """Within 1 of 255 for rounding (mean 0.3), and within `ring` in the outermost pixels, where DALI's filter for
+    scaling down repeats the border and Pillow's cuts it off."""
+    difference = (ours - theirs).abs()
+    assert difference[:, :, 1:-1, 1:-1].max() < 1.01
+    assert difference.mean() < 0.3
+    assert difference.max() < ring
+
+
+@pytest.mark.parametrize("epoch", range(4))
+def test_train_pixels_are_torchvisions_on_the_same_crop(photographs: ImageFolder, epoch: int) -> None:
+    images, labels = by_dali(TRAIN, photographs, epochs=epoch)
+    expected, expected_labels = by_pillow(TRAIN, photographs, epoch=epoch)
+    assert_like_pillow(images, expected, ring=24)
+    np.testing.assert_array_equal(labels, expected_labels)
+    np.testing.assert_array_equal(labels, range(len(photographs)))
+    assert labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("image_size, resize_size", [(96, 110), (96, 96), (95, 110), (64, 73), (224, 256), (7, 300)])
+def test_validation_pixels_are_torchvisions(photographs: ImageFolder, image_size: int, resize_size: int) -> None:
+    pipeline = ValidationImages(image_size=image_size, resize_size=resize_size)
+    images, labels = by_dali(pipeline, photographs)
+    expected, _ = by_pillow(pipeline, photographs)
+    assert images.shape == (len(photographs), 3, image_size, image_size)
+    assert_like_pillow(images, expected, ring=24 if image_size == resize_size else 1.01)
+    np.testing.assert_array_equal(labels, range(len(photographs)))
+
+
+def kinds() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Files of many kinds, each with what Pillow's convert("RGB") makes of it, as PNG."""
+    china = photograph(size=(240, 160))
+    made = {
+        "grayscale": encoded(china.convert("L")),
+        "cmyk": encoded(china.convert("CMYK")),
+        "ycck": ycck(china),
+        "4:4:4": encoded(china, subsampling=0),
+        "4:2:2": encoded(china, subsampling=1),
+        "progressive": encoded(china, progressive=True),
+        "rgb_jpeg": encoded(china, keep_rgb=True),
+        "png": encoded(china, "PNG"),
+        "palette": encoded(china.quantize(64), "PNG"),
+        "transparent_palette": encoded(china.quantize(64), "PNG", transparency=3),
+        "rgba": encoded(with_alpha(china.convert("RGB")), "PNG"),
+        "la": encoded(with_alpha(china.convert("L")), "PNG"),
+        "grayscale_png": encoded(china.convert("L"), "PNG"),
+        "two_colours": encoded(china.convert("1"), "PNG"),
+        "webp": encoded(china, "WEBP"),
+        "bmp": encoded(china, "BMP"),
+        "tiff": encoded(china, "TIFF"),
+        "ppm": encoded(china, "PPM"),
+        "pgm": encoded(china.convert("L"), "PPM"),
+        "one_pixel": encoded(Image.new("RGB", (1, 1), (200, 100, 50))),
+        "one_column": encoded(china.resize((1, 200))),
+        "one_row": encoded(china.resize((200, 1))),
+        "wide": encoded(china.resize((10_000, 40))),
+        "high": encoded(china.resize((40, 10_000))),
+    }
+    plain = {name: encoded(Image.open(io.BytesIO(data)).convert("RGB"), "PNG") for name, data in made.items()}
+    deep = np.asarray(china.convert("L")).astype(np.uint16) * 257
+    made["sixteen_bits"], plain["sixteen_bits"] = encoded(Image.fromarray(deep), "PNG"), plain["grayscale_png"]
+    return made, plain
+
+
+@pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])
+def test_every_kind_of_file_decodes_to_pillows_pixels(tmp_path: Path, pipeline: Images) -> None:
+    made, plain = (files(tmp_path / name, **data) for name, data in zip(("made", "plain"), kinds(), strict=True))
+    for by in (by_dali, by_pillow):
+        difference = (by(pipeline, made)[0] - by(pipeline, plain)[0]).abs().amax((1, 2, 3))
+        wrong = [Path(made.path(id)).stem for id in range(len(made)) if difference[id] > 0.01]
+        assert not wrong, by.__name__
+    assert_like_pillow(by_dali(pipeline, made)[0], by_pillow(pipeline, made)[0], ring=24)
+
+
+UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    1: lambda pixels: pixels,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels.swapaxes(0, 1), 2),
+    8: lambda pixels: np.rot90(pixels),
+}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])
+def test_exif_orientation_is_applied(tmp_path: Path, pipeline: Images, kind: str) -> None:
+    rotated: dict[str, bytes] = {}
+    upright: dict[str, bytes] = {}
+    for orientation, turn in UPRIGHT.items():
+        exif = Image.Exif()
+        exif[EXIF_ORIENTATION] = orientation
+        data = encoded(photograph(size=(240, 160)), kind, exif=exif)
+        rotated[str(orientation)] = data
+        upright[str(orientation)] = encoded(Image.fromarray(turn(np.asarray(Image.open(io.BytesIO(data))))), "PNG")
+    source, expected = files(tmp_path / "rotated", **rotated), files(tmp_path / "upright", **upright)
+    for by in (by_dali, by_pillow):
+        torch.testing.assert_close(by(pipeline, source)[0], by(pipeline, expected)[0], rtol=0, atol=0.01)
+
+
+def test_pixels_depend_on_seed_epoch_and_id_alone(photographs: ImageFolder) -> None:
+    together, _ = by_dali(TRAIN, photographs, ids=[4, 0, 1, 0], epochs=[2, 2, 2, 3])
+    alone, _ = by_dali(TRAIN, photographs, ids=[0], epochs=[2])
+    torch.testing.assert_close(together[1], alone[0], rtol=0, atol=0)
+    assert (together[1] - together[3]).abs().mean() > 5
+    other_seed, _ = by_dali(TrainImages(image_size=96, seed=4), photographs, ids=[0], epochs=[2])
+    assert (other_seed - alone).abs().mean() > 5
+
+
+def test_validation_knows_no_epoch(photographs: ImageFolder) -> None:
+    first, _ = by_dali(VALIDATION, photographs, epochs=0)
+    later, _ = by_dali(VALIDATION, photographs, epochs=7)
+    torch.testing.assert_close(first, later, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_flips_come_as_often_as_asked(photographs: ImageFolder, probability: float) -> None:
+    pipeline = TrainImages(image_size=8, seed=0, flip_probability=probability)
+    ids = np.arange(len(photographs)).repeat(300)
+    _, _, flips, _ = pipeline.inputs(photographs, ids, np.arange(len(ids)) % 300)
+    assert np.mean(flips) == pytest.approx(probability, abs=0.03 if probability == 0.3 else 0)
+
+
+def test_a_flip_mirrors_the_image(photographs: ImageFolder) -> None:
+    whole = TrainImages(image_size=96, seed=0, random_area=(1.0, 1.0), random_aspect=(0.1, 10.0))
+    for by in (by_dali, by_pillow):
+        plain, _ = by(replace(whole, flip_probability=0.0), photographs)
+        flipped, _ = by(replace(whole, flip_probability=1.0), photographs)
+        torch.testing.assert_close(flipped, plain.flip(3), rtol=0, atol=0)
+        assert (flipped - plain).abs().mean() > 5
+
+
+def test_other_means_and_deviations_are_applied(photographs: ImageFolder) -> None:
+    pipeline = replace(VALIDATION, mean=(0.1, 0.2, 0.3), std=(1.0, 0.5, 0.25))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (pipeline.mean, pipeline.std))
+    image, _ = pipeline.sample(photographs, 0, 0)
+    dali_image = (by_dali(pipeline, photographs, ids=[0])[0][0] / 255 - MEAN) / STD
+    expected, _ = VALIDATION.sample(photographs, 0, 0)
+    for ours in (image, dali_image):
+        assert (ours * std + mean - (expected * STD + MEAN)).abs().mean() * 255 < 0.3
+
+
+def test_pipelines_travel_to_workers() -> None:
+    for pipeline in (TRAIN, VALIDATION):
+        assert pickle.loads(pickle.dumps(pipeline)) == pipeline
+        assert pipeline.outputs == ("images", "labels")
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"image_size": 0}, "image_size"),
+        ({"mean": (123.0, 117.0, 104.0)}, "divide by 255"),
+        ({"mean": (0.5,)}, "mean"),
+        ({"std": (0.2, 0.2, 0.0)}, "std"),
+        ({"std": (58.0, 57.0, 57.0)}, "divide by 255"),
+        ({"gpu_dtype": "bfloat16"}, "bfloat16"),
+        ({"hw_decoder_load": 65}, "hw_decoder_load"),
+        ({"largest_image": (-1, 0)}, "largest_image"),
+        ({"seed": -1}, "seed"),
+        ({"random_area": (0.0, 1.0)}, "random_area"),
+        ({"random_area": (1.0, 0.5)}, "random_area"),
+        ({"random_area": (0.5, 1.5)}, "random_area"),
+        ({"random_aspect": (0.0, 1.0)}, "random_aspect"),
+        ({"random_aspect": (2.0, 1.0)}, "random_aspect"),
+        ({"random_aspect": (1.0, float("inf"))}, "random_aspect"),
+        ({"flip_probability": 1.1}, "flip_probability"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        TrainImages(**{"image_size": 96, "seed": 0} | settings)
+
+
+def test_a_centre_crop_that_would_need_padding_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"resize_size 200 is below image_size 224.*try 256"):
+        ValidationImages(image_size=224, resize_size=200)
+    with pytest.raises(UsageError, match="mean"):
+        ValidationImages(image_size=224, resize_size=256, mean=(0.5, 0.5, -0.5))

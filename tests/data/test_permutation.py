@@ -1,0 +1,157 @@
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import chi2, chi2_contingency, chisquare
+
+from raydali.data.permutation import Permutation
+
+SEEDS = st.integers(0, 2**63 - 1)
+EPOCHS = st.integers(0, 10_000)
+BILLION = 10**9
+P_VALUE = 1e-4  # the keys are fixed, so a test that passes once passes always
+
+
+def order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return Permutation(size, seed, epoch)(np.arange(size))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_small_sizes_are_permuted(seed: int) -> None:
+    for size in range(1, 301):
+        assert sorted(order(size, seed, seed % 7).tolist()) == list(range(size)), f"size {size}"
+
+
+@given(st.integers(1, 20_000), SEEDS, EPOCHS)
+def test_sizes_are_permuted(size: int, seed: int, epoch: int) -> None:
+    np.testing.assert_array_equal(np.sort(order(size, seed, epoch)), np.arange(size))
+
+
+@pytest.mark.parametrize("bits", range(1, 15))
+def test_sizes_beside_powers_of_two_are_permuted(bits: int) -> None:
+    for size in ((1 << bits) - 1, 1 << bits, (1 << bits) + 1):
+        np.testing.assert_array_equal(np.sort(order(size, 5, 6)), np.arange(size))
+
+
+@given(st.integers(20_000, 2**62), SEEDS, EPOCHS, st.data())
+def test_large_sizes_have_an_id_of_its_own_for_each_position(
+    size: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    drawn = data.draw(st.sets(st.integers(0, size - 1), max_size=50))
+    positions = sorted(drawn | set(range(50)) | set(range(size - 50, size)) | set(range(size // 2, size // 2 + 50)))
+    ids = Permutation(size, seed, epoch)(positions).tolist()
+    assert len(set(ids)) == len(positions)
+    assert min(ids) >= 0
+    assert max(ids) < size
+
+
+@given(st.integers(1, 1000), SEEDS, st.data())
+def test_ids_do_not_depend_on_what_else_is_asked(size: int, seed: int, data: st.DataObject) -> None:
+    positions = data.draw(st.lists(st.integers(0, size - 1)))
+    ids = Permutation(size, seed, 0)(np.array(positions, np.int64))
+    assert ids.dtype == np.int64
+    assert ids.tolist() == order(size, seed, 0)[np.array(positions, np.int64)].tolist()
+
+
+def test_ids_have_the_shape_of_the_positions() -> None:
+    ids = order(1000, 3, 4)
+    permutation = Permutation(1000, 3, 4)
+    np.testing.assert_array_equal(permutation(np.arange(1000).reshape(10, 5, 20)), ids.reshape(10, 5, 20))
+    assert [permutation(position).item() for position in range(1000)] == ids.tolist()
+    assert permutation(7).shape == ()
+
+
+def test_the_order_stays_what_it_was() -> None:
+    """A checkpoint of an older release must go on in the same order."""
+    assert order(10, 0, 0).tolist() == [9, 4, 3, 6, 7, 1, 0, 2, 8, 5]
+    assert Permutation(BILLION, 1, 2)(np.arange(4)).tolist() == [287786082, 306997005, 414323746, 430151253]
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 65_537])
+def test_orders_differ_by_epoch_and_by_seed(size: int) -> None:
+    keys = list(product([0, 1, 2, 2**63 - 1], range(4)))
+    orders = np.stack([order(size, *key) for key in keys])
+    for i in range(len(keys)):
+        for j in range(i):
+            # Fixed points of a random permutation: Poisson of mean 1, above 12 once in 10^10.
+            assert (orders[i] == orders[j]).sum() <= 12, f"{keys[i]} and {keys[j]}"
+            assert abs(np.corrcoef(orders[i], orders[j])[0, 1]) < 5 / np.sqrt(size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 100])
+def test_every_id_is_as_likely_at_every_position(size: int) -> None:
+    """Chi-squared of position against id over keys.
+
+    The sum of K random permutation matrices has (size - 1)^2 degrees of freedom, and its cells the variance
+    K / size * (1 - 1 / size), hence the factor (size - 1) / size of the usual statistic.
+    """
+    keys = list(product(range(60), range(60)))
+    counts = np.zeros((size, size))
+    for key in keys:
+        counts[np.arange(size), order(size, *key)] += 1
+    expected = len(keys) / size
+    statistic = ((counts - expected) ** 2 / expected).sum() * (size - 1) / size
+    assert chi2.sf(statistic, (size - 1) ** 2) > P_VALUE
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_order_of_few_samples_is_as_likely(size: int) -> None:
+    found = Counter(tuple(order(size, *key).tolist()) for key in product(range(60), range(60)))
+    assert chisquare([found[each] for each in permutations(range(size))]).pvalue > P_VALUE
+
+
+@pytest.mark.parametrize("size", [10_000, 10_007, 16_384, 16_385, 50_000])
+@pytest.mark.parametrize("distance", [1, 2, 3, 128])
+def test_neighbours_are_not_correlated(size: int, distance: int) -> None:
+    """The serial test: the ids at two positions close to each other say nothing about each other."""
+    for key in product(range(2), range(2)):
+        ids = order(size, *key)
+        here, there = ids[:-distance], ids[distance:]
+        assert abs(np.corrcoef(here, there)[0, 1]) < 5 / np.sqrt(size)
+        cells = np.histogram2d(here, there, bins=16, range=[(0, size), (0, size)])[0]
+        assert chi2_contingency(cells).pvalue > P_VALUE
+        parities = np.histogram2d(here % 4, there % 4, bins=4)[0]
+        assert chi2_contingency(parities).pvalue > P_VALUE
+
+
+def test_the_first_ids_of_a_billion_are_spread_evenly() -> None:
+    for epoch in range(4):
+        ids = Permutation(BILLION, 0, epoch)(np.arange(20_000))
+        assert chisquare(np.histogram(ids, bins=100, range=(0, BILLION))[0]).pvalue > P_VALUE
+        assert chisquare(np.bincount(ids % 128, minlength=128)).pvalue > P_VALUE
+
+
+def best_seconds(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(30):
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def test_a_billion_samples_cost_nothing() -> None:
+    positions = np.arange(BILLION - 256, BILLION)
+    permutation = Permutation(BILLION, 0, 0)
+    assert best_seconds(lambda: Permutation(BILLION, 0, 1)) < 1e-3
+    assert best_seconds(lambda: permutation(positions)) < 1e-3
+
+    tracemalloc.start()
+    try:
+        Permutation(BILLION, 0, 2)(positions)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_below_one_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1 element, not {size}"):
+        Permutation(size, 0, 0)

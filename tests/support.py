@@ -1,0 +1,109 @@
+"""Ranks as plain gloo processes: what a training function does on several workers, without starting Ray."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raydali.report.run_folder import RunFolder
+from raydali.train import checkpoints
+from raydali.train.worker import Worker
+
+# Torch and DALI are imported once, then every rank is a fork of that clean process.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "tests.support"])
+
+
+class Stopped(Exception):
+    """A LocalSession was told to end here, as a kill would."""
+
+
+class LocalSession:
+    """A Session of a plain process: checkpoints are files in the run's folder, what the driver hears is kept."""
+
+    def __init__(self, folder: RunFolder, *, stop_at: int | None = None) -> None:
+        self.folder = folder
+        self.worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+        self.told: list[dict[str, Any]] = []
+        self._stop_at = stop_at
+
+    def latest(self) -> dict[str, Any] | None:
+        files = [file for file in self.folder.files("checkpoints") if file.endswith(".pt")]
+        if not files:
+            return None
+        with open(self.folder.path(f"checkpoints/{files[-1]}"), "rb") as file:
+            return checkpoints.read(file)
+
+    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
+        if state is not None:
+            os.makedirs(self.folder.path("checkpoints"), exist_ok=True)
+            with open(self.folder.path(f"checkpoints/{step:09d}.pt"), "wb") as file:
+                checkpoints.write(state, file)
+        self.worker.barrier()
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        self.told.append({"kind": kind, **facts})
+
+    def tell_start(self, **facts: Any) -> None:
+        self.tell("start", **facts)
+
+    def tell_progress(self, *, step: int, **facts: Any) -> None:
+        if step == self._stop_at:
+            raise Stopped
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:
+    """What `function(*args)` returns in each of `world_size` gloo processes, in order of rank.
+
+    Raises:
+        AssertionError: a rank raised; with its traceback.
+        Stopped: a rank was told to stop.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    queue = _context.Queue()
+    processes = [
+        _context.Process(target=_rank, args=(rank, world_size, port, queue, function, args))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        results: dict[int, Any] = {}
+        while len(results) < world_size:
+            rank, result, error = queue.get(timeout=timeout)
+            if error == "Stopped":
+                raise Stopped
+            assert error is None, f"rank {rank}:\n{error}"
+            results[rank] = result
+        return [results[rank] for rank in range(world_size)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _rank(rank: int, world_size: int, port: int, queue: Any, function: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        init = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)
+        queue.put((rank, function(*args), None))
+        dist.barrier()
+    except Stopped:
+        queue.put((rank, None, "Stopped"))
+    except BaseException:
+        queue.put((rank, None, traceback.format_exc()))
+
+
+def folder_of(path: Path, name: str = "run") -> RunFolder:
+    """A made run folder below a temporary path."""
+    folder = RunFolder(str(path), name)
+    folder.create()
+    return folder

@@ -1,0 +1,29 @@
+"""Learning rates and parameter groups."""
+
+import torch
+from torch import nn
+
+from raydali.train.optimisation import learning_rate, parameter_groups
+
+
+def test_warm_up_then_half_a_cosine() -> None:
+    rates = [learning_rate(progress / 1000, peak=0.4, warmup=0.1) for progress in range(1001)]
+    assert rates[0] == 0
+    assert max(rates) == rates[100] == 0.4
+    assert rates[:101] == sorted(rates[:101])
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+    assert abs(rates[550] - 0.2) < 1e-12
+    assert abs(rates[-1]) < 1e-12
+
+
+def test_no_warm_up_starts_at_the_peak() -> None:
+    assert learning_rate(0.0, peak=0.4, warmup=0.0) == 0.4
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2))
+    decaying, others = parameter_groups(model, 0.1)
+    assert decaying["weight_decay"] == 0.1
+    assert others["weight_decay"] == 0.0
+    assert {p.shape for p in decaying["params"]} == {torch.Size([8, 3, 3, 3]), torch.Size([2, 8])}
+    assert len(others["params"]) == 4
