@@ -1,7 +1,7 @@
 """Train an image classifier on class folders, ImageNet's or your own:
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
-    python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders; s3:// and gs:// too
+    python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
@@ -20,7 +20,7 @@ from raydali.errors import UsageError
 from raydali.launch.cluster import Placement, connect, place
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, run
-from raydali.launch.options import LaunchOptions
+from raydali.launch.options import LaunchOptions, require
 from raydali.launch.resume import check_unchanged, earlier_run
 from raydali.report.console import Console
 from raydali.report.run_folder import RunFolder
@@ -56,8 +56,8 @@ class Config(LaunchOptions):
     """Images of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
     learning_rate: float | None = None
     """The highest learning rate, at the end of the warm-up. Default: 0.1 for each 256 images of the global batch."""
-    warmup_epochs: float = 5.0
-    """Epochs over which the learning rate rises from zero."""
+    warmup_epochs: float | None = None
+    """Epochs over which the learning rate rises from zero. Default: 5, or a third of few epochs."""
     momentum: float = 0.9
     """Of SGD with Nesterov's momentum."""
     weight_decay: float = 5e-5
@@ -84,6 +84,20 @@ class Config(LaunchOptions):
     """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
     trace_samples: bool = False
     """Write which rank trained on which id at which step to the run's samples/."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
+        super().__post_init__()
+        require(self, "epochs", least=1)
+        require(self, "learning_rate", above=0)
+        require(self, "warmup_epochs", least=0, below=self.epochs)
+        require(self, "momentum", least=0, below=1)
+        require(self, "weight_decay", least=0)
+        require(self, "label_smoothing", least=0, below=1)
+        require(self, "mixup", least=0)
+        require(self, "cutmix", least=0)
+        require(self, "ema_decay", least=0, below=1)
+        require(self, "checkpoint_every", least=0)
 
 
 DIGITS = Config(
@@ -144,10 +158,12 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    model = build_model(config.model, len(data.train.classes)).to(worker.device, memory_format=torch.channels_last)
+    model = build_model(config.model, len(data.train.classes)).to(worker.device)
+    model = model.to(memory_format=torch.channels_last)
     if config.sync_bn:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
     statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step)
+    warmup = min(5, config.epochs / 3) if config.warmup_epochs is None else config.warmup_epochs
     peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
     optimizer = torch.optim.SGD(
         parameter_groups(model, config.weight_decay), lr=peak, momentum=config.momentum, nesterov=config.momentum > 0
@@ -197,9 +213,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Loop
 
     parallel = worker.parallel(model)
-    forward = parallel or model
-    if config.compile:
-        forward = torch.compile(forward, dynamic=False)
+    forward = torch.compile(parallel or model, dynamic=False, disable=not config.compile)
     meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
 
     def checkpoint(step: int, *, best_weights: dict[str, Any] | None = None) -> None:
@@ -239,7 +253,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     batches = iter(loader)
     for step in range(start, stream.steps):
         progress = (step + 0.5) * stream.global_batch_size / (config.epochs * stream.samples)
-        rate = learning_rate(progress, peak=peak, warmup=config.warmup_epochs / config.epochs)
+        rate = learning_rate(progress, peak=peak, warmup=warmup / config.epochs)
         for group in optimizer.param_groups:
             group["lr"] = rate
         statistics.begin_step()
@@ -341,6 +355,10 @@ def main() -> None:
     data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
     check_classes(data.train, data.val)
     make_pipelines(config)
+    if config.model not in (DIGITS.model, Config.model):
+        from raydali.train.models import check_model  # imports torchvision: seconds
+
+        check_model(config.model)
     if config.data is None:
         console.say("no --data DIR (with train/ and val/ of class folders) given: this is the demo, handwritten digits")
     console.say(

@@ -1,5 +1,6 @@
 """The Ray that a job runs on: the one that RAY_ADDRESS names, or one of its own on this machine."""
 
+import logging
 import os
 import secrets
 import shutil
@@ -106,7 +107,7 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
             num_cpus=cpus,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=folder,
         )
         yield Cluster(_nodes(), own=True)
@@ -132,7 +133,7 @@ def _joined() -> Iterator[Cluster]:
     import ray
 
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:

@@ -50,6 +50,7 @@ def run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolde
 
     mailbox = Mailbox(f"raydali-{uuid.uuid4().hex}")
     elastic = placement.minimum < placement.maximum
+    workers = (placement.minimum, placement.maximum) if elastic else placement.maximum
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={
@@ -61,7 +62,7 @@ def run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolde
         },
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(
-            num_workers=(placement.minimum, placement.maximum) if elastic else placement.maximum,
+            num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
             use_gpu=placement.gpu,
             resources_per_worker={"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {}),
         ),
@@ -70,7 +71,7 @@ def run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolde
             storage_path=folder.uri_of_storage,
             failure_config=FailureConfig(max_failures=options.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
-            callbacks=[Watcher(mailbox)],
+            callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows no UserCallback
         ),
     )
     outcome: list[BaseException | None] = []

@@ -7,7 +7,7 @@ import ray
 Message = dict[str, Any]
 
 
-@ray.remote(num_cpus=0, max_concurrency=1)
+@ray.remote(num_cpus=0)
 class _Box:
     def __init__(self) -> None:
         self._messages: list[Message] = []

@@ -1,5 +1,6 @@
 """The options of every job: where it runs, what it is called, how it survives."""
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,10 +26,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         _ = self.worker_range
-        if self.cpus_per_worker is not None and self.cpus_per_worker < 1:
-            raise UsageError(f"--cpus-per-worker must be at least 1, not {self.cpus_per_worker}")
-        if self.max_failures < -1:
-            raise UsageError(f"--max-failures must be -1 (always) or more, not {self.max_failures}")
+        require(self, "cpus_per_worker", least=1)
+        require(self, "max_failures", least=-1)
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:
@@ -47,3 +46,20 @@ class LaunchOptions:
         if not 1 <= minimum <= maximum:
             raise UsageError(f"--workers {self.workers}: there must be at least 1, and no more at least than at most")
         return minimum, maximum
+
+
+def require(
+    options: object, name: str, *, least: float | None = None, above: float | None = None, below: float | None = None
+) -> None:
+    """Refuse a numeric option outside its range; one that was not given (None) passes.
+
+    Raises:
+        UsageError: naming the option, its value and the range.
+    """
+    value = getattr(options, name)
+    if value is None:
+        return
+    bounds = [(least, "at least", operator.ge), (above, "above", operator.gt), (below, "below", operator.lt)]
+    if not all(holds(value, bound) for bound, _, holds in bounds if bound is not None):
+        wanted = " and ".join(f"{word} {bound}" for bound, word, _ in bounds if bound is not None)
+        raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, not {value}")

@@ -24,16 +24,24 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        layers = [layer for layer in layers if layer.track_running_stats]
+        norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        layers = [layer for layer in norms if layer.track_running_stats]
         if any(layer.momentum is None for layer in layers):
             raise ValueError("BatchNorm with momentum=None is not supported: its statistics depend on the batch count")
-        self._buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
-        self._counts = [layer.num_batches_tracked for layer in layers]
+        self._buffers: list[torch.Tensor] = [
+            buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None
+        ]
+        self._counts = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
         self._micro_batches = micro_batches
         self._share = micro_batches / all_micro_batches
         self._before: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def begin_step(self) -> None:
+        """Call before the first micro-batch of a step."""
+        if self._micro_batches > 1 and self._buffers:
+            self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def after_micro_batch(self, index: int) -> None:
@@ -54,12 +62,6 @@ class RunningStatistics:
         else:
             torch._foreach_div_(self._sums, self._micro_batches)
             torch._foreach_copy_(self._buffers, self._sums)
-
-    @torch.no_grad()
-    def begin_step(self) -> None:
-        """Call before the first micro-batch of a step."""
-        if self._micro_batches > 1 and self._buffers:
-            self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:

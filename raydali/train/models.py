@@ -1,5 +1,7 @@
 """Models by name: torchvision's, and `digits`, a small network for the built-in data."""
 
+import difflib
+
 import torchvision
 from torch import nn
 
@@ -7,9 +9,11 @@ from raydali.errors import UsageError
 
 
 def check_model(name: str) -> None:
-    """Raises UsageError if there is no such classification model, naming some that resemble it."""
-    import difflib
+    """Refuse a name that is no classification model's.
 
+    Raises:
+        UsageError: naming models that resemble it.
+    """
     known = ["digits", *torchvision.models.list_models(module=torchvision.models)]
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or "resnet50"
@@ -20,7 +24,10 @@ def build_model(name: str, classes: int) -> nn.Module:
     """The model, randomly initialised, with `classes` outputs."""
     if name == "digits":
         return digits_network(classes)
-    return torchvision.models.get_model(name, weights=None, num_classes=classes)
+    # GoogLeNet and Inception train with further outputs unless told not to.
+    options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    return model
 
 
 def digits_network(classes: int) -> nn.Module:

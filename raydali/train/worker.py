@@ -15,7 +15,7 @@ class Worker:
     """One of the processes that train together.
 
     The default process group is gloo's, on the host: small facts travel without touching the GPU. Gradients travel
-    in `gradients`: NCCL's on GPUs, the default group on CPUs.
+    in `gradients`: NCCL's on GPUs; on CPUs it is None, the default group.
     """
 
     rank: int
@@ -31,7 +31,7 @@ class Worker:
         """The worker that the default process group, if there is one, says this process is."""
         if not dist.is_initialized():
             return cls(rank=0, world_size=1, device=device, cpus=cpus, node=node)
-        gradients = dist.new_group(backend="nccl") if device.type == "cuda" else dist.group.WORLD
+        gradients: Any = dist.new_group(backend="nccl") if device.type == "cuda" else None
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
@@ -61,7 +61,7 @@ class Worker:
             return None
         parameters = inspect.signature(DistributedDataParallel).parameters
         # torch 2.15 renamed the option.
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-        return DistributedDataParallel(
-            model, process_group=self.gradients, gradient_as_bucket_view=True, **{buffers: False}
-        )
+        options: dict[str, Any] = {
+            "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False
+        }
+        return DistributedDataParallel(model, process_group=self.gradients, gradient_as_bucket_view=True, **options)

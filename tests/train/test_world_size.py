@@ -92,7 +92,7 @@ def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: 
     accuracy = {}
     for loader in ("dali", "torch"):
         folder = folder_of(tmp_path, loader)
-        run_ranks(2, train_rank, replace(CONFIG, epochs=4, learning_rate=0.1, loader=loader), digits, folder)  # type: ignore[arg-type]
+        run_ranks(2, train_rank, replace(CONFIG, epochs=4, learning_rate=0.1, loader=loader), digits, folder)
         accuracy[loader] = folder.rows("epochs.jsonl")[-1]["validation"]["top1"]
     assert accuracy["dali"] > 0.9
     assert accuracy["torch"] == pytest.approx(accuracy["dali"], abs=0.02)

@@ -1,0 +1,143 @@
+"""`python jobs/imagenet.py` on a Ray of its own: the demo, resumes after SIGKILL, and how it ends."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.imagenet import DIGITS, Data, make_stream
+from raydali.data.digits import digits_folder
+from raydali.data.image_folder import ImageFolder
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+from tests.cluster.support import descendants, environment, kill, name_of, run_job, start_job, wait_until_gone
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("user") / "home"
+    home.mkdir()
+    return home
+
+
+def committed(folder: RunFolder) -> int:
+    """Steps that the newest durable checkpoint covers."""
+    snapshot = "checkpoint_manager_snapshot.json"
+    if not folder.exists(snapshot):
+        return 0
+    try:
+        newest = folder.read_json(snapshot)["latest_checkpoint_result"]
+    except json.JSONDecodeError:  # read while it was written
+        return 0
+    return int(newest["checkpoint_dir_name"].rpartition("_")[2]) if newest else 0
+
+
+def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
+    env, folder = environment(home), RunFolder(str(home / "raydali-runs"), "demo")
+    began = time.monotonic()
+    code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")
+    assert code == 0, output
+    assert time.monotonic() - began < 180
+    assert "this is the demo" in output and "--data DIR" in output
+    assert "Traceback" not in output and "\x1b" not in output
+
+    rows = folder.rows("epochs.jsonl")
+    assert [row["epoch"] for row in rows] == list(range(DIGITS.epochs))
+    last = rows[-1]
+    assert last["validation"]["images"] == 360
+    assert last["validation"]["top1"] >= 0.97
+    assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
+    assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
+    assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
+    assert [row["event"] for row in folder.rows("events.jsonl")] == ["start", "finish"]
+    assert folder.exists("best/state.pt")
+    assert sum(name.startswith("checkpoint_0") for name in os.listdir(folder.path())) == 3
+
+    assert {path.name for path in home.iterdir()} == {"raydali-runs"}, "the home folder is touched"
+    code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")
+    assert code == 0 and "is finished" in output
+    code, output = run_job("--name", "demo", "--seed", "1", "--epochs", "16", env=env, log=tmp_path / "log")
+    assert code == 2
+    assert "seed was 0, now 1" in output and "epochs was 15, now 16" in output
+
+
+def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path, tmp_path: Path) -> None:
+    """SIGKILL to driver and workers in mid-epoch, on 2 workers, then on 3; 1 worker ends the run."""
+    env, folder = environment(home), RunFolder(str(tmp_path), "killed")
+    config = replace(DIGITS, epochs=30, batch_size=16, global_batch_size=96)
+    options = ["--name", "killed", "--storage", str(tmp_path), "--trace-samples", "--checkpoint-every", "5"]
+    options += ["--epochs", "30", "--batch-size", "16", "--global-batch-size", "96"]
+    below: list[int] = []
+    for workers, until in ((2, 50), (3, 160)):
+        process = start_job(*options, "--workers", str(workers), env=env, log=tmp_path / "log")
+        deadline = time.monotonic() + 120
+        while committed(folder) < until:
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        below += descendants(process.pid)
+        trainers = [pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid)]
+        assert len(trainers) == workers
+        kill([process.pid, *trainers])
+        process.wait()
+    code, output = run_job(*options, "--workers", "1", env=env, log=tmp_path / "log")
+    assert code == 0, output
+
+    root = str(Path(env["XDG_CACHE_HOME"]) / "raydali/digits-v1")
+    stream = make_stream(config, Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val")))
+    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
+    table = read_samples(folder)
+    np.testing.assert_array_equal(table["id"].to_numpy(), reference)
+    assert set(table["rank"].to_pylist()) == {0, 1, 2}
+    rows = folder.rows("epochs.jsonl")
+    assert [row["epoch"] for row in rows] == list(range(30))
+    assert sum(row["images"] for row in rows) == len(reference)
+    events = folder.rows("events.jsonl")
+    assert [event["event"] for event in events] == ["start", "resume", "resume", "finish"]
+    assert events[1]["step"] >= 50 and events[2]["step"] >= 160
+    assert [event.get("world_size") for event in events] == [2, 3, 1, None]
+    # Ray's agents try to tell the dead head for 60 s, the rest goes at once.
+    left = wait_until_gone(below, timeout=90)
+    assert not left, left
+
+
+def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
+    env = environment(home)
+    process = start_job("--epochs", "500", "--name", "long", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
+    folder = RunFolder(str(tmp_path), "long")
+    deadline = time.monotonic() + 120
+    while not folder.rows("epochs.jsonl"):
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    below = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    output = (tmp_path / "log").read_text()
+    assert "interrupted" in output and "Traceback" not in output
+    assert not wait_until_gone(below)
+    assert [event["event"] for event in folder.rows("events.jsonl")] == ["start", "interrupt"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None:
+    env, folder = environment(home), RunFolder(str(tmp_path), "dies")
+    options = ["--epochs", "40", "--name", "dies", "--storage", str(tmp_path), "--trace-samples"]
+    process = start_job(*options, "--max-failures", "1", "--checkpoint-every", "7", env=env, log=tmp_path / "log")
+    deadline = time.monotonic() + 120
+    while committed(folder) < 30:
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
+    assert process.wait(180) == 0, (tmp_path / "log").read_text()
+    events = folder.rows("events.jsonl")
+    assert [event["event"] for event in events] == ["start", "failure", "resume", "finish"]
+    assert len(events[1]["ranks"]) >= 1
+    root = digits_folder()
+    config = replace(DIGITS, epochs=40, global_batch_size=64)
+    stream = make_stream(config, Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val")))
+    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
+    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
