@@ -109,7 +109,6 @@ DIGITS = Config(
     epochs=15,
     batch_size=32,
     learning_rate=0.1,
-    warmup_epochs=1.0,
     label_smoothing=0.0,
     precision="fp32",
 )

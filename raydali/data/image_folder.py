@@ -10,16 +10,18 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data import object_store
 from raydali.errors import UsageError
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
@@ -30,7 +32,7 @@ Listing = dict[str, list[str]]
 
 # In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
-_GCS_RETRY_SECONDS = 20
+_READING_THREADS = 32
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +59,7 @@ class ImageFolder:
     def scan(cls, root: str) -> "ImageFolder":
         """The index of the folder at a local path (`~` is expanded), or at an `s3://` or `gs://` URI.
 
-        S3 is reached as AWS_ENDPOINT_URL and the other variables and files of AWS say, Google's storage by its default
-        credentials, or as DALI_GCS_ANONYMOUS and DALI_GCS_ENDPOINT_URL say, which DALI reads as well.
+        Object stores are reached as `object_store.file_system` says.
 
         Raises:
             UsageError: no such folder or bucket, or no right to read it; no class folders; no images; an object
@@ -103,6 +104,38 @@ class ImageFolder:
         root, paths = os.fsencode(os.path.join(self.root, "")), self.packed_paths.data
         begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
         return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
+
+    @property
+    def dali_reads(self) -> bool:
+        """Whether DALI can read these images by their paths: all but `gs://`."""
+        # DALI 2.4.0 asks Google's storage for a name with a NUL at its end.
+        return not self.root.startswith("gs://")
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """These images for a DALI graph, uint8 each: paths where `dali_reads`, for `fn.io.file.read`, else contents.
+
+        Raises:
+            OSError: a file cannot be read; names its path. Paths are not looked at.
+        """
+        if self.dali_reads:
+            return self.encoded_paths(ids)
+        object_store.file_system(self.root)  # opened once, before all threads ask for it
+        with ThreadPoolExecutor(_READING_THREADS) as threads:
+            # In parts, since handing single files from thread to thread takes as long as reading them.
+            parts = threads.map(self._contents, np.array_split(ids, _READING_THREADS))
+            return list(chain.from_iterable(parts))
+
+    def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(self.read(id), np.uint8) for id in ids.tolist()]
+
+    def read(self, id: int) -> bytes:
+        """The content of an image's file.
+
+        Raises:
+            OSError: it cannot be read; names its path.
+        """
+        path = self.path(id)
+        return object_store.read(path) if "://" in self.root else Path(path).read_bytes()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -179,9 +212,9 @@ def _list_objects(root: str) -> Listing:
 
     base = root.partition("://")[2]
     try:
-        found: Iterable[Any] = _file_system(root).get_file_info(FileSelector(base, recursive=True))
+        found: Iterable[Any] = object_store.file_system(root).get_file_info(FileSelector(base, recursive=True))
     except OSError as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = object_store.reason(error)
         raise UsageError(f"cannot list {root}: check the name, credentials and endpoint: {reason}") from error
 
     listing: Listing = {}
@@ -195,15 +228,3 @@ def _list_objects(root: str) -> Listing:
             if _UNREADABLE_KEY.search(info.path) and name.lower().endswith(EXTENSIONS):
                 raise UsageError(f"DALI cannot read {info.path!r}: rename it without ?, #, //, /./ and /../")
     return listing
-
-
-def _file_system(root: str) -> Any:
-    from pyarrow.fs import FileSystem, GcsFileSystem
-
-    scheme, _, base = root.partition("://")
-    if scheme == "s3":
-        return FileSystem.from_uri(f"s3://{base.partition('/')[0]}")[0]
-    options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_GCS_RETRY_SECONDS)}
-    if endpoint := os.environ.get("DALI_GCS_ENDPOINT_URL"):
-        options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
-    return GcsFileSystem(anonymous=os.environ.get("DALI_GCS_ANONYMOUS", "0") not in ("", "0"), **options)

@@ -9,7 +9,7 @@ A loader knows no Ray: rank and world size are integers.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -44,7 +44,9 @@ class Batch:
 
 
 class Loader(ABC):
-    """Yields this rank's batches, from global batch `start` on; iterating again starts there again.
+    """Yields this rank's batches, from global batch `start` on.
+
+    Iterating again starts there again, and ends the iteration before, wherever it was.
 
     Args:
         source: what the ids index, as the pipeline expects it.
@@ -78,9 +80,15 @@ class Loader(ABC):
         self.device, self.dtype, self.threads = torch.device(device), dtype, max(1, threads)
         self.wait_seconds = 0.0
         self._consumed: MicroBatch | None = None
+        self._batches: Generator[Batch, None, None] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+        self._end_iteration()
+        self._consumed = None
+        self._batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+        return self._hand_out(self._batches)
+
+    def _hand_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -107,11 +115,16 @@ class Loader(ABC):
         return self.order.state(steps)
 
     @abstractmethod
-    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
-        """The batches of these micro-batches, in order; may be called again once the last call's are done with."""
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        """The batches of these micro-batches, in order. Called again once the last call's generator is closed."""
 
-    def close(self) -> None:  # noqa: B027 (nothing to free is a fine default)
-        """Free threads, processes and memory. The loader cannot be used afterwards."""
+    def _end_iteration(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+
+    def close(self) -> None:
+        """Free threads, processes and memory. The loader cannot be used afterwards; batches in use stay good."""
+        self._end_iteration()
 
     def __enter__(self) -> Self:
         return self
@@ -131,19 +144,21 @@ class Loader(ABC):
 class SyntheticLoader(Loader):
     """One resident batch of noise, shaped as the pipeline's, handed out for every micro-batch."""
 
-    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         resident: dict[str, torch.Tensor] = {}
-        generator = torch.Generator().manual_seed(0)
         for micro_batch in micro_batches:
             size = len(micro_batch.ids)
-            if not resident:
-                sample = self.pipeline.sample(self.source, 0, 0)
-                for name, one in zip(self.pipeline.outputs, sample, strict=True):
-                    batch = one.expand(size, *one.shape)
-                    if one.is_floating_point():
-                        batch = torch.randn(batch.shape, generator=generator)
-                    resident[name] = self._to_device(batch)
+            resident = resident or self._noise(size)
             yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
+
+    def _noise(self, size: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        batch = {}
+        for name, one in zip(self.pipeline.outputs, self.pipeline.sample(self.source, 0, 0), strict=True):
+            shape = size, *one.shape
+            noise = torch.randn(shape, generator=generator) if one.is_floating_point() else one.expand(shape)
+            batch[name] = self._to_device(noise)
+        return batch
 
 
 def make_loader(name: LoaderName, *args: Any, **options: Any) -> Loader:

@@ -1,14 +1,17 @@
 """What a task adds to the loader: which numbers go into a DALI graph for a sample, and the graph itself.
 
-A task is one `Pipeline`; the loaders (loader.py) know nothing else about it. See classification.py for one.
+A task is one `Pipeline`; the loaders (loader.py) know nothing else about it. See classification.py for one. The driver
+makes pipelines too, to check their settings: torch and DALI are imported inside `graph` and `sample` alone.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Device = Literal["cpu", "gpu"]
 Source = TypeVar("Source", contravariant=True)
@@ -25,15 +28,21 @@ class Pipeline(Protocol[Source]):
     def inputs(
         self, source: Source, ids: NDArray[np.int64], epochs: NDArray[np.int64]
     ) -> tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]:
-        """What goes into the graph for these samples, each a batch: a list of arrays, or an array's rows. Host work
-        on the hot path: vectorised, no reading of files."""
+        """What goes into the graph for these samples, each a batch: a list of arrays, or an array's rows.
+
+        Called ahead of time, on several threads at once. Paths go in where DALI can read the files, so that no bytes
+        of theirs pass through Python; contents where it cannot.
+        """
         ...
 
-    def graph(self, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """The DALI graph (fn calls on DataNodes) from the inputs to the outputs; images leave as HWC, normalised."""
+    def graph(self, source: Source, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """The DALI graph (fn calls on DataNodes) from the inputs to the outputs; images leave as HWC, normalised.
+
+        The source says what kind of files the inputs are: paths or contents.
+        """
         ...
 
-    def sample(self, source: Source, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+    def sample(self, source: Source, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """One sample by Pillow and torchvision instead of DALI, on the CPU: the baseline that `--loader torch` runs.
         The same outputs as the graph's, images as normalised float32 CHW."""
         ...

@@ -1,10 +1,11 @@
 """The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
+import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
 from torch.utils.data import DataLoader, Dataset
 
 from raydali.data.loader import Batch, Loader
@@ -22,13 +23,13 @@ class TorchLoader(Loader):
         self._plan = _Plan()
         self._loader = DataLoader(
             _Samples(self.source, self.pipeline),
-            batch_sampler=self._plan,  # type: ignore[arg-type]  # any iterable of lists of keys will do
+            batch_sampler=self._plan,
             num_workers=self.threads,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
         )
 
-    def _load(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Batch]:
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
         for tensors in self._loader:
             named = zip(self.pipeline.outputs, tensors, strict=True)
@@ -36,7 +37,11 @@ class TorchLoader(Loader):
 
     def close(self) -> None:
         """End the worker processes."""
-        del self._loader
+        super().close()
+        # Dropping the DataLoader would not do: an error's traceback may hold its iterator for long.
+        workers: Any = self._loader._iterator
+        if workers is not None:
+            workers._shutdown_workers()
 
 
 class _Samples(Dataset[tuple[torch.Tensor, ...]]):

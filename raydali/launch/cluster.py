@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -77,9 +78,15 @@ def place(options: LaunchOptions, cluster: Cluster) -> Placement:
     return Placement(minimum, maximum, cpus, gpu)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def connect(options: LaunchOptions) -> Iterator[Cluster]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
+
+    From then on SIGTERM, which `ray job stop` sends, is an interruption; Ray itself would only print its stack.
 
     Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
     leaves the home folder untouched.
@@ -99,6 +106,7 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
+    keep_logs = False
     import ray
 
     try:
@@ -110,10 +118,18 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
+        signal.signal(signal.SIGTERM, _interrupt)
         yield Cluster(_nodes(), own=True)
+    except (UsageError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+        keep_logs = True
+        raise
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_cpus(options: LaunchOptions) -> int:
@@ -134,6 +150,7 @@ def _joined() -> Iterator[Cluster]:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, _interrupt)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:

@@ -37,6 +37,8 @@ def exit_with(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except TrainingFailed as error:
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

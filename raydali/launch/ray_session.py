@@ -13,7 +13,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from raydali.errors import UsageError
+from raydali.errors import DataError, UsageError
 from raydali.launch.mailbox import Mailbox
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
@@ -118,9 +118,15 @@ def run_worker(config: dict[str, Any]) -> None:
             session._uploaded.result()
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        trace = "".join(traceback.format_list(frames))
-        usage = isinstance(error, UsageError)
-        text = "".join(traceback.format_exception_only(error)).strip() if not usage else str(error)
-        mailbox.post_and_wait(kind="error", rank=rank, error=text, traceback=trace, usage=usage)
+        mailbox.post_and_wait(kind="error", rank=rank, **_described(error))
         raise
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """What the driver shows of an error: our own need no traceback, others' only the frames that are not a library's."""
+    if isinstance(error, UsageError | DataError):
+        return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError)}
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return {"error": text, "traceback": "".join(traceback.format_list(ours)), "usage": False}

@@ -1,7 +1,7 @@
 """A clock that always runs for exactly one stage, so that every second is accounted for."""
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 
 import torch
 
@@ -17,7 +17,7 @@ class StageClock:
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._marks: deque[tuple[str, torch.cuda.Event | float]] = deque()
-        self._totals: Counter[str] = Counter()
+        self._totals: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""

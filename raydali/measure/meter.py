@@ -22,7 +22,7 @@ class EpochMeter:
         self._first_batch_seconds: float | None = None
         self._seen_first = False
         self._images = 0
-        self._loss_sum = torch.zeros((), device=device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""

@@ -1,6 +1,6 @@
 """Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -32,15 +32,23 @@ Segment = Sequence[RankRecord]
 """The records of all ranks of one worker group, in order of rank."""
 
 
-def epoch_record(segments: Sequence[Segment], **facts: Any) -> dict[str, Any]:
-    """A line of `epochs.jsonl`.
+def epoch_record(
+    segments: Sequence[Segment],
+    *,
+    epoch: int,
+    step: int,
+    samples_consumed: int,
+    learning_rate: float,
+    validation: Mapping[str, Any] | None,
+    quarantined: int,
+) -> dict[str, Any]:
+    """A line of `epochs.jsonl`; what the arguments name is taken over as it is.
 
     Ranks run side by side, segments one after the other: a time is the sum over segments of the mean over ranks,
     but `seconds` of the slowest rank; images are sums.
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
-        facts: epoch, step, samples_consumed, learning_rate, validation, quarantined: taken over as they are.
     """
 
     def seconds(name: str) -> float:
@@ -52,9 +60,9 @@ def epoch_record(segments: Sequence[Segment], **facts: Any) -> dict[str, Any]:
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
     return {
-        "epoch": facts.pop("epoch"),
-        "step": facts.pop("step"),
-        "samples_consumed": facts.pop("samples_consumed"),
+        "epoch": epoch,
+        "step": step,
+        "samples_consumed": samples_consumed,
         "world_size": segments[-1][0].world_size,
         "images": images,
         "seconds": wall,
@@ -67,8 +75,10 @@ def epoch_record(segments: Sequence[Segment], **facts: Any) -> dict[str, Any]:
         "ceiling_images_per_second": None,
         "of_ceiling": None,
         "loss": sum(record.loss_sum for record in records) / images if images else None,
-        **facts,
+        "learning_rate": learning_rate,
+        "validation": validation,
         "checkpoint_seconds": seconds("checkpoint_seconds"),
+        "quarantined": quarantined,
         "verdict": None,
         "ranks": [asdict(record) for record in records],
     }

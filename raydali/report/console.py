@@ -4,27 +4,38 @@ import time
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-_HEADER = "epoch    images  images/s   wait    loss     lr     top-1  top-5  seconds"
+# Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
+_COLUMNS = (
+    ("epoch", "epoch", 5, "d"),
+    ("images", "images", 9, "d"),
+    ("images/s", "images_per_second", 9, ".0f"),
+    ("wait", "loader_wait_fraction", 6, ".1%"),
+    ("loss", "loss", 7, ".4f"),
+    ("lr", "learning_rate", 8, ".2g"),
+    ("top-1", "top1", 7, ".4f"),
+    ("top-5", "top5", 7, ".4f"),
+    ("seconds", "seconds", 8, ".1f"),
+)
 
 
 class Console:
     """Shows messages from the workers. A line an epoch; on a terminal a progress bar below."""
 
     def __init__(self) -> None:
-        self._rich = RichConsole(highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
-        self._task: Any = None
+        self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._progress: tuple[Progress, TaskID] | None = None
+        self._last = (0.0, 0)
         self._header_shown = False
 
     def say(self, text: str) -> None:
         """One line."""
-        self._rich.print(text, markup=False)
+        self._rich.print(text)
 
     def warn(self, text: str) -> None:
         """One line that asks for attention."""
-        self._rich.print(f"warning: {text}", markup=False, style="yellow")
+        self._rich.print(f"warning: {text}", style="yellow")
 
     def show(self, message: dict[str, Any]) -> None:
         """Show a message of the launcher's mailbox; kinds that are not for people are passed over."""
@@ -35,7 +46,7 @@ class Console:
     def close(self) -> None:
         """Take the progress bar away."""
         if self._progress is not None:
-            self._progress.stop()
+            self._progress[0].stop()
             self._progress = None
 
     def _show_event(self, message: dict[str, Any]) -> None:
@@ -54,8 +65,9 @@ class Console:
     def _show_progress(self, message: dict[str, Any]) -> None:
         if not self._rich.is_terminal:
             return
+        now = time.monotonic(), message["samples_consumed"]
         if self._progress is None:
-            self._progress = Progress(
+            bar = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
                 TextColumn("step {task.completed}/{task.total}"),
@@ -63,23 +75,21 @@ class Console:
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=self._rich,
+                transient=True,
             )
-            self._progress.start()
-            self._task = self._progress.add_task("", total=message["steps"], epoch=0, rate=0.0)
-            self._last = (time.monotonic(), message["samples_consumed"])
-        now, (then, consumed) = time.monotonic(), self._last
-        rate = (message["samples_consumed"] - consumed) / max(now - then, 1e-9)
-        self._last = (now, message["samples_consumed"])
-        self._progress.update(self._task, completed=message["step"], epoch=message["epoch"], rate=rate)
+            self._progress = bar, bar.add_task("", total=message["steps"], completed=message["step"], epoch=0, rate=0.0)
+            self._last = now
+            bar.start()
+        bar, task = self._progress
+        seconds, images = now[0] - self._last[0], now[1] - self._last[1]
+        rate = max(images, 0) / seconds if seconds else 0.0  # a resume goes back
+        bar.update(task, completed=message["step"], epoch=message["epoch"], rate=rate)
+        self._last = now
 
     def _show_epoch(self, message: dict[str, Any]) -> None:
         if not self._header_shown:
-            self.say(_HEADER)
+            self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in _COLUMNS))
             self._header_shown = True
-        row = message["record"]
-        validation = row["validation"] or {"top1": float("nan"), "top5": float("nan")}
-        self.say(
-            f"{row['epoch']:5d} {row['images']:9d} {row['images_per_second']:9.0f} {row['loader_wait_fraction']:6.1%} "
-            f"{row['loss']:7.4f} {row['learning_rate']:8.2g} {validation['top1']:7.4f} {validation['top5']:6.4f} "
-            f"{row['seconds']:8.1f}"
-        )
+        record = (message["record"]["validation"] or {}) | message["record"]
+        values = ((record.get(name), width, form) for _, name, width, form in _COLUMNS)
+        self.say(" ".join(f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in values))

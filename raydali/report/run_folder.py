@@ -10,13 +10,16 @@ checkpoint_*/   Ray Train's checkpoints
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from pyarrow import fs as arrow_fs
 
+from raydali.data.object_store import reason
 from raydali.errors import UsageError
 
 Row = dict[str, Any]
@@ -24,31 +27,39 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder.
+    """One run's folder; the same one in whatever process it is passed to.
 
     Args:
         storage: where runs are kept: a folder (`~` is understood) or a URI such as `s3://bucket/runs`.
         name: the run's name.
+
+    Raises:
+        UsageError: the name cannot name a folder.
     """
 
     storage: str
     name: str
+    uri_of_storage: str = field(init=False, repr=False)
+    """The storage as Ray Train takes it: an absolute path or a URI."""
 
     def __post_init__(self) -> None:
-        if not self.name or self.name in (".", "..") or "/" in self.name:
-            raise UsageError(f"--name {self.name!r} cannot name a folder: use letters, digits, dots and dashes")
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise UsageError(
+                f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes and underscores"
+            )
+        # Now, because another process may have another working directory and another home.
+        uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))
+        object.__setattr__(self, "uri_of_storage", uri)
 
     @cached_property
     def _place(self) -> tuple[arrow_fs.FileSystem, str]:
-        if "://" in self.storage:
-            filesystem, path = arrow_fs.FileSystem.from_uri(self.storage)
-            return filesystem, f"{path.rstrip('/')}/{self.name}"
-        return arrow_fs.LocalFileSystem(), os.path.join(self.uri_of_storage, self.name)
-
-    @property
-    def uri_of_storage(self) -> str:
-        """The storage as Ray Train takes it: an absolute path or a URI."""
-        return self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))
+        try:
+            filesystem, path = arrow_fs.FileSystem.from_uri(self.uri_of_storage)
+        except (OSError, ValueError, ImportError) as error:
+            raise UsageError(
+                f"--storage {self.storage} cannot be reached: check its name, credentials and endpoint: {error}"
+            ) from error
+        return filesystem, f"{path.rstrip('/')}/{self.name}"
 
     @property
     def filesystem(self) -> arrow_fs.FileSystem:
@@ -73,7 +84,9 @@ class RunFolder:
             self.write("config.json.probe", b"")
             self.filesystem.delete_file(self.path("config.json.probe"))
         except OSError as error:
-            raise UsageError(f"--storage {self.storage} cannot be written to: {error}") from error
+            raise UsageError(
+                f"--storage {self.storage} cannot be written to, give one that can: {reason(error)}"
+            ) from error
 
     def exists(self, file: str) -> bool:
         """Whether there is such a file."""
@@ -95,11 +108,16 @@ class RunFolder:
         if isinstance(self.filesystem, arrow_fs.LocalFileSystem):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             partial = f"{target}.partial-{os.getpid()}"
-            with open(partial, "wb") as stream:
-                stream.write(contents)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, target)
+            try:
+                with open(partial, "wb") as stream:
+                    stream.write(contents)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(partial, target)
+            except BaseException:  # a full disk, say, which must not stay full of this
+                with suppress(OSError):
+                    os.remove(partial)
+                raise
             return
         with self.filesystem.open_output_stream(target) as stream:
             stream.write(contents)
@@ -113,31 +131,42 @@ class RunFolder:
         self.write(file, (json.dumps(value, indent=2) + "\n").encode())
 
     def rows(self, file: str) -> list[Row]:
-        """The rows of a JSONL file, none where it does not exist; a last line cut short by a crash is left out."""
-        if not self.exists(file):
-            return []
+        """The rows of a JSONL file, none where it does not exist; a last line cut short by a crash is left out.
+
+        Raises:
+            UsageError: another line is broken.
+        """
+        *lines, rest = self.read(file).split(b"\n") if self.exists(file) else [b""]
         rows = []
-        for line in self.read(file).splitlines():
+        for number, line in enumerate(lines, 1):
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+            except ValueError as error:
+                raise UsageError(
+                    f"{self}/{file}, line {number} is broken: {error}; mend it, or give another --name"
+                ) from error
+        with suppress(ValueError):  # no part of a row is JSON, so what can be read lacks no more than its newline
+            rows.append(json.loads(rest))
         return rows
 
     def append(self, file: str, row: Row) -> None:
         """Add a row to a JSONL file. Object stores cannot append: there the file, which is small, is rewritten."""
-        line = (json.dumps(row) + "\n").encode()
-        if isinstance(self.filesystem, arrow_fs.LocalFileSystem):
+        local = isinstance(self.filesystem, arrow_fs.LocalFileSystem)
+        if local and self.exists(file) and self.read(file).endswith(b"\n"):
             with open(self.path(file), "ab") as stream:
-                stream.write(line)
+                stream.write(_lines([row]))
                 stream.flush()
                 os.fsync(stream.fileno())
-        else:
-            self.write(file, (self.read(file) if self.exists(file) else b"") + line)
+        else:  # a line that was cut short, too, must not run into the new one
+            self.write(file, _lines([*self.rows(file), row]))
 
     def keep_rows(self, file: str, keep: Callable[[Row], bool]) -> None:
         """Drop the rows of a JSONL file that a resume will write again."""
         rows = self.rows(file)
         kept = [row for row in rows if keep(row)]
-        if self.exists(file) and (len(kept) < len(rows) or not self.read(file).endswith(b"\n")):
-            self.write(file, b"".join((json.dumps(row) + "\n").encode() for row in kept))
+        if len(kept) < len(rows):
+            self.write(file, _lines(kept))
+
+
+def _lines(rows: Iterable[Row]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)

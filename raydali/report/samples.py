@@ -60,23 +60,23 @@ class SampleTrace:
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:
-    """Drop the rows from global batch `step` on: what a resume at that step trains on again."""
+    """Drop the rows from global batch `step` on, what a resume at that step trains on again, and a crash's leftovers.
+
+    Raises:
+        RuntimeError: a file begins before the step and reaches beyond it.
+    """
     for file in folder.files("samples"):
-        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet", file)
-        if match is None or int(match[2]) < step:
+        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-\d+)?", file)
+        if match is None or (int(match[2]) < step and not match[3]):
             continue
-        if int(match[1]) >= step:
-            folder.filesystem.delete_file(folder.path(f"samples/{file}"))
-        else:
+        if int(match[1]) < step and not match[3]:
             raise RuntimeError(f"{folder}/samples/{file} lies across step {step}, which no checkpoint was made at")
+        folder.filesystem.delete_file(folder.path(f"samples/{file}"))
 
 
 def read_samples(folder: RunFolder) -> pa.Table:
     """All rows of a run in the order of the stream: by step, micro-batch, and place in the micro-batch."""
-    tables = []
-    for file in folder.files("samples"):
-        if file.endswith(".parquet"):
-            tables.append(parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))))
-    table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
-    order = np.lexsort((np.arange(len(table)), table["micro_batch"].to_numpy(), table["step"].to_numpy()))
-    return table.take(order)
+    files = [file for file in folder.files("samples") if file.endswith(".parquet")]
+    tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
+    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
+    return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable

@@ -69,6 +69,6 @@ class RunningStatistics:
         if worker.world_size == 1 or not self._buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * self._share
-        total = worker.sum(flat).to(flat.device).float()
+        total = worker.sum(flat).to(flat.device)
         for buffer, part in zip(self._buffers, total.split([len(b) for b in self._buffers]), strict=True):
             buffer.copy_(part)

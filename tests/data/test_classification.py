@@ -2,7 +2,6 @@ import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,18 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.image_folder import ImageFolder
 from raydali.errors import UsageError
+from tests.data.pictures import MEAN, STD, assert_like_pillow, encoded, files, in_bytes, photograph
 
 Images = TrainImages | ValidationImages
 Batch = tuple[torch.Tensor, NDArray[np.int64]]
 
 TRAIN = TrainImages(image_size=96, seed=3)
 VALIDATION = ValidationImages(image_size=96, resize_size=110)
-MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (TRAIN.mean, TRAIN.std))
 EXIF_ORIENTATION = 274
-
-
-def files(folder: Path, **contents: bytes) -> ImageFolder:
-    """A source of image files, in this order; the label of an id is the id."""
-    for i, (name, data) in enumerate(contents.items()):
-        path = folder / f"{i:03}" / f"{name}.JPEG"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data)
-    return ImageFolder.scan(str(folder))
 
 
 def by_dali(
@@ -46,7 +35,7 @@ def by_dali(
     with graph:
         batch = pipeline.inputs(source, wanted, np.broadcast_to(epochs, wanted.shape))
         inputs = fn.external_source(lambda: batch, num_outputs=len(batch), batch=True)
-        graph.set_outputs(*pipeline.graph(*inputs, device="cpu"))
+        graph.set_outputs(*pipeline.graph(source, *inputs, device="cpu"))
     graph.build()
     images, labels = graph.run()
     assert images.layout() == "HWC"
@@ -56,22 +45,6 @@ def by_dali(
 def by_pillow(pipeline: Images, source: ImageFolder, epoch: int = 0) -> Batch:
     samples = [pipeline.sample(source, id, epoch) for id in range(len(source))]
     return in_bytes(torch.stack([image for image, _ in samples])), torch.stack([label for _, label in samples]).numpy()
-
-
-def in_bytes(images: torch.Tensor) -> torch.Tensor:
-    return (images * STD + MEAN) * 255
-
-
-@cache
-def photograph(name: str = "china", size: tuple[int, int] | None = None) -> Image.Image:
-    image = Image.fromarray(load_sample_images().images[("china", "flower").index(name)])
-    return image.resize(size, Image.Resampling.LANCZOS) if size else image
-
-
-def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
-    data = io.BytesIO()
-    image.save(data, kind, **{"quality": 92} | options)
-    return data.getvalue()
 
 
 def with_alpha(image: Image.Image) -> Image.Image:
@@ -95,15 +68,6 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     return files(
         tmp_path_factory.mktemp("photographs"), **{f"{i}": encoded(photograph(*name)) for i, name in enumerate(names)}
     )
-
-
-def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor, *, ring: float) -> None:
-    """Within 1 of 255 for rounding (mean 0.3), and within `ring` in the outermost pixels, where DALI's filter for
-    scaling down repeats the border and Pillow's cuts it off."""
-    difference = (ours - theirs).abs()
-    assert difference[:, :, 1:-1, 1:-1].max() < 1.01
-    assert difference.mean() < 0.3
-    assert difference.max() < ring
 
 
 @pytest.mark.parametrize("epoch", range(4))

@@ -1,18 +1,14 @@
 """The index of class folders: torchvision's to the letter, on disks and in object stores, fast and cheap to send."""
 
-import json
 import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -22,8 +18,7 @@ from nvidia.dali import Pipeline, fn, types
 
 from raydali.data.image_folder import ImageFolder, check_classes
 from raydali.errors import UsageError
-
-PutObjects = Callable[[str, dict[str, bytes]], None]
+from tests.data.object_stores import PutObjects, serve
 
 NASTY = [
     "cat/1.jpg",
@@ -244,31 +239,6 @@ def test_speed(many_files: str) -> None:
     assert best_seconds(lambda: index.encoded_paths(ids), 20) < 1e-3
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[PutObjects]:
-    """Makes a bucket with these objects on a server of this machine."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-
-        def put(bucket: str, objects: dict[str, bytes]) -> None:
-            client = boto3.client("s3")
-            client.create_bucket(Bucket=bucket)
-            for key, body in objects.items():
-                client.put_object(Bucket=bucket, Key=key, Body=body)
-
-        yield put
-    server.stop()
-
-
 def test_s3_is_as_local(s3: PutObjects, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     local = ImageFolder.scan(str(grow(tmp_path, NASTY)))
     markers = {"data/": b"", "data/cat/": b"", "data/cat/folder.jpg/": b"", "data-2/x/1.jpg": b"another prefix"}
@@ -304,14 +274,6 @@ def test_s3_errors(s3: PutObjects) -> None:
     assert len(ImageFolder.scan("s3://few/fine")) == 1
 
 
-@contextmanager
-def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def test_s3_that_refuses(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusal(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -322,40 +284,6 @@ def test_s3_that_refuses(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(UsageError, match=r"cannot list s3://few/t: check the name, credentials.*ACCESS_DENIED"):
             ImageFolder.scan("s3://few/t")
-
-
-@pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
-    """The objects of gs://bucket on a server that knows three calls of Google's JSON API: stat, list and read."""
-    objects: dict[str, bytes] = {}
-
-    def describe(key: str) -> dict[str, str]:
-        return {"kind": "storage#object", "bucket": "bucket", "name": key, "size": str(len(objects[key]))}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            query = parse_qs(url.query)
-            _, found, key = url.path.partition("/b/bucket/o")
-            key = unquote(key).removeprefix("/")
-            if found and not key:
-                items = [describe(key) for key in sorted(objects) if key.startswith(query.get("prefix", [""])[0])]
-                body = json.dumps({"kind": "storage#objects", "items": items}).encode()
-            elif found and key in objects:
-                body = objects[key] if "alt" in query else json.dumps(describe(key)).encode()
-            else:
-                self.send_response(404)
-                self.end_headers()
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with serve(Handler) as url:
-        monkeypatch.setenv("DALI_GCS_ENDPOINT_URL", url)
-        monkeypatch.setenv("DALI_GCS_ANONYMOUS", "1")
-        yield objects
 
 
 def test_gcs_is_as_local(gcs: dict[str, bytes], tmp_path: Path) -> None:

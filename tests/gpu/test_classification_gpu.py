@@ -64,7 +64,7 @@ def by_gpu(
     graph = dali.Pipeline(batch_size=len(wanted), num_threads=4, device_id=0, prefetch_queue_depth=1)
     with graph:
         inputs = fn.external_source(lambda: batch, num_outputs=len(batch), batch=True)
-        graph.set_outputs(*pipeline.graph(*inputs, device="gpu"))
+        graph.set_outputs(*pipeline.graph(source, *inputs, device="gpu"))
     graph.build()
     images, labels = (from_dlpack(output.as_tensor()) for output in graph.run())
     assert images.device.type == labels.device.type == "cuda"
@@ -124,7 +124,6 @@ def test_a_batch_of_every_kind_of_file(tmp_path: Path, pipeline: Images) -> None
     made = {
         "baseline": encoded(image, subsampling=0),
         "progressive": encoded(image, subsampling=0, progressive=True),
-        "rgb_jpeg": encoded(image, keep_rgb=True),
         "grayscale": encoded(image.convert("L")),
         "cmyk": encoded(image.convert("CMYK")),
         "ycck": bytes(ycck),
@@ -145,6 +144,14 @@ def test_a_batch_of_every_kind_of_file(tmp_path: Path, pipeline: Images) -> None
     source = files(tmp_path, **made)
     images, _ = by_gpu(pipeline, source)
     assert_close(images, by_pillow(pipeline, source), mean=1.0, most=4.5, names=made)
+
+
+@pytest.mark.xfail(reason="nvJPEG takes JPEGs that store RGB instead of YCbCr, which are rare, for YCbCr")
+@pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])
+def test_jpegs_that_store_rgb(tmp_path: Path, pipeline: Images) -> None:
+    source = files(tmp_path, rgb=encoded(pictures()[0].resize((240, 160)), keep_rgb=True))
+    images, _ = by_gpu(pipeline, source)
+    assert_close(images, by_pillow(pipeline, source), mean=1.0, most=4.5)
 
 
 @pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])

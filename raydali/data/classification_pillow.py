@@ -1,0 +1,43 @@
+"""The samples of classification.py by Pillow and torchvision: the same crops and flips, for the baseline loader."""
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms.v2 import functional as F
+
+from raydali.data.augment import crop_windows
+from raydali.data.classification import Images, TrainImages, ValidationImages
+from raydali.data.image_folder import ImageFolder
+
+Sample = tuple[torch.Tensor, torch.Tensor]
+
+
+def train_sample(settings: TrainImages, source: ImageFolder, id: int, epoch: int) -> Sample:
+    """`TrainImages.sample`."""
+    image = _decoded(source.read(id))
+    draws, flips = settings.draws(np.array([id]), np.array([epoch]))
+    shapes = np.array([[image.height, image.width]])
+    (start,), (size,) = crop_windows(shapes, draws, settings.random_aspect)
+    image = F.resized_crop(image, *start.tolist(), *size.tolist(), size=[settings.image_size, settings.image_size])
+    return _tensors(settings, F.horizontal_flip(image) if flips[0] else image, source, id)
+
+
+def validation_sample(settings: ValidationImages, source: ImageFolder, id: int) -> Sample:
+    """`ValidationImages.sample`."""
+    image = F.resize(_decoded(source.read(id)), [settings.resize_size])
+    return _tensors(settings, F.center_crop(image, [settings.image_size]), source, id)
+
+
+def _decoded(data: bytes) -> Image.Image:
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if image.mode.startswith("I;16"):
+        # convert("RGB") would cut 16-bit values off at 255; DALI scales them.
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _tensors(settings: Images, image: Image.Image, source: ImageFolder, id: int) -> Sample:
+    pixels = F.to_dtype(F.pil_to_tensor(image), torch.float32, scale=True)
+    return F.normalize(pixels, list(settings.mean), list(settings.std)), torch.tensor(source.labels[id])

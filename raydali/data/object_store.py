@@ -1,0 +1,51 @@
+"""Files in S3 and in Google's storage, through pyarrow: to list them, and to read those that DALI cannot."""
+
+import os
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+_GCS_RETRY_SECONDS = 20
+
+
+def file_system(uri: str) -> Any:
+    """The pyarrow FileSystem of an `s3://` or `gs://` URI; its paths are URIs without their scheme.
+
+    S3 is reached as AWS_ENDPOINT_URL and the other variables and files of AWS say, Google's storage by its default
+    credentials, or as DALI_GCS_ANONYMOUS and DALI_GCS_ENDPOINT_URL say, which DALI reads as well. A process keeps
+    what it has opened.
+    """
+    scheme, _, path = uri.partition("://")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL" if scheme == "s3" else "DALI_GCS_ENDPOINT_URL", "")
+    return _open(scheme, path.partition("/")[0], endpoint, os.getpid())
+
+
+# By process, since a forked one must not speak on its parent's connections.
+@cache
+def _open(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
+    from pyarrow.fs import FileSystem, GcsFileSystem
+
+    if scheme == "s3":
+        return FileSystem.from_uri(f"s3://{bucket}")[0]
+    options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_GCS_RETRY_SECONDS)}
+    if endpoint:
+        options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
+    return GcsFileSystem(anonymous=os.environ.get("DALI_GCS_ANONYMOUS", "0") not in ("", "0"), **options)
+
+
+def read(uri: str) -> bytes:
+    """The content of an object.
+
+    Raises:
+        OSError: names the URI and the reason.
+    """
+    try:
+        with file_system(uri).open_input_stream(uri.partition("://")[2], compression=None) as file:
+            return bytes(file.read())
+    except OSError as error:
+        raise OSError(f"cannot read {uri}: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """What a storage library complains of, on one line."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,89 @@
+"""Object stores on this machine: moto for S3, and as much of Google's storage as is needed."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+PutObjects = Callable[[str, dict[str, bytes]], None]
+
+
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """One server for all tests, since DALI keeps its connection to the first that it was told of."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> PutObjects:
+    """Makes a bucket with these objects on a server of this machine."""
+    import boto3
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+    def put(bucket: str, objects: dict[str, bytes]) -> None:
+        client = boto3.client("s3")
+        client.create_bucket(Bucket=bucket)
+        for key, body in objects.items():
+            client.put_object(Bucket=bucket, Key=key, Body=body)
+
+    return put
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256  # with the default of 5, more callers at once than that wait for a second
+
+
+@contextmanager
+def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with _Server(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """The objects of gs://bucket on a server that knows three calls of Google's JSON API: stat, list and read."""
+    objects: dict[str, bytes] = {}
+
+    def describe(key: str) -> dict[str, str]:
+        return {"kind": "storage#object", "bucket": "bucket", "name": key, "size": str(len(objects[key]))}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            query = parse_qs(url.query)
+            _, found, key = url.path.partition("/b/bucket/o")
+            key = unquote(key).removeprefix("/")
+            if found and not key:
+                items = [describe(key) for key in sorted(objects) if key.startswith(query.get("prefix", [""])[0])]
+                body = json.dumps({"kind": "storage#objects", "items": items}).encode()
+            elif found and key in objects:
+                body = objects[key] if "alt" in query else json.dumps(describe(key)).encode()
+            else:
+                self.send_response(404)
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serve(Handler) as url:
+        monkeypatch.setenv("DALI_GCS_ENDPOINT_URL", url)
+        monkeypatch.setenv("DALI_GCS_ANONYMOUS", "1")
+        yield objects

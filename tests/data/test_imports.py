@@ -1,0 +1,23 @@
+"""What the driver imports is light: it answers a mistyped option before anything heavy is loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import jobs.imagenet as job; job.make_pipelines(job.DIGITS)",
+        "import raydali.data.classification",
+        "import raydali.data.digits",
+        "import raydali.data.image_folder",
+        "import raydali.data.stream",
+    ],
+)
+def test_the_driver_imports_nothing_heavy(code: str) -> None:
+    code += f"\nimport sys; print(*sorted({HEAVY} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"

@@ -1,0 +1,150 @@
+"""Bad usage of a job: exit code 2 within seconds, an error that names the value and the remedy, nothing left behind."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydali.launch.cluster import WORKERS_PER_CORE
+
+ROOT = Path(__file__).parents[2]
+CORES = len(os.sched_getaffinity(0))
+
+REMEDY = r"must |at least|lie in|try |lower |raise |give |use |needs? |ask for|such as|check |--help"
+
+# Arguments after --name, and what the error must name; {data} is a folder of data sets, {cores} the machine's cores.
+CASES = {
+    # The data
+    "data-missing": ("--data {data}/nowhere", "{data}/nowhere.* is missing"),
+    "data-a-file": ("--data {data}/file", "{data}/file.*(is missing|is a file)"),
+    "data-without-train": ("--data {data}/no-train", "{data}/no-train/train is missing"),
+    "data-without-val": ("--data {data}/no-val", "{data}/no-val/val is missing"),
+    "data-without-classes": ("--data {data}/no-classes", "{data}/no-classes/train holds no class folders"),
+    "data-without-images": ("--data {data}/no-images", "no images in the 2 class folders of {data}/no-images/train"),
+    "data-of-other-classes": ("--data {data}/differing", "{data}/differing/val lacks 'dog' and has besides 'cow'"),
+    "data-of-an-unknown-kind": ("--data ftp://host/data", "cannot read ftp://host/data"),
+    # What no option takes
+    "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
+    "stray-word": ("32", "Unrecognized .*32"),
+    "word-for-a-number": ("--epochs ten", "--epochs.*'ten'"),
+    "fraction-for-a-whole-number": ("--batch-size 1.5", "--batch-size.*'1.5'"),
+    "word-for-a-fraction": ("--learning-rate fast", "--learning-rate.*'fast'"),
+    "one-number-for-two": ("--random-area 0.5", "--random-area"),
+    "precision": ("--precision fp8", "'fp8'.*--precision.*'bf16', 'fp16', 'fp32'"),
+    "loader": ("--loader tf", "'tf'.*--loader.*'dali', 'torch', 'synthetic'"),
+    "model": ("--model resnet51", "resnet51.*resnet50"),
+    # Workers
+    "no-workers": ("--workers 0", "--workers 0.*at least 1"),
+    "workers-of-a-word": ("--workers x", "--workers x .*MIN:MAX"),
+    "workers-reversed": ("--workers 3:2", "--workers 3:2"),
+    "workers-beyond-the-machine": ("--workers {too_many}", "{too_many} workers.* {cores} cores.*--workers"),
+    "no-cpus": ("--cpus-per-worker 0", "cpus.per.worker.*at least 1.*0"),
+    "failures": ("--max-failures -2", "max.failures.*-2"),
+    "sync-bn-on-cpus": ("--sync-bn --no-gpu", "--sync-bn.*GPU"),
+    # Sizes
+    # With one epoch, which no default of the warm-up may refuse.
+    "global-batch-no-multiple": ("--global-batch-size 40 --epochs 1", "global.batch.size 40.*batch.size 32.*64"),
+    "global-batch-of-nothing": ("--global-batch-size 0", "global.batch.size.*0"),
+    "batch-of-nothing": ("--batch-size 0", "batch.size.*0"),
+    "fewer-samples-than-a-batch": ("--global-batch-size 2048 --batch-size 2048", "1437 samples.* 2048.*--batch-size"),
+    "no-epochs": ("--epochs 0", "epochs.*at least 1.*0"),
+    "image-of-nothing": ("--image-size 0", "image.size.*at least 1.*0"),
+    "resize-below-image": ("--image-size 32 --resize-size 31", "resize.size.*31.*image.size.*32"),
+    # Numbers out of their range
+    "seed": ("--seed -1", "seed.*-1"),
+    "random-area": ("--random-area 0 2", r"random.area.*\(0\.0, 2\.0\)"),
+    "flip-probability": ("--flip-probability 2", "flip.probability.*2"),
+    "learning-rate": ("--learning-rate -1", "learning.rate.*-1"),
+    "learning-rate-nan": ("--learning-rate nan", "learning.rate.*nan"),
+    "warmup": ("--epochs 3 --warmup-epochs 4", r"warmup.epochs.*below 3, not 4"),
+    "warmup-negative": ("--warmup-epochs -1", "warmup.epochs.*-1"),
+    "momentum": ("--momentum 1.5", r"momentum.*1\.5"),
+    "weight-decay": ("--weight-decay -0.1", r"weight.decay.*-0\.1"),
+    "label-smoothing": ("--label-smoothing 2", "label.smoothing.*2"),
+    "mixup": ("--mixup -1", "mixup.*-1"),
+    "cutmix": ("--cutmix -1", "cutmix.*-1"),
+    "ema-decay": ("--ema-decay 1", "ema.decay.*1"),
+    "checkpoint-every": ("--checkpoint-every -1", "checkpoint.every.*-1"),
+    # Storage
+    "name": ("--name a/b", "--name 'a/b'"),
+    "storage-below-a-file": ("--storage {data}/file", "--storage {data}/file cannot be written"),
+    "storage-in-proc": ("--storage /proc/raydali", "--storage /proc/raydali cannot be written"),
+    "storage-of-an-unknown-kind": ("--storage ftp://host/runs", "--storage ftp://host/runs cannot be reached"),
+    "storage-that-does-not-answer": ("--storage s3://bucket/runs", "s3://bucket/runs.*[Cc]onnect"),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders that are no data set, each for another reason; nobody looks into the images."""
+    root = tmp_path_factory.mktemp("data")
+    for file in (
+        "file",
+        "no-train/val/cat/1.jpg",
+        "no-val/train/cat/1.jpg",
+        "no-classes/train/1.jpg",
+        "no-classes/val/1.jpg",
+        "no-images/train/cat/1.txt",
+        "no-images/train/dog/1.txt",
+        "no-images/val/cat/1.jpg",
+        "no-images/val/dog/1.jpg",
+        "differing/train/cat/1.jpg",
+        "differing/train/dog/1.jpg",
+        "differing/val/cat/1.jpg",
+        "differing/val/cow/1.jpg",
+    ):
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root
+
+
+@pytest.fixture
+def no_ray(tmp_path: Path) -> Path:
+    """A folder to import from in which Ray cannot be: starting it would take a person's time before the refusal."""
+    module = tmp_path / "modules" / "ray.py"
+    module.parent.mkdir()
+    module.write_text("raise SystemExit('Ray was started before the refusal')\n")
+    return module.parent
+
+
+def refusal(arguments: list[str], storage: Path, *modules: Path, seconds: float) -> str:
+    """The error, on one line; tyro's come in a box."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (*modules, ROOT)))}
+    environment |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "none"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "jobs/imagenet.py"), "--storage", str(storage), "--name", "run", *arguments],
+        env=environment,
+        cwd=storage.parent,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    output = f"{done.stdout}{done.stderr}"
+    assert "Traceback" not in output, output
+    assert done.returncode == 2, output
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(("error: ", "╰")), output
+    assert not storage.exists(), sorted(storage.rglob("*"))
+    said = last if last.startswith("error: ") else re.sub("[│╭╮╰╯─]", " ", done.stderr)
+    return " ".join(said.split())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_usage_is_refused_before_ray_starts(case: str, data: Path, tmp_path: Path, no_ray: Path) -> None:
+    figures = {"data": data, "cores": CORES, "too_many": WORKERS_PER_CORE * CORES + 1}
+    arguments, named = (text.format(**figures) for text in CASES[case])
+    said = refusal(arguments.split(), tmp_path / "runs", no_ray, seconds=100)
+    assert re.search(named, said), said
+    assert re.search(REMEDY, said), said
+
+
+def test_more_workers_than_micro_batches_are_refused_before_they_start(tmp_path: Path) -> None:
+    arguments = ["--global-batch-size", "32", "--batch-size", "32", "--workers", "2"]
+    said = refusal(arguments, tmp_path / "runs", seconds=200)
+    assert re.search(r"2 workers are more than the 1 micro-batches of a global batch \(32 / 32\).*fewer workers", said)

@@ -1,0 +1,41 @@
+"""Which error a failed run ends with: the worker's own, not its echoes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from raydali.errors import UsageError
+from raydali.launch.launcher import TrainingFailed, _explained
+
+
+def error_of(rank: int, error: str, **facts: Any) -> Mapping[str, Any]:
+    return {"kind": "error", "rank": rank, "error": error, "traceback": "", "usage": False, **facts}
+
+
+def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:
+    trace = '  File "job.py", line 3, in train\n    raise ValueError("no")\n'
+    errors = [error_of(2, "ValueError: no", traceback=trace), error_of(0, "RuntimeError: connection closed by peer")]
+    explained = _explained(RuntimeError("worker group failed"), errors)
+    assert type(explained) is TrainingFailed
+    assert str(explained) == f"{trace}rank 2: ValueError: no"
+
+
+def test_bad_usage_that_a_worker_found_is_bad_usage() -> None:
+    errors = [error_of(1, "the checkpoint's seed is 1, this run's is 0", usage=True, traceback="somewhere\n")]
+    explained = _explained(RuntimeError("worker group failed"), errors)
+    assert type(explained) is UsageError
+    assert str(explained) == "the checkpoint's seed is 1, this run's is 0"
+
+
+def test_bad_usage_behind_another_error_is_only_its_echo() -> None:
+    errors = [error_of(0, "ValueError: no"), error_of(1, "4 workers are too many", usage=True)]
+    assert type(_explained(RuntimeError(), errors)) is TrainingFailed
+
+
+def test_without_a_worker_s_word_what_ray_knows_is_told() -> None:
+    explained = _explained(RuntimeError("\n  the actor died: out of memory \n"), [])
+    assert type(explained) is TrainingFailed
+    assert str(explained) == "the actor died: out of memory"
+
+
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    assert "TimeoutError" in str(_explained(TimeoutError(), []))

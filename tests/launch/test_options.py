@@ -1,0 +1,46 @@
+"""Options that every job has: ranges of workers and what is refused at once."""
+
+from typing import Any
+
+import pytest
+
+from raydali.errors import UsageError
+from raydali.launch.options import LaunchOptions
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(None, None), ("1", (1, 1)), ("4", (4, 4)), ("2:8", (2, 8)), ("3:3", (3, 3)), ("1:64", (1, 64))],
+)
+def test_ranges_of_workers(workers: str | None, expected: tuple[int, int] | None) -> None:
+    assert LaunchOptions(workers=workers).worker_range == expected
+
+
+@pytest.mark.parametrize("workers", ["x", "", ":", ":4", "2:x", "2:3:4", "2-4", "1.5", "2:8.0"])
+def test_what_is_no_range_of_workers(workers: str) -> None:
+    with pytest.raises(UsageError, match=f"--workers {workers} is neither a number nor MIN:MAX, such as 4 or 2:8"):
+        LaunchOptions(workers=workers)
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "0:4", "-2:2", "3:2", "4:0"])
+def test_ranges_without_workers(workers: str) -> None:
+    with pytest.raises(UsageError, match=f"--workers {workers}: there must be at least 1"):
+        LaunchOptions(workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpus_per_worker": 0}, "--cpus-per-worker must be at least 1, not 0"),
+        ({"cpus_per_worker": -3}, "--cpus-per-worker must be at least 1, not -3"),
+        ({"max_failures": -2}, "--max-failures must be .*-1.*, not -2"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LaunchOptions(**options)
+
+
+def test_bounds_themselves_are_fine() -> None:
+    for max_failures in (-1, 0, 7):
+        assert LaunchOptions(cpus_per_worker=1, max_failures=max_failures).max_failures == max_failures

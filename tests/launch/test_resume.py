@@ -1,0 +1,59 @@
+"""Fresh run, resume or done: what the run's folder says, and what a resume may not change."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.errors import UsageError
+from raydali.launch.resume import Earlier, check_unchanged, earlier_run
+from tests.support import folder_of
+
+SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}
+FIXED = ("model", "seed", "epochs", "global_batch_size")
+
+
+def test_a_folder_without_settings_is_a_fresh_run(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    assert earlier_run(folder) is None
+    folder.append("events.jsonl", {"event": "start"})
+    assert earlier_run(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "finished"),
+    [
+        ([], False),
+        (["start"], False),
+        (["start", "failure", "resume", "stop"], False),
+        (["start", "interrupt", "resume", "finish"], True),
+    ],
+)
+def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], finished: bool) -> None:
+    folder = folder_of(tmp_path)
+    folder.write_json("config.json", SETTINGS)
+    for event in events:
+        folder.append("events.jsonl", {"event": event})
+    assert earlier_run(folder) == Earlier(SETTINGS, finished)
+
+
+def test_the_same_settings_and_other_ones_that_do_not_matter_are_fine(tmp_path: Path) -> None:
+    check_unchanged(folder_of(tmp_path), Earlier(SETTINGS, False), SETTINGS | {"workers": "7", "new": 1}, FIXED)
+
+
+def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    now = SETTINGS | {"model": "resnet18", "epochs": 100, "workers": "7"}
+    with pytest.raises(UsageError) as error:
+        check_unchanged(folder, Earlier(SETTINGS, False), now, FIXED)
+    assert str(error.value) == (
+        f"{folder} cannot be resumed with other settings (model was 'resnet50', now 'resnet18'; "
+        "epochs was 90, now 100): give the earlier ones, or another --name"
+    )
+
+
+def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Path) -> None:
+    earlier = Earlier({name: value for name, value in SETTINGS.items() if name != "seed"}, False)
+    with pytest.raises(UsageError, match=re.escape("(seed was None, now 0)")):
+        check_unchanged(folder_of(tmp_path), earlier, SETTINGS, FIXED)

@@ -1,0 +1,84 @@
+"""What one rank measures of an epoch."""
+
+import pytest
+import torch
+
+from raydali.measure.meter import EpochMeter
+
+Clock = list[float]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time, in a list of one that the test may change."""
+    clock = [1000.0]
+    monkeypatch.setattr("raydali.measure.clock.time.perf_counter", lambda: clock[0])
+    return clock
+
+
+def make_meter() -> EpochMeter:
+    return EpochMeter(torch.device("cpu"), rank=1, world_size=3, node="here")
+
+
+def run_stages(meter: EpochMeter, now: Clock, **seconds: float) -> None:
+    for stage, length in seconds.items():
+        meter.enter(stage)
+        now[0] += length
+
+
+def test_stages_become_seconds_and_validation_stands_apart(now: Clock) -> None:
+    meter = make_meter()
+    run_stages(meter, now, loader_wait=1.0, step=2.0, checkpoint=4.0, validation=8.0, loop=16.0)
+    run_stages(meter, now, loader_wait=0.5)
+    record = meter.record()
+    assert (record.rank, record.world_size, record.node) == (1, 3, "here")
+    assert (record.loader_wait_seconds, record.step_seconds, record.checkpoint_seconds) == (1.5, 2.0, 4.0)
+    assert record.seconds == 1.5 + 2.0 + 4.0 + 16.0
+
+
+def test_losses_are_weighted_by_images(now: Clock) -> None:
+    meter = make_meter()
+    meter.add(torch.tensor(2.0, requires_grad=True), 10)
+    meter.add(torch.tensor(4.0, dtype=torch.bfloat16), 5)
+    record = meter.record()
+    assert (record.images, record.loss_sum) == (15, 40.0)
+
+
+def test_the_sum_of_losses_keeps_small_parts_beside_a_large_one(now: Clock) -> None:
+    meter = make_meter()
+    meter.add(torch.tensor(2.0**24), 1)
+    for _ in range(100):
+        meter.add(torch.tensor(1.0), 1)
+    assert meter.record().loss_sum == 2**24 + 100
+
+
+def test_the_first_batch_is_noted_once_in_a_worker_s_life(now: Clock) -> None:
+    meter = make_meter()
+    assert meter.record().first_batch_seconds is None
+    now[0] += 3.0
+    meter.first_batch()
+    now[0] += 3.0
+    meter.first_batch()
+    assert meter.record().first_batch_seconds == 3.0
+    meter.reset()
+    meter.first_batch()
+    assert meter.record().first_batch_seconds is None
+
+
+def test_recording_ends_nothing_and_a_reset_begins_a_new_epoch(now: Clock) -> None:
+    meter = make_meter()
+    run_stages(meter, now, loader_wait=1.0, step=2.0)
+    meter.add(torch.tensor(2.0), 10)
+    assert meter.record() == meter.record()
+    meter.reset()
+    now[0] += 4.0
+    meter.add(torch.tensor(3.0), 1)
+    record = meter.record()
+    assert (record.images, record.loss_sum, record.seconds) == (1, 3.0, 4.0)
+    assert (record.loader_wait_seconds, record.step_seconds) == (0.0, 4.0)
+
+
+def test_nothing_measured_is_a_record_of_zeros(now: Clock) -> None:
+    record = make_meter().record()
+    assert (record.images, record.loss_sum, record.seconds) == (0, 0.0, 0.0)
+    assert record.first_batch_seconds is None

@@ -1,0 +1,108 @@
+"""Epoch records against numbers worked out by hand, and against the line that design.md promises."""
+
+import json
+from typing import Any
+
+import pytest
+
+from raydali.measure.records import RankRecord, epoch_record
+
+# The names that other programs rely on.
+LINE = json.loads(
+    """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,
+     "seconds": 9.1, "images_per_second": 281.3, "loader_wait_seconds": 0.4, "loader_wait_fraction": 0.04,
+     "step_seconds": 8.6, "first_batch_seconds": 0.3, "loader_images_per_second": 900.0,
+     "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "loss": 1.2, "learning_rate": 0.1,
+     "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
+     "checkpoint_seconds": 0.1, "quarantined": 0, "verdict": "step-bound: ...",
+     "ranks": [{"rank": 0, "node": "n", "images": 1280, "loader_wait_seconds": 0.2, "step_seconds": 4.3}]}"""
+)
+
+FACTS: dict[str, Any] = {
+    "epoch": 3,
+    "step": 40,
+    "samples_consumed": 2560,
+    "learning_rate": 0.1,
+    "validation": LINE["validation"],
+    "quarantined": 5,
+}
+
+
+def of_rank(rank: int, world_size: int, **measured: Any) -> RankRecord:
+    zeros = {"images": 0, "loss_sum": 0.0, "seconds": 0.0, "loader_wait_seconds": 0.0, "step_seconds": 0.0}
+    rest = {"checkpoint_seconds": 0.0, "first_batch_seconds": None}
+    return RankRecord(rank=rank, world_size=world_size, node=f"node-{rank}", **(zeros | rest | measured))
+
+
+def two_then_three_workers() -> list[list[RankRecord]]:
+    def measured(*values: Any) -> dict[str, Any]:
+        names = ("images", "loss_sum", "seconds", "loader_wait_seconds", "step_seconds", "checkpoint_seconds")
+        return dict(zip((*names, "first_batch_seconds"), values, strict=True))
+
+    return [
+        [
+            of_rank(0, 2, **measured(100, 300.0, 10.0, 1.0, 8.0, 0.5, 0.75)),
+            of_rank(1, 2, **measured(60, 100.0, 12.0, 4.0, 7.0, 0.25, 2.5)),
+        ],
+        [
+            of_rank(0, 3, **measured(20, 30.0, 3.0, 0.25, 2.5, 0.0, None)),
+            of_rank(1, 3, **measured(20, 40.0, 2.0, 0.75, 1.0, 0.0, 1.25)),
+            of_rank(2, 3, **measured(40, 50.0, 1.0, 0.5, 0.25, 0.75, None)),
+        ],
+    ]
+
+
+def test_every_name_of_the_design_is_there_and_no_other() -> None:
+    record = epoch_record([[of_rank(0, 1)]], **FACTS)
+    assert list(record) == list(LINE)
+    assert LINE["ranks"][0].keys() <= record["ranks"][0].keys()
+
+
+def test_several_segments_of_several_ranks_merge() -> None:
+    record = epoch_record(two_then_three_workers(), **FACTS)
+    assert record["images"] == 100 + 60 + 20 + 20 + 40 == 240
+    assert record["seconds"] == 12.0 + 3.0  # the slowest rank of each segment
+    assert record["images_per_second"] == 240 / 15 == 16.0
+    assert record["loader_wait_seconds"] == (1.0 + 4.0) / 2 + (0.25 + 0.75 + 0.5) / 3 == 3.0
+    assert record["loader_wait_fraction"] == 3.0 / 15.0
+    assert record["step_seconds"] == (8.0 + 7.0) / 2 + (2.5 + 1.0 + 0.25) / 3 == 8.75
+    assert record["checkpoint_seconds"] == 0.75 / 2 + 0.75 / 3 == 0.625
+    assert record["first_batch_seconds"] == 2.5  # of whom the others waited for
+    assert record["loss"] == pytest.approx(520 / 240)  # each image counts alike, whichever rank had it
+    assert record["world_size"] == 3  # the last one's
+    assert [(rank["world_size"], rank["rank"]) for rank in record["ranks"]] == [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
+    assert record["ranks"][1]["step_seconds"] == 7.0
+
+
+def test_one_rank_is_its_own_mean() -> None:
+    segments = [[of_rank(0, 1, images=8, loss_sum=4.0, seconds=2.0, loader_wait_seconds=0.5, step_seconds=1.5)]]
+    record = epoch_record(segments, **FACTS)
+    assert (record["seconds"], record["loader_wait_seconds"], record["step_seconds"]) == (2.0, 0.5, 1.5)
+    assert (record["images_per_second"], record["loader_wait_fraction"], record["loss"]) == (4.0, 0.25, 0.5)
+
+
+def test_what_the_caller_knows_is_taken_over() -> None:
+    record = epoch_record(two_then_three_workers(), **FACTS)
+    assert {name: record[name] for name in FACTS} == FACTS
+
+
+def test_what_was_not_measured_is_null() -> None:
+    record = epoch_record([[of_rank(0, 2), of_rank(1, 2)]], **FACTS | {"validation": None})
+    missing = {name for name, value in record.items() if value is None}
+    never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict"}
+    derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}
+    assert missing == never_yet | derived
+    assert (record["images"], record["seconds"], record["loader_wait_seconds"]) == (0, 0.0, 0.0)
+
+
+def test_time_without_images_is_a_rate_of_zero() -> None:
+    record = epoch_record([[of_rank(0, 1, seconds=4.0, loader_wait_seconds=4.0)]], **FACTS)
+    assert (record["images_per_second"], record["loader_wait_fraction"], record["loss"]) == (0.0, 1.0, None)
+
+
+def test_a_record_survives_json_and_its_ranks_can_be_read_back() -> None:
+    segments = two_then_three_workers()
+    record = epoch_record(segments, **FACTS)
+    read = json.loads(json.dumps(record, allow_nan=False))
+    assert read == record
+    assert [RankRecord(**rank) for rank in read["ranks"]] == [rank for segment in segments for rank in segment]

@@ -1,0 +1,24 @@
+"""Storage on a local disk and in S3, one after the other."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from raydali.report.run_folder import RunFolder
+from tests.data.object_stores import s3, s3_url
+
+__all__ = ["s3", "s3_url"]
+
+
+@pytest.fixture(params=["local", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
+    """A made run folder."""
+    storage = str(tmp_path)
+    if request.param == "s3":
+        bucket = uuid4().hex
+        request.getfixturevalue("s3")(bucket, {})
+        storage = f"s3://{bucket}/runs"
+    folder = RunFolder(storage, "run")
+    folder.create()
+    return folder

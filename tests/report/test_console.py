@@ -1,0 +1,163 @@
+"""What people see: plain lines in a file or a pipe, a bar on a terminal, and never a crash over a missing value."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raydali.report.console import Console
+
+RECORD: dict[str, Any] = {
+    "epoch": 3,
+    "images": 1281167,
+    "images_per_second": 6234.4,
+    "loader_wait_fraction": 0.0123,
+    "loss": 2.71828,
+    "learning_rate": 0.05,
+    "validation": {"images": 50000, "loss": 1.5, "top1": 0.7613, "top5": 0.9287, "seconds": 12.0},
+    "seconds": 205.5,
+    "verdict": None,
+}
+EMPTY: dict[str, Any] = dict.fromkeys(RECORD) | {"epoch": 0, "images": 0, "seconds": 0.0}
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+Output = Callable[[], str]
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Output:
+    """What was printed since the last call, to a pipe that rich believes to be 40 columns wide."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    return lambda: capsys.readouterr().out
+
+
+@pytest.fixture
+def on_terminal(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
+    """As output, but to a terminal of 100 columns."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    return output
+
+
+def progress(step: int, samples_consumed: int, epoch: int = 0) -> dict[str, Any]:
+    facts = {"step": step, "steps": 400, "epoch": epoch, "samples_consumed": samples_consumed}
+    return {"kind": "progress", **facts}
+
+
+def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
+    console = Console()
+    console.show({"kind": "epoch", "record": RECORD})
+    console.show({"kind": "epoch", "record": RECORD | {"epoch": 4}})
+    text = output()
+    heading, first, second = text.splitlines()
+    assert heading.split() == ["epoch", "images", "images/s", "wait", "loss", "lr", "top-1", "top-5", "seconds"]
+    assert first.split() == ["3", "1281167", "6234", "1.2%", "2.7183", "0.05", "0.7613", "0.9287", "205.5"]
+    assert second.split()[0] == "4"
+    ends = [[match.end() for match in re.finditer(r"\S+", line)] for line in (heading, first)]
+    assert ends[0] == ends[1], "headings stand above their columns"
+    assert not CONTROL.search(text)
+
+
+def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
+    console = Console()
+    console.show({"kind": "epoch", "record": EMPTY})
+    assert output().splitlines()[1].split() == ["0", "0", "-", "-", "-", "-", "-", "-", "0.0"]
+    for name in set(RECORD) - {"verdict", "validation"}:
+        console.show({"kind": "epoch", "record": RECORD | {name: None}})
+        assert output().split().count("-") == 1
+    console.show({"kind": "epoch", "record": RECORD | {"validation": None}})
+    assert output().split()[-3:] == ["-", "-", "205.5"]
+
+
+def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> None:
+    Console().show({"kind": "epoch", "record": RECORD | {"loss": float("nan")}})
+    assert output().splitlines()[1].split()[4] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            {"event": "start", "step": 0, "steps": 400, "world_size": 2, "device": "cpu", "seconds": 31.7},
+            "started at step 0 of 400: 2 workers on cpu, first step after 32 s",
+        ),
+        (
+            {"event": "resume", "step": 40, "steps": 400, "world_size": 3, "device": "cuda", "seconds": 9.2},
+            "resumed at step 40 of 400: 3 workers on cuda, first step after 9 s",
+        ),
+        (
+            {"event": "failure", "ranks": [1, 3], "error": "ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80},
+            "warning: rank 1, 3 failed: ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80,
+        ),
+        ({"event": "finish"}, ""),
+    ],
+    ids=lambda value: value.get("event") if isinstance(value, dict) else "",
+)
+def test_events_are_one_plain_line_each(output: Output, message: dict[str, Any], line: str) -> None:
+    Console().show({"kind": "event", "time": 1.0, **message})
+    assert output() == (line + "\n" if line else "")
+
+
+def test_warnings_name_the_rank(output: Output) -> None:
+    Console().show({"kind": "warning", "rank": 2, "text": "cannot decode [/x].jpg"})
+    assert output() == "warning: rank 2: cannot decode [/x].jpg\n"
+
+
+def test_messages_for_nobody_are_passed_over(output: Output) -> None:
+    console = Console()
+    console.show({"kind": "error", "rank": 0, "error": "told by the launcher"})
+    console.show({"kind": "from the future"})
+    console.show(progress(1, 32))
+    console.close()
+    assert output() == ""
+
+
+def test_a_terminal_gets_a_bar_that_leaves_with_the_end(on_terminal: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("raydali.report.console.time.monotonic", lambda: now)
+    console = Console()
+    console.show(progress(100, 3200))
+    now += 2.0
+    console.show(progress(120, 3840, epoch=1))
+    bar = console._progress
+    assert bar is not None
+    bar[0].refresh()
+    text = on_terminal()
+    assert "step 100/400" in text
+    assert "epoch 1" in text and "step 120/400" in text and "320 images/s" in text
+    console.show({"kind": "epoch", "record": RECORD})
+    console.close()
+    console.close()
+    console.say("the end")
+    text = on_terminal()
+    assert "1281167" in text
+    assert "step 120/400" not in text.rpartition("\x1b[1A\x1b[2K")[2], "the last thing done to the bar is erasing it"
+    assert text.endswith("the end\n")
+
+
+def test_a_resume_goes_back_and_is_no_negative_rate(on_terminal: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("raydali.report.console.time.monotonic", lambda: now)
+    console = Console()
+    for step, seconds in ((100, 0.0), (80, 1.0), (80, 0.0)):
+        now += seconds
+        console.show(progress(step, 32 * step))
+        bar = console._progress
+        assert bar is not None
+        bar[0].refresh()
+    console.close()
+    text = on_terminal()
+    assert "step 80/400" in text
+    assert "-" not in "".join(re.findall(r"\S+ images/s", text))
+
+
+def test_a_new_bar_after_the_end_of_another(on_terminal: Output) -> None:
+    console = Console()
+    for step in (10, 20):
+        console.show(progress(step, 32 * step))
+        console.close()
+        assert f"step {step}/400" in on_terminal()

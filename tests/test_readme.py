@@ -1,0 +1,311 @@
+"""The README: every command in it is known here, and is run as it stands there, by a user with an empty home."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jobs.imagenet import DIGITS, Config, Data, make_stream
+from raydali.data.digits import digits_folder
+from raydali.data.image_folder import ImageFolder
+from raydali.measure.records import RankRecord, epoch_record
+from raydali.report.run_folder import RunFolder
+from tests.cluster.support import ROOT, descendants, environment, kill, wait_until_gone
+
+README = (ROOT / "README.md").read_text()
+
+MAKE = {f"make {target}" for target in ("demo", "test", "setup", "format", "test-all", "lock")}
+"""What a test cannot run inside a test; tests/cluster/test_local_run.py runs the demo."""
+ACTIVATE = "source .venv/bin/activate"
+TRAIN = "python jobs/imagenet.py --data ~/pets --name pets --model resnet18 --epochs 10 --batch-size 32"
+HELP = "python jobs/imagenet.py --help"
+RESUME = f"{TRAIN} --workers 1"
+TOKEN = ("ray get-auth-token --generate", "chmod 600 ~/.ray/auth_token")
+SUBMIT = "ray job submit --working-dir . -- " + TRAIN.replace(
+    "--data ~/pets", "--data s3://my-bucket/pets --storage s3://my-bucket/runs"
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def table(heading: str) -> list[str]:
+    """The first column of the table below a heading of this column, without its marks."""
+    rows = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    assert rows, heading
+    return re.findall(r"^\| (.*?) \|", rows[1], re.MULTILINE)
+
+
+def test_every_command_is_known() -> None:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines), lines
+    commands = {line.removeprefix("$ ") for line in lines}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, RESUME, *TOKEN, SUBMIT}
+    assert lines[:2] == ["$ make demo", "$ make test"]
+
+
+def test_make_knows_the_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)\b", "\n".join(re.findall(r"`[^`]+`", README)))) <= targets
+    assert {command.removeprefix("make ") for command in MAKE} <= targets
+
+
+def test_what_is_linked_exists() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links and not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_job_has_the_options() -> None:
+    known = {field.name.replace("_", "-") for field in fields(Config)}
+    of_others = {"help", "generate", "working-dir"}  # tyro's, and Ray's
+    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README))
+    assert named - known == of_others
+    defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256, "precision": "bf16"}
+    for name, value in defaults.items():
+        assert f"`--{name} {value}`" in README
+        assert getattr(Config(), name.replace("-", "_")) == value
+    assert f"`--storage` is `{Config().storage}`" in " ".join(README.split())
+
+
+def test_the_demo_is_the_one_shown() -> None:
+    (shown,) = blocks("text")
+    root = digits_folder()
+    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    steps = make_stream(replace(DIGITS, global_batch_size=2 * DIGITS.batch_size), data).steps
+    assert f"{len(data.train)} training and {len(data.val)} validation images of 10 classes\n" in shown
+    assert f"started at step 0 of {steps}: 2 workers on cpu, " in shown
+    assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.MULTILINE)) == DIGITS.epochs
+
+
+def test_the_fields_of_a_line_are_explained() -> None:
+    rank = RankRecord(
+        rank=0,
+        world_size=1,
+        node="",
+        images=1,
+        loss_sum=0.0,
+        seconds=1.0,
+        loader_wait_seconds=0.0,
+        step_seconds=0.0,
+        checkpoint_seconds=0.0,
+        first_batch_seconds=0.0,
+    )
+    validation = {name: 0 for name in ("images", "loss", "top1", "top5", "seconds")}
+    record = epoch_record(
+        [[rank]], epoch=0, step=1, samples_consumed=1, learning_rate=0.0, validation=validation, quarantined=0
+    )
+    of_line, of_rank = set(record), {field.name for field in fields(RankRecord)}
+
+    (line,) = blocks("json")
+    shown = set(re.findall(r'"(\w+)":', line))
+    explained = {name for cell in table("Field") for name in re.findall(r"`(\w+)`", cell)}
+    assert shown <= of_line | of_rank | set(validation)
+    assert explained <= of_line
+    assert shown & of_line <= explained | {"epoch"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Every command, as it stands there
+
+
+def write_pets(root: Path) -> None:
+    """80 JPEGs of cats and dogs to train on and 24 to validate, 320x240 pixels, as far as a network can tell."""
+    random = np.random.default_rng(0)
+    for split, images in (("train", 40), ("val", 12)):
+        for channel, label in enumerate(("cat", "dog")):
+            folder = root / split / label
+            folder.mkdir(parents=True)
+            for number in range(images):
+                blobs = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                blobs[..., channel] //= 4
+                image = Image.fromarray(blobs).resize((320, 240), Image.Resampling.BICUBIC)
+                image.save(folder / f"{number}.jpg", quality=90)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (ROOT / ".venv/bin/activate").exists():
+        pytest.skip("needs the .venv that make setup makes")
+    home = tmp_path_factory.mktemp("readme") / "home"
+    home.mkdir()
+    write_pets(home / "pets")
+    return home
+
+
+@pytest.fixture
+def env(home: Path) -> dict[str, str]:
+    return environment(home) | {"COLUMNS": "120"}
+
+
+@contextmanager
+def shell(command: str, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a shell as a terminal starts it: in the repository, and in a process group of its own."""
+    line = ["bash", "-c", f"{ACTIVATE}\n{command}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, cwd=ROOT, env=env, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process
+    finally:
+        kill([process.pid, *descendants(process.pid)] if process.poll() is None else [])
+
+
+def run(command: str, env: dict[str, str], log: Path, timeout: float = 240) -> tuple[int, str]:
+    """The exit code and the output of a command."""
+    with shell(command, env, log) as process:
+        return process.wait(timeout), log.read_text()
+
+
+def committed(folder: RunFolder) -> bool:
+    """Whether there is a checkpoint to resume from."""
+    snapshot = "checkpoint_manager_snapshot.json"
+    return folder.exists(snapshot) and b"checkpoint_0" in folder.read(snapshot)
+
+
+def assert_as_shown(output: str, *, finished: str) -> None:
+    """The lines are the demo's in the README but for figures."""
+
+    def form(text: str) -> str:
+        return re.sub(r"[\d.]+(e-\d+)?", "0", " ".join(text.split()))
+
+    lines = output.splitlines()
+    _, counted, started, header, epoch, *_ = blocks("text")[0].splitlines()
+    for line in (counted, started, epoch):
+        assert form(line) in map(form, lines), output
+    assert header in lines, output
+    assert lines[-1] == f"finished: {finished}", output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: dict[str, str], tmp_path: Path) -> None:
+    code, output = run(HELP, env, tmp_path / "help")
+    assert code == 0 and "--data" in output
+
+    folder = RunFolder(str(home / "raydali-runs"), "pets")
+    with shell(TRAIN, env, tmp_path / "train") as process:
+        deadline = time.monotonic() + 240
+        while not committed(folder):
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "train").read_text()
+            time.sleep(0.1)
+        below = descendants(process.pid)
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl+C
+        assert process.wait(30) == 130, (tmp_path / "train").read_text()
+    assert not wait_until_gone(below)
+    assert (tmp_path / "train").read_text().endswith("the same command with the same --name resumes\n")
+
+    code, output = run(RESUME, env, tmp_path / "resume")
+    assert code == 0, output
+    assert re.search(r"^resumed at step [1-9]\d* of 12: 1 workers on cpu", output, re.MULTILINE), output
+    assert_as_shown(output.replace("resumed", "started"), finished=str(folder))
+    rows = folder.rows("epochs.jsonl")
+    assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
+    assert [row["event"] for row in folder.rows("events.jsonl")] == ["start", "interrupt", "resume", "finish"]
+    for file in table("File"):
+        if "samples" not in file:
+            assert list(Path(folder.path()).glob(file.strip("`"))), file
+
+    code, output = run(TRAIN, env, tmp_path / "again")
+    assert code == 0 and output.endswith("is finished: nothing left to do\n"), output
+    code, output = run(TRAIN.replace("resnet18", "resnet34"), env, tmp_path / "other")
+    assert code == 2 and "model was 'resnet18', now 'resnet34'" in output.splitlines()[-1], output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_submitting_to_a_cluster_behind_a_token(
+    home: Path,
+    env: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from moto.server import ThreadedMotoServer
+
+    caplog.set_level("WARNING", "werkzeug")  # a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        env["AWS_ENDPOINT_URL"] = "http://{}:{}".format(*server.get_host_and_port())
+        env |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+        upload(home / "pets", env)
+        for command in TOKEN:
+            code, output = run(command, env, tmp_path / "token")
+            assert code == 0, output
+        assert (home / ".ray/auth_token").stat().st_mode & 0o777 == 0o600
+        env["RAY_AUTH_MODE"] = "token"
+        with head(env, tmp_path / "head") as address:
+            code, output = run(SUBMIT, env | {"RAY_ADDRESS": address}, tmp_path / "submit", timeout=600)
+            assert code == 0, output
+            told = output[output.index("80 training") : output.index("finished: ")]
+            assert_as_shown(f"{told}finished: s3://my-bucket/runs/pets", finished="s3://my-bucket/runs/pets")
+            other = SUBMIT.replace("resnet18", "resnet34")
+            code, output = run(other, env | {"RAY_ADDRESS": address}, tmp_path / "refused")
+            assert code == 1 and "model was 'resnet18', now 'resnet34'" in output, output
+        for name, value in env.items():
+            if name.startswith("AWS_"):
+                monkeypatch.setenv(name, value)
+        rows = RunFolder("s3://my-bucket/runs", "pets").rows("epochs.jsonl")
+        assert rows[-1]["samples_consumed"] == 12 * 64
+    finally:
+        server.stop()
+
+
+def upload(folder: Path, env: dict[str, str]) -> None:
+    """A folder's files to the bucket of the README."""
+    import boto3
+
+    options = {"aws_access_key_id": env["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": env["AWS_SECRET_ACCESS_KEY"]}
+    client = boto3.client("s3", endpoint_url=env["AWS_ENDPOINT_URL"], region_name="us-east-1", **options)
+    client.create_bucket(Bucket="my-bucket")
+    for file in folder.rglob("*.jpg"):
+        client.put_object(Bucket="my-bucket", Key=str(file.relative_to(folder.parent)), Body=file.read_bytes())
+
+
+@contextmanager
+def head(env: dict[str, str], log: Path) -> Iterator[str]:
+    """A cluster of one node with two CPUs; the address of its dashboard."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    temp_dir, (port, dashboard, agent, client) = f"/tmp/rdr-{os.getpid()}", free_ports(4)
+    options = f"--port={port} --dashboard-port={dashboard} --dashboard-agent-listen-port={agent}"
+    options += f" --ray-client-server-port={client} --temp-dir={temp_dir} --include-dashboard=true --num-cpus=2"
+    command = [ray, "start", "--head", "--block", "--disable-usage-stats", *shlex.split(options)]
+    # What the jobs call `python` is found in the environment of the node.
+    env = env | {"PATH": f"{ROOT}/.venv/bin:{env['PATH']}", "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+    env["PYTHONPATH"] = ""  # raydali comes with the job's working directory
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=env | {"RAY_ADDRESS": ""}, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 120
+        while subprocess.run([ray, "job", "list"], env=env, capture_output=True, timeout=60).returncode:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(1)
+        yield env["RAY_ADDRESS"]
+    finally:
+        below = [process.pid, *descendants(process.pid)]
+        process.terminate()
+        process.wait(60)
+        wait_until_gone(below, timeout=3)
+        kill(below)
+        subprocess.run(["rm", "-rf", temp_dir], check=True)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listened at just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
