@@ -17,7 +17,7 @@ from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder, check_classes
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import UsageError
-from raydali.launch.cluster import Placement, connect, place
+from raydali.launch.cluster import Placement, check_own_ray, connect, place
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, run
 from raydali.launch.options import LaunchOptions, require
@@ -89,6 +89,8 @@ class Config(LaunchOptions):
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
         require(self, "epochs", least=1)
+        require(self, "batch_size", least=1)
+        require(self, "global_batch_size", least=1)
         require(self, "learning_rate", above=0)
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "momentum", least=0, below=1)
@@ -359,7 +361,7 @@ def main() -> None:
 
         check_model(config.model)
     if config.data is None:
-        console.say("no --data DIR (with train/ and val/ of class folders) given: this is the demo, handwritten digits")
+        console.say("this is the demo, on handwritten digits; --data DIR trains on the images of DIR/train and DIR/val")
     console.say(
         f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes"
     )
@@ -373,17 +375,14 @@ def main() -> None:
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
-    if config.global_batch_size is not None:
-        make_stream(config, data)
+    check(config, data)
     folder.create()
 
     with connect(config) as cluster:
         placement = place(config, cluster)
         if config.global_batch_size is None:
             config = replace(config, global_batch_size=config.batch_size * placement.maximum)
-        stream = make_stream(config, data)
-        stream.micro_batches_of(0, placement.maximum)
-        check_sync_bn(config, stream, placement)
+        check(config, data, placement)
         folder.write_json("config.json", settings_of(config, data))
         run(Job(train, config, data), config, placement, folder, console)
 
@@ -393,18 +392,26 @@ def settings_of(config: Config, data: Data) -> dict[str, Any]:
     return asdict(config) | {"samples": len(data.train), "fingerprint": data.train.fingerprint}
 
 
-def check_sync_bn(config: Config, stream: Stream, placement: Placement) -> None:
-    """Refuse SyncBatchNorm where its result would depend on the number of workers, or where there are no GPUs."""
+def check(config: Config, data: Data, placement: Placement | None = None) -> None:
+    """Refuse what cannot be trained: what can be told without a cluster at first, the rest once workers are placed."""
+    if placement is None:
+        check_own_ray(config)
+        workers = config.worker_range[1] if config.worker_range else 1
+    else:
+        workers = placement.maximum
+    global_batch_size = config.global_batch_size or config.batch_size * workers
+    stream = make_stream(replace(config, global_batch_size=global_batch_size), data)
+    stream.micro_batches_of(0, workers)
     if not config.sync_bn:
         return
-    if not placement.gpu:
-        raise UsageError("--sync-bn works on GPUs only: leave it out, or train on a cluster with GPUs")
-    if placement.minimum < placement.maximum:
-        raise UsageError(f"--sync-bn needs a fixed number of workers, not {config.workers}")
-    if stream.micro_batches_per_step % placement.maximum:
+    if config.no_gpu or (placement is not None and not placement.gpu):
+        raise UsageError("--sync-bn needs GPUs: leave it out, or train on a cluster that has some")
+    if config.workers is not None and ":" in config.workers:
+        raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {config.workers}")
+    if stream.micro_batches_per_step % workers:
         raise UsageError(
             f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
-            f"the {placement.maximum} workers"
+            f"the {workers} workers: lower --workers, or raise --global-batch-size"
         )
 
 

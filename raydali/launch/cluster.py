@@ -17,6 +17,7 @@ from raydali.launch.options import LaunchOptions
 
 WORKERS_PER_CORE = 8
 """How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
+DEFAULT_CPU_WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Cluster:
 
     def __str__(self) -> str:
         cpus = sum(cpus for cpus, _ in self.nodes)
-        return f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}, {cpus:g} CPUs, {self.gpus} GPUs"
+        return f"{_counted(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs"
 
 
 def place(options: LaunchOptions, cluster: Cluster) -> Placement:
@@ -58,8 +59,8 @@ def place(options: LaunchOptions, cluster: Cluster) -> Placement:
     Raises:
         UsageError: what is asked cannot be met, with both figures.
     """
-    gpu = cluster.gpus > 0 if options.gpu is None else options.gpu
-    minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (2, 2))
+    gpu = options.gpu or (cluster.gpus > 0 and not options.no_gpu)
+    minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
     if gpu and not cluster.gpus:
         raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): use --no-gpu")
     if options.cpus_per_worker is not None:
@@ -70,12 +71,22 @@ def place(options: LaunchOptions, cluster: Cluster) -> Placement:
         shares = range(max(1, int(max(c for c, _ in cluster.nodes))), 0, -1)
         cpus = next((share for share in shares if cluster.fitting(share, gpu) >= maximum), 1)
     if cluster.fitting(cpus, gpu) < minimum:
-        each = f"{cpus} CPU{'s' * (cpus != 1)}" + (" and 1 GPU" if gpu else "")
+        each = _counted(cpus, "CPU") + (" and 1 GPU" if gpu else "")
         raise UsageError(
             f"{minimum} workers of {each} each were asked for, but the cluster ({cluster}) holds "
             f"{cluster.fitting(cpus, gpu)}: lower --workers or --cpus-per-worker"
         )
     return Placement(minimum, maximum, cpus, gpu)
+
+
+def check_own_ray(options: LaunchOptions) -> None:
+    """Refuse what a Ray of our own cannot be given, before anything is started or written.
+
+    Raises:
+        UsageError: more workers than this machine takes, with both figures.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        _own_cpus(options)
 
 
 def _interrupt(*_: object) -> None:
@@ -134,14 +145,18 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
 
 def _own_cpus(options: LaunchOptions) -> int:
     cores = len(os.sched_getaffinity(0))
-    workers = options.worker_range[1] if options.worker_range else 1
-    asked = workers * (options.cpus_per_worker or 1)
-    if asked > WORKERS_PER_CORE * cores:
+    workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
+    cpus = options.cpus_per_worker or 1
+    if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
-            f"{workers} workers of {options.cpus_per_worker or 1} CPUs each were asked for, but this machine's "
-            f"{cores} cores take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
+            f"{workers} workers of {_counted(cpus, 'CPU')} each were asked for, but this machine's {cores} cores "
+            f"take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
         )
-    return max(cores, asked)
+    return max(cores, workers * cpus)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 @contextmanager

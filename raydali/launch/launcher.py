@@ -131,7 +131,7 @@ def _event(event: str, **facts: Any) -> dict[str, Any]:
 def _explained(outcome: BaseException, errors: list[Mapping[str, Any]]) -> Exception:
     """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows."""
     if not errors:
-        return TrainingFailed(str(outcome).strip())
+        return TrainingFailed(str(outcome).strip() or type(outcome).__name__)
     first = errors[0]
     if first["usage"]:
         return UsageError(first["error"])

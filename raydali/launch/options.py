@@ -3,6 +3,9 @@
 import operator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
+
+import tyro
 
 from raydali.errors import UsageError
 
@@ -15,8 +18,10 @@ class LaunchOptions:
     """Workers: a number, or MIN:MAX to grow and shrink with the cluster. Default: one a GPU, or 2 on CPUs."""
     cpus_per_worker: int | None = None
     """CPU cores of each worker. Default: the cores that a GPU has, or an equal share."""
-    gpu: bool | None = None
-    """Train on GPUs. Default: where the cluster has any."""
+    gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Train on GPUs, or not at all. Default: on GPUs where the cluster has any."""
+    no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Train on CPUs, even where there are GPUs."""
     storage: str = "~/raydali-runs"
     """Where runs are kept: a folder that all nodes see, or a URI such as s3://bucket/runs."""
     name: str | None = None
@@ -26,6 +31,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         _ = self.worker_range
+        if self.gpu and self.no_gpu:
+            raise UsageError("--gpu and --no-gpu exclude each other: give one of them, or neither")
         require(self, "cpus_per_worker", least=1)
         require(self, "max_failures", least=-1)
 
@@ -44,7 +51,7 @@ class LaunchOptions:
         except ValueError:
             raise UsageError(f"--workers {self.workers} is neither a number nor MIN:MAX, such as 4 or 2:8") from None
         if not 1 <= minimum <= maximum:
-            raise UsageError(f"--workers {self.workers}: there must be at least 1, and no more at least than at most")
+            raise UsageError(f"--workers {self.workers} must be at least 1, and in MIN:MAX not MIN above MAX")
         return minimum, maximum
 
 

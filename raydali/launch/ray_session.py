@@ -68,14 +68,9 @@ class RaySession:
 
         def upload(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
             try:
-                storage = self.folder.filesystem
-                storage.create_dir(self.folder.path(name), recursive=True)
-                with storage.open_output_stream(self.folder.path(f"{name}/{checkpoints.FILE_NAME}")) as file:
-                    checkpoints.write(state, file)
+                self._write(f"{name}/{checkpoints.FILE_NAME}", state)
                 if best is not None:
-                    contents = io.BytesIO()
-                    checkpoints.write(best, contents)
-                    self.folder.write(f"best/{checkpoints.FILE_NAME}", contents.getvalue())
+                    self._write(f"best/{checkpoints.FILE_NAME}", best)
                 uploaded.set_result(None)
             except BaseException as error:
                 uploaded.set_exception(error)
@@ -83,6 +78,11 @@ class RaySession:
             return ray.train.Checkpoint(self.folder.path(name), self.folder.filesystem)
 
         return upload
+
+    def _write(self, file: str, state: dict[str, Any]) -> None:
+        contents = io.BytesIO()
+        checkpoints.write(state, contents)
+        self.folder.write(file, contents.getvalue())
 
     def tell(self, kind: str, **facts: Any) -> None:
         """See Session."""
@@ -123,7 +123,7 @@ def run_worker(config: dict[str, Any]) -> None:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """What the driver shows of an error: our own need no traceback, others' only the frames that are not a library's."""
+    """What the driver shows of an error: our own need no traceback, others only the frames outside libraries."""
     if isinstance(error, UsageError | DataError):
         return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError)}
     frames = traceback.extract_tb(error.__traceback__)[1:]

@@ -19,9 +19,16 @@ class Earlier:
 
 
 def earlier_run(folder: RunFolder) -> Earlier | None:
-    """The earlier start of this run, if there was one."""
-    if not folder.exists(CONFIG):
-        return None
+    """The earlier start of this run, if there was one.
+
+    Raises:
+        UsageError: the storage does not answer.
+    """
+    try:
+        if not folder.exists(CONFIG):
+            return None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
     finished = any(row["event"] == "finish" for row in folder.rows("events.jsonl"))
     return Earlier(folder.read_json(CONFIG), finished)
 

@@ -9,6 +9,7 @@ checkpoint_*/   Ray Train's checkpoints
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -169,4 +170,13 @@ class RunFolder:
 
 
 def _lines(rows: Iterable[Row]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return b"".join(json.dumps(_finite(row), allow_nan=False).encode() + b"\n" for row in rows)
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,7 +24,7 @@ def test_what_is_no_range_of_workers(workers: str) -> None:
 
 @pytest.mark.parametrize("workers", ["0", "-1", "0:4", "-2:2", "3:2", "4:0"])
 def test_ranges_without_workers(workers: str) -> None:
-    with pytest.raises(UsageError, match=f"--workers {workers}: there must be at least 1"):
+    with pytest.raises(UsageError, match=f"--workers {workers} must be at least 1"):
         LaunchOptions(workers=workers)
 
 

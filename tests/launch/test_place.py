@@ -55,12 +55,12 @@ def test_defaults(nodes: list[tuple[float, float]], expected: tuple[int, int, in
         ([(16, 0)], {"workers": "4", "cpus_per_worker": 4}, (4, 4, 4, False)),
         ([(16, 0)], {"workers": "2:32", "cpus_per_worker": 8}, (2, 32, 8, False)),
         ([(16, 0)], {"cpus_per_worker": 3}, (2, 2, 3, False)),
-        ([(16, 4)], {"gpu": False}, (2, 2, 8, False)),
+        ([(16, 4)], {"no_gpu": True}, (2, 2, 8, False)),
         ([(16, 4)], {"gpu": True, "workers": "2"}, (2, 2, 4, True)),
         ([(16, 4)], {"workers": "1:8"}, (1, 8, 4, True)),
         ([(16, 4)], {"workers": "4", "cpus_per_worker": 1}, (4, 4, 1, True)),
-        ([(64, 0), (16, 4)], {"gpu": False, "workers": "5"}, (5, 5, 16, False)),
-        ([(4, 0), (4, 0)], {"gpu": False, "workers": "2"}, (2, 2, 4, False)),
+        ([(64, 0), (16, 4)], {"no_gpu": True, "workers": "5"}, (5, 5, 16, False)),
+        ([(4, 0), (4, 0)], {"no_gpu": True, "workers": "2"}, (2, 2, 4, False)),
     ],
 )
 def test_wishes(

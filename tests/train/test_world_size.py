@@ -57,7 +57,8 @@ def test_losses_validation_and_weights_are_the_same_on_1_2_3_and_4_workers(tmp_p
     runs = {}
     for world_size in (1, 2, 3, 4):
         folder = folder_of(tmp_path, f"on-{world_size}")
-        runs[world_size] = run_ranks(world_size, train_rank_in_double, CONFIG, digits, folder)[0], folder.rows("epochs.jsonl")
+        weights = run_ranks(world_size, train_rank_in_double, CONFIG, digits, folder)[0]
+        runs[world_size] = weights, folder.rows("epochs.jsonl")
     weights, rows = runs[1]
     assert [row["images"] for row in rows] == [1440, 1344]
     for world_size in (2, 3, 4):
