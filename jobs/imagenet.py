@@ -7,23 +7,18 @@
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
 """
 
-import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder, check_classes
-from raydali.data.stream import OrderedPass, Stream
-from raydali.errors import UsageError
-from raydali.launch.cluster import Placement, check_own_ray, connect, place
+from raydali.data.stream import OrderedPass
 from raydali.launch.command import exit_with, parse
-from raydali.launch.launcher import Job, run
+from raydali.launch.launcher import Job, launch
 from raydali.launch.options import LaunchOptions, require
-from raydali.launch.resume import check_unchanged, earlier_run
 from raydali.report.console import Console
-from raydali.report.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from raydali.launch.session import Session
@@ -48,12 +43,6 @@ class Config(LaunchOptions):
     """Training: smallest and largest share of an image's area that a crop takes."""
     flip_probability: float = 0.5
     """Training: how often an image is mirrored."""
-    epochs: int = 90
-    """Passes over the training images."""
-    batch_size: int = 256
-    """Images that a device holds at once: a micro-batch."""
-    global_batch_size: int | None = None
-    """Images of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
     learning_rate: float | None = None
     """The highest learning rate, at the end of the warm-up. Default: 0.1 for each 256 images of the global batch."""
     warmup_epochs: float | None = None
@@ -74,23 +63,12 @@ class Config(LaunchOptions):
     """Of the forward and backward pass; weights are kept in fp32."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    sync_bn: bool = False
-    """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
     loader: Literal["dali", "torch", "synthetic"] = "dali"
     """dali; torch (torchvision's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
-    seed: int = 0
-    """Of weights, order, crops and everything else that is drawn at random."""
-    checkpoint_every: int = 0
-    """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
-    trace_samples: bool = False
-    """Write which rank trained on which id at which step to the run's samples/."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
-        require(self, "epochs", least=1)
-        require(self, "batch_size", least=1)
-        require(self, "global_batch_size", least=1)
         require(self, "learning_rate", above=0)
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "momentum", least=0, below=1)
@@ -99,7 +77,6 @@ class Config(LaunchOptions):
         require(self, "mixup", least=0)
         require(self, "cutmix", least=0)
         require(self, "ema_decay", least=0, below=1)
-        require(self, "checkpoint_every", least=0)
 
 
 DIGITS = Config(
@@ -152,7 +129,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if config.data is None:  # each node writes the digits for itself
         root = digits_folder()
         data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
-    stream = make_stream(config, data)
+    stream = config.stream(len(data.train))
     micro_batches = stream.micro_batches_of(worker.rank, worker.world_size)
 
     # -- Model and optimiser: the same on every rank, whatever their number
@@ -317,18 +294,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     val_loader.close()
 
 
-def make_stream(config: Config, data: Data) -> Stream:
-    """The run's stream; the driver has filled in the global batch size."""
-    assert config.global_batch_size is not None
-    return Stream(
-        samples=len(data.train),
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        global_batch_size=config.global_batch_size,
-        seed=config.seed,
-    )
-
-
 def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
     """What happens to training and to validation images."""
     pixels: dict[str, Any] = {
@@ -343,9 +308,6 @@ def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
-
-UNCHANGEABLE = ("fingerprint", "model", "epochs", "batch_size", "global_batch_size", "seed")
-"""Settings that a resume must repeat, or its stream or its weights would be others."""
 
 
 def main() -> None:
@@ -366,53 +328,15 @@ def main() -> None:
         f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes"
     )
 
-    folder = RunFolder(config.storage, config.name or time.strftime("imagenet-%Y%m%d-%H%M%S"))
-    earlier = earlier_run(folder)
-    if earlier is not None:
-        size = config.global_batch_size or earlier.settings["global_batch_size"]
-        config = replace(config, global_batch_size=size)
-        check_unchanged(folder, earlier, settings_of(config, data), UNCHANGEABLE)
-        if earlier.finished:
-            console.say(f"{folder} is finished: nothing left to do")
-            return
-    check(config, data)
-    folder.create()
-
-    with connect(config) as cluster:
-        placement = place(config, cluster)
-        if config.global_batch_size is None:
-            config = replace(config, global_batch_size=config.batch_size * placement.maximum)
-        check(config, data, placement)
-        folder.write_json("config.json", settings_of(config, data))
-        run(Job(train, config, data), config, placement, folder, console)
-
-
-def settings_of(config: Config, data: Data) -> dict[str, Any]:
-    """What config.json keeps."""
-    return asdict(config) | {"samples": len(data.train), "fingerprint": data.train.fingerprint}
-
-
-def check(config: Config, data: Data, placement: Placement | None = None) -> None:
-    """Refuse what cannot be trained: what can be told without a cluster at first, the rest once workers are placed."""
-    if placement is None:
-        check_own_ray(config)
-        workers = config.worker_range[1] if config.worker_range else 1
-    else:
-        workers = placement.maximum
-    global_batch_size = config.global_batch_size or config.batch_size * workers
-    stream = make_stream(replace(config, global_batch_size=global_batch_size), data)
-    stream.micro_batches_of(0, workers)
-    if not config.sync_bn:
-        return
-    if config.no_gpu or (placement is not None and not placement.gpu):
-        raise UsageError("--sync-bn needs GPUs: leave it out, or train on a cluster that has some")
-    if config.workers is not None and ":" in config.workers:
-        raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {config.workers}")
-    if stream.micro_batches_per_step % workers:
-        raise UsageError(
-            f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
-            f"the {workers} workers: lower --workers, or raise --global-batch-size"
-        )
+    job = Job(
+        name="imagenet",
+        train=train,
+        data=data,
+        samples=len(data.train),
+        fingerprint=data.train.fingerprint,
+        unchangeable=("model",),
+    )
+    launch(job, config, console)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from jobs.imagenet import DIGITS, Config, Data, make_stream
+from jobs.imagenet import DIGITS, Config
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
 from raydali.measure.records import RankRecord, epoch_record
@@ -82,10 +82,9 @@ def test_the_job_has_the_options() -> None:
 
 def test_the_demo_is_the_one_shown() -> None:
     (shown,) = blocks("text")
-    root = digits_folder()
-    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
-    steps = make_stream(replace(DIGITS, global_batch_size=2 * DIGITS.batch_size), data).steps
-    assert f"{len(data.train)} training and {len(data.val)} validation images of 10 classes\n" in shown
+    train, val = (len(ImageFolder.scan(f"{digits_folder()}/{split}")) for split in ("train", "val"))
+    steps = DIGITS.epochs * train // (2 * DIGITS.batch_size)
+    assert f"{train} training and {val} validation images of 10 classes\n" in shown
     assert f"started at step 0 of {steps}: 2 workers on cpu, " in shown
     assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.MULTILINE)) == DIGITS.epochs
 
@@ -181,7 +180,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
         return re.sub(r"[\d.]+(e-\d+)?", "0", " ".join(text.split()))
 
     lines = output.splitlines()
-    _, counted, started, header, epoch, *_ = blocks("text")[0].splitlines()
+    _, counted, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
     for line in (counted, started, epoch):
         assert form(line) in map(form, lines), output
     assert header in lines, output
@@ -204,12 +203,12 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
         os.killpg(process.pid, signal.SIGINT)  # Ctrl+C
         assert process.wait(30) == 130, (tmp_path / "train").read_text()
     assert not wait_until_gone(below)
-    assert (tmp_path / "train").read_text().endswith("the same command with the same --name resumes\n")
+    assert (tmp_path / "train").read_text().endswith("the same command with the run's --name resumes it\n")
 
     code, output = run(RESUME, env, tmp_path / "resume")
     assert code == 0, output
-    assert re.search(r"^resumed at step [1-9]\d* of 12: 1 workers on cpu", output, re.MULTILINE), output
-    assert_as_shown(output.replace("resumed", "started"), finished=str(folder))
+    assert re.search(r"^resumed at step [1-9]\d* of 12: 1 worker on cpu", output, re.MULTILINE), output
+    assert_as_shown(output.replace("resumed", "started").replace("1 worker on", "2 workers on"), finished=str(folder))
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
     assert [row["event"] for row in folder.rows("events.jsonl")] == ["start", "interrupt", "resume", "finish"]

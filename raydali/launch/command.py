@@ -42,5 +42,5 @@ def exit_with(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted: the same command with the same --name resumes", file=sys.stderr)
+        print("interrupted: the same command with the run's --name resumes it", file=sys.stderr)
         sys.exit(130)

@@ -4,42 +4,113 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.launch.cluster import Placement
+from raydali.launch.cluster import Placement, check_own_ray, connect, place
 from raydali.launch.options import LaunchOptions
+from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run
 from raydali.report.console import Console
 from raydali.report.run_folder import RunFolder
 
 POLL_SECONDS = 0.2
 KEPT_CHECKPOINTS = 3
+STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed")
+"""What a resume must repeat, or the stream would be another."""
+WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures"}
+"""What a resume may change as it likes: where it runs, not what."""
 
 
 class TrainingFailed(Exception):
     """The run ended early; the message is the worker's own error. Exit code 1."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """What runs: a training function `train(config, data, session)`, in every worker."""
+    """What runs.
 
+    Attributes:
+        name: what names of runs begin with.
+        train: `train(options, data, session)`, called in every worker.
+        data: for every worker; put into Ray's object store, so that those of a node share one copy.
+        samples, fingerprint: the size of the training set, and a hash of its index.
+        unchangeable: settings that a resume must repeat beside the stream's, or the weights would be others.
+    """
+
+    name: str
     train: Callable[..., None]
-    config: Any
-    """Passed to every worker as it is."""
     data: Any
-    """Put into Ray's object store: the workers of a node share one copy."""
+    samples: int
+    fingerprint: str
+    unchangeable: tuple[str, ...] = ()
 
 
-def run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolder, console: Console) -> None:
-    """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens.
+def launch(job: Job, options: LaunchOptions, console: Console) -> None:
+    """Train as the options say: begin the run of that name, or go on where it stopped.
 
     Raises:
-        TrainingFailed: a worker failed more often than `max_failures`; the message is its own error.
-        UsageError: a worker found that what was asked cannot be done.
-        KeyboardInterrupt: the user's; the workers end with the driver.
+        UsageError: what is asked cannot be done, or is another run than the earlier one of that name.
+        TrainingFailed: a worker failed more often than `max_failures`.
     """
+    folder = RunFolder(options.storage, options.name or time.strftime(f"{job.name}-%Y%m%d-%H%M%S"))
+    options = replace(options, name=folder.name, storage=folder.uri_of_storage)
+    earlier = earlier_run(folder)
+    if earlier is not None:
+        size = options.global_batch_size or earlier.settings["global_batch_size"]
+        options = replace(options, global_batch_size=size)
+        settings = _settings(job, options)
+        check_unchanged(folder, earlier, settings, STREAM_SETTINGS + job.unchangeable)
+        if earlier.finished:
+            console.say(f"{folder} is finished: nothing left to do")
+            return
+        for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
+            console.warn(f"resuming with another setting: {change}")
+    check(options, job.samples)
+    folder.create()
+    with connect(options) as cluster:
+        placement = place(options, cluster)
+        if options.global_batch_size is None:
+            options = replace(options, global_batch_size=options.batch_size * placement.maximum)
+        check(options, job.samples, placement)
+        folder.write_json(CONFIG, _settings(job, options))
+        console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
+        _run(job, options, placement, folder, console)
+
+
+def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
+    return asdict(options) | {"samples": job.samples, "fingerprint": job.fingerprint}
+
+
+def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
+    """Refuse what cannot be trained: what can be told without a cluster at first, the rest once workers are placed.
+
+    Raises:
+        UsageError: naming the values that do not go together, and the remedy.
+    """
+    if placement is None:
+        check_own_ray(options)
+        workers = options.worker_range[1] if options.worker_range else 1
+    else:
+        workers = placement.maximum
+    global_batch_size = options.global_batch_size or options.batch_size * workers
+    stream = replace(options, global_batch_size=global_batch_size).stream(samples)
+    stream.micro_batches_of(0, workers)
+    if not options.sync_bn:
+        return
+    if options.no_gpu or (placement is not None and not placement.gpu):
+        raise UsageError("--sync-bn needs GPUs: leave it out, or train on a cluster that has some")
+    if options.workers is not None and ":" in options.workers:
+        raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {options.workers}")
+    if stream.micro_batches_per_step % workers:
+        raise UsageError(
+            f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
+            f"the {workers} workers: lower --workers, or raise --global-batch-size"
+        )
+
+
+def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolder, console: Console) -> None:
+    """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -55,7 +126,7 @@ def run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolde
         run_worker,
         train_loop_config={
             "train": job.train,
-            "config": job.config,
+            "options": options,
             "data": ray.put(job.data),
             "folder": folder,
             "mailbox": mailbox,

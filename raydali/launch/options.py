@@ -1,4 +1,4 @@
-"""The options of every job: where it runs, what it is called, how it survives."""
+"""The options of every job: where it runs, what it is called, what it consumes, how it survives."""
 
 import operator
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from raydali.data.stream import Stream
 from raydali.errors import UsageError
 
 
@@ -26,6 +27,20 @@ class LaunchOptions:
     """Where runs are kept: a folder that all nodes see, or a URI such as s3://bucket/runs."""
     name: str | None = None
     """Name of the run; the same command with the same name resumes it. Default: a new one."""
+    epochs: int = 90
+    """Passes over the training samples."""
+    batch_size: int = 256
+    """Samples that a device holds at once: a micro-batch."""
+    global_batch_size: int | None = None
+    """Samples of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
+    seed: int = 0
+    """Of weights, order, crops and everything else that is drawn at random."""
+    sync_bn: bool = False
+    """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
+    trace_samples: bool = False
+    """Write which rank trained on which id at which step to the run's samples/."""
     max_failures: int = 0
     """How often a failed worker group is started again from the newest checkpoint; -1: always."""
 
@@ -33,7 +48,9 @@ class LaunchOptions:
         _ = self.worker_range
         if self.gpu and self.no_gpu:
             raise UsageError("--gpu and --no-gpu exclude each other: give one of them, or neither")
-        require(self, "cpus_per_worker", least=1)
+        for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
+            require(self, name, least=1)
+        require(self, "checkpoint_every", least=0)
         require(self, "max_failures", least=-1)
 
     @cached_property
@@ -53,6 +70,21 @@ class LaunchOptions:
         if not 1 <= minimum <= maximum:
             raise UsageError(f"--workers {self.workers} must be at least 1, and in MIN:MAX not MIN above MAX")
         return minimum, maximum
+
+    def stream(self, samples: int) -> Stream:
+        """The stream of ids that a run over that many training samples consumes.
+
+        Raises:
+            UsageError: the sizes do not go together.
+        """
+        assert self.global_batch_size is not None, "the driver fills it in"
+        return Stream(
+            samples=samples,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+        )
 
 
 def require(

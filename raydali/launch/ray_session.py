@@ -113,7 +113,7 @@ def run_worker(config: dict[str, Any]) -> None:
     mailbox: Mailbox = config["mailbox"]
     try:
         session = RaySession(config["folder"], mailbox)
-        config["train"](config["config"], ray.get(config["data"]), session)
+        config["train"](config["options"], ray.get(config["data"]), session)
         if session._uploaded is not None:
             session._uploaded.result()
     except BaseException as error:

@@ -1,5 +1,6 @@
 """Fresh run, resume, or done already: what `config.json` in the run's folder says."""
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +43,19 @@ def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any
     Raises:
         UsageError: naming every changed setting with both values.
     """
-    changed = [
-        f"{name} was {earlier.settings.get(name)!r}, now {settings[name]!r}"
-        for name in names
-        if earlier.settings.get(name) != settings[name]
-    ]
-    if changed:
+    if changed := changes(earlier, settings, names):
         raise UsageError(
             f"{folder} cannot be resumed with other settings ({'; '.join(changed)}): "
             "give the earlier ones, or another --name"
         )
+
+
+def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> list[str]:
+    """What is not as it was, among the settings named."""
+    # JSON has no tuples: compare as it will be read again.
+    now = json.loads(json.dumps(settings))
+    return [
+        f"{name} was {earlier.settings.get(name)!r}, now {now[name]!r}"
+        for name in names
+        if earlier.settings.get(name) != now[name]
+    ]

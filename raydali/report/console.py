@@ -53,8 +53,8 @@ class Console:
         if message["event"] in ("start", "resume"):
             what = "resumed" if message["event"] == "resume" else "started"
             self.say(
-                f"{what} at step {message['step']} of {message['steps']}: {message['world_size']} workers on "
-                f"{message['device']}, first step after {message['seconds']:.0f} s"
+                f"{what} at step {message['step']} of {message['steps']}: {message['world_size']} "
+                f"worker{'s' * (message['world_size'] != 1)} on {message['device']}, first step after {message['seconds']:.0f} s"
             )
         elif message["event"] == "failure":
             self.warn(f"rank {', '.join(map(str, message['ranks']))} failed: {message['error']}")

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.imagenet import DIGITS, Data, make_stream
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
 from tests.cluster.support import descendants, environment, kill, name_of, run_job, start_job, wait_until_gone
@@ -87,8 +85,7 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     code, output = run_job(*options, "--workers", "1", env=env, log=tmp_path / "log")
     assert code == 0, output
 
-    root = str(Path(env["XDG_CACHE_HOME"]) / "raydali/digits-v1")
-    stream = make_stream(config, Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val")))
+    stream = config.stream(1437)
     reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
     table = read_samples(folder)
     np.testing.assert_array_equal(table["id"].to_numpy(), reference)
@@ -136,8 +133,7 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     events = folder.rows("events.jsonl")
     assert [event["event"] for event in events] == ["start", "failure", "resume", "finish"]
     assert len(events[1]["ranks"]) >= 1
-    root = digits_folder()
     config = replace(DIGITS, epochs=40, global_batch_size=64)
-    stream = make_stream(config, Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val")))
+    stream = config.stream(1437)
     reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
     np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.imagenet import DIGITS, Config, Data, make_stream, train
+from jobs.imagenet import DIGITS, Config, Data, train
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
 from raydali.report.run_folder import RunFolder
@@ -49,7 +49,7 @@ def distance(weights: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> f
 
 
 def reference(config: Config, data: Data) -> np.ndarray:
-    stream = make_stream(config, data)
+    stream = config.stream(len(data.train))
     return np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
 
 
