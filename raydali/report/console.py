@@ -52,9 +52,10 @@ class Console:
     def _show_event(self, message: dict[str, Any]) -> None:
         if message["event"] in ("start", "resume"):
             what = "resumed" if message["event"] == "resume" else "started"
+            workers = f"{message['world_size']} worker{'s' * (message['world_size'] != 1)} on {message['device']}"
             self.say(
-                f"{what} at step {message['step']} of {message['steps']}: {message['world_size']} "
-                f"worker{'s' * (message['world_size'] != 1)} on {message['device']}, first step after {message['seconds']:.0f} s"
+                f"{what} at step {message['step']} of {message['steps']}: {workers}, "
+                f"first step after {message['seconds']:.0f} s"
             )
         elif message["event"] == "failure":
             self.warn(f"rank {', '.join(map(str, message['ranks']))} failed: {message['error']}")
