@@ -122,7 +122,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.checkpoints import snapshot
     from raydali.train.evaluation import Validation, evaluate
     from raydali.train.models import build_model
-    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
     from raydali.train.precision import Precision
 
     worker, folder = session.worker, session.folder
@@ -138,8 +138,11 @@ def train(config: Config, data: Data, session: "Session") -> None:
     torch.backends.cudnn.benchmark = True
     model = build_model(config.model, len(data.train.classes)).to(worker.device)
     model = model.to(memory_format=torch.channels_last)
+    # Before SyncBatchNorm, whose process group cannot be copied; the average is only ever evaluated.
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
     if config.sync_bn:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
+    evaluated = ema.module if ema is not None else model
     statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step)
     warmup = min(5, config.epochs / 3) if config.warmup_epochs is None else config.warmup_epochs
     peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
@@ -147,8 +150,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
         parameter_groups(model, config.weight_decay), lr=peak, momentum=config.momentum, nesterov=config.momentum > 0
     )
     precision = Precision(config.precision, worker.device)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
-    evaluated = ema.module if ema is not None else model
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
     mixes = [v2.MixUp(alpha=config.mixup, num_classes=len(data.train.classes))] if config.mixup else []
     mixes += [v2.CutMix(alpha=config.cutmix, num_classes=len(data.train.classes))] if config.cutmix else []
@@ -161,8 +162,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if state is not None:
         start = stream.steps_of(state["stream"])
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        precision.scaler.load_state_dict(state["scaler"])
+        load_optimizer(optimizer, state["optimizer"])
+        if state["scaler"]:
+            precision.scaler.load_state_dict(state["scaler"])
         if ema is not None and state["ema"] is not None:
             ema.load_state_dict(state["ema"])
         segments = [[RankRecord(**record) for record in segment] for segment in state["segments"]]
@@ -209,13 +211,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
                     "optimizer": optimizer.state_dict(),
                     "scaler": precision.scaler.state_dict(),
                     "ema": ema.state_dict() if ema is not None else None,
-                    "stream": stream.state(step),
+                    "stream": loader.state_dict(),
                     "segments": [[asdict(record) for record in segment] for segment in parts],
                     "best": best,
                 }
             )
         session.commit(step, state, best=best_weights)
-        meter.enter("loader_wait")
+        meter.enter("loop")
 
     def validate() -> Validation:
         meter.enter("validation")
@@ -227,7 +229,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         meter.enter("loop")
         return result
 
-    meter.enter("loader_wait")
+    meter.enter("loop")
     batches = iter(loader)
     for step in range(start, stream.steps):
         progress = (step + 0.5) * stream.global_batch_size / (config.epochs * stream.samples)
@@ -236,6 +238,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             group["lr"] = rate
         statistics.begin_step()
         for index in range(micro_batches):
+            meter.enter("loader_wait")
             batch = next(batches)
             meter.first_batch()
             meter.enter("step")
@@ -253,14 +256,12 @@ def train(config: Config, data: Data, session: "Session") -> None:
             meter.add(loss, len(images))
             if trace is not None:
                 trace.add(batch.micro_batch)
-            if not last:
-                meter.enter("loader_wait")
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if ema is not None:
             ema.update_parameters(model)
-        meter.enter("loader_wait")
+        meter.enter("loop")
 
         done = step + 1
         consumed = stream.state(done)["samples_consumed"]

@@ -58,6 +58,8 @@ class DaliLoader(Loader):
                 outputs = self._dali.run(torch.cuda.current_stream(self.device) if on_gpu else None)
             except StopIteration:
                 return
+            except OSError as error:
+                raise DataError(str(error)) from error
             except RuntimeError as error:
                 raise self._explained(error) from error
             named = zip(self.pipeline.outputs, outputs, strict=True)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Pipeline
 from raydali.data.stream import MicroBatch
+from raydali.errors import DataError
 
 Key = tuple[int, int]
 
@@ -31,7 +32,14 @@ class TorchLoader(Loader):
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
-        for tensors in self._loader:
+        loaded = iter(self._loader)
+        while True:
+            try:
+                tensors = next(loaded)
+            except StopIteration:
+                return
+            except DataError as error:  # the DataLoader puts the worker's traceback before it
+                raise DataError(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
             named = zip(self.pipeline.outputs, tensors, strict=True)
             yield Batch({name: self._to_device(tensor) for name, tensor in named}, self._plan.under_way.popleft())
 
@@ -49,7 +57,10 @@ class _Samples(Dataset[tuple[torch.Tensor, ...]]):
         self.source, self.pipeline = source, pipeline
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, ...]:
-        return self.pipeline.sample(self.source, *key)
+        try:
+            return self.pipeline.sample(self.source, *key)
+        except Exception as error:
+            raise DataError(f"sample {key[0]} cannot be read: {self.source.path(key[0])}: {error}") from error
 
 
 class _Plan:

@@ -1,5 +1,6 @@
 """From a job's config to a finished run: the driver's side."""
 
+import os
 import threading
 import time
 import uuid
@@ -10,7 +11,7 @@ from typing import Any
 from raydali.errors import UsageError
 from raydali.launch.cluster import Placement, check_own_ray, connect, place
 from raydali.launch.options import LaunchOptions
-from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run
+from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run, readable_record
 from raydali.report.console import Console
 from raydali.report.run_folder import RunFolder
 
@@ -64,6 +65,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
+        if not readable_record(folder):
+            console.warn("Ray's record of checkpoints is broken: resuming from the newest checkpoint in the folder")
         for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
@@ -73,6 +76,9 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
+        cores = len(os.sched_getaffinity(0))
+        if cluster.own and placement.maximum * placement.cpus > cores:
+            console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
         folder.write_json(CONFIG, _settings(job, options))
         console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
         _run(job, options, placement, folder, console)
@@ -150,7 +156,7 @@ def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFold
     thread.start()
     ear = _Ear(mailbox, folder, console)
     try:
-        while thread.is_alive():
+        while thread.is_alive() and not ear.final:
             thread.join(POLL_SECONDS)
             ear.listen()
         ear.listen()
@@ -159,8 +165,9 @@ def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFold
         raise
     finally:
         console.close()
-    if outcome[0] is not None:
-        error = _explained(outcome[0], ear.errors)
+    # A final error ends the run whatever the retries: the workers end with this process's Ray.
+    if ear.final or outcome[0] is not None:
+        error = _explained(outcome[0] if outcome else None, ear.errors)
         folder.append("events.jsonl", _event("stop", error=str(error).splitlines()[-1]))
         raise error
     folder.append("events.jsonl", _event("finish"))
@@ -180,17 +187,26 @@ class _Ear:
 
     def __init__(self, mailbox: Any, folder: RunFolder, console: Console) -> None:
         self.errors: list[Mapping[str, Any]] = []
+        """Of the newest worker group that had any."""
+        self.final = False
+        """Whether one of them would recur on every retry."""
+        self._failed = False
         self._mailbox, self._folder, self._console = mailbox, folder, console
         self._began = time.monotonic()
 
     def listen(self) -> None:
         for message in self._mailbox.empty():
             if message["kind"] == "error":
-                self.errors.append(message)
+                self.errors = [message] if self._failed else [*self.errors, message]
+                self._failed, self.final = False, self.final or message["final"]
             elif message["kind"] == "event":
+                self._failed = message["event"] == "failure"
                 message["seconds"] = round(time.monotonic() - self._began, 3)
                 facts = {name: value for name, value in message.items() if name != "kind"}
-                self._folder.append("events.jsonl", _event(**facts))
+                try:
+                    self._folder.append("events.jsonl", _event(**facts))
+                except OSError as error:
+                    self._console.warn(f"an event could not be written to {self._folder}: {error}")
             self._console.show(message)
 
 
@@ -199,7 +215,7 @@ def _event(event: str, **facts: Any) -> dict[str, Any]:
     return {"time": round(time.time(), 3), "event": event, **facts}
 
 
-def _explained(outcome: BaseException, errors: list[Mapping[str, Any]]) -> Exception:
+def _explained(outcome: BaseException | None, errors: list[Mapping[str, Any]]) -> Exception:
     """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows."""
     if not errors:
         return TrainingFailed(str(outcome).strip() or type(outcome).__name__)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Message = dict[str, Any]
 
@@ -24,7 +25,8 @@ class Mailbox:
     """Messages from anywhere in the cluster to the driver, in order of arrival; can be passed to any process."""
 
     def __init__(self, name: str) -> None:
-        self._box = _Box.options(name=name).remote()  # type: ignore[attr-defined]  # added by ray.remote
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._box = _Box.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
 
     def post(self, **message: Any) -> None:
         """Send without waiting; `kind` says what it is about."""

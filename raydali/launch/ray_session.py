@@ -2,10 +2,10 @@
 
 import io
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -32,25 +32,31 @@ class RaySession:
             _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
         )
         self._mailbox = mailbox
-        self._uploaded: Future[None] | None = None
-        self._resumed = ray.train.get_checkpoint() is not None
+        self._uploaded = threading.Event()
+        self._uploaded.set()
+        self._resumed = False
         self._last_progress = 0.0
 
     def latest(self) -> dict[str, Any] | None:
-        """See Session."""
+        """See Session. Where Ray has lost its record of checkpoints, the newest that lies in the folder."""
         checkpoint = ray.train.get_checkpoint()
-        if checkpoint is None:
+        if checkpoint is not None:
+            folder = checkpoint.path
+        elif names := [name for name in self.folder.folders() if self.folder.exists(f"{name}/{checkpoints.FILE_NAME}")]:
+            folder = self.folder.path(names[-1])
+        else:
             return None
-        with checkpoint.filesystem.open_input_file(f"{checkpoint.path}/{checkpoints.FILE_NAME}") as file:
-            return checkpoints.read(file)
+        with self.folder.filesystem.open_input_file(f"{folder}/{checkpoints.FILE_NAME}") as file:
+            state = checkpoints.read(file)
+        self._resumed = True
+        return state
 
     def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
-        """See Session. Waits for the upload before the last one, so that snapshots do not pile up in memory."""
-        if self._uploaded is not None:
-            self._uploaded.result()
+        """See Session. Waits for the previous upload, so that snapshots do not pile up in memory."""
+        self._uploaded.wait()
         checkpoint = None
         if state is not None:
-            self._uploaded = Future()
+            self._uploaded.clear()
             # Ray wants a folder to upload; ours comes into being at the other end.
             checkpoint = ray.train.Checkpoint.from_directory(tempfile.gettempdir())
         ray.train.report(
@@ -63,18 +69,12 @@ class RaySession:
         )
 
     def _uploader(self, state: dict[str, Any], best: dict[str, Any] | None) -> Callable[[Any, str], Any]:
-        uploaded = self._uploaded
-        assert uploaded is not None
-
+        # Ray calls it again where a store failed in passing; where it fails for good, Ray ends the worker group.
         def upload(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
-            try:
-                self._write(f"{name}/{checkpoints.FILE_NAME}", state)
-                if best is not None:
-                    self._write(f"best/{checkpoints.FILE_NAME}", best)
-                uploaded.set_result(None)
-            except BaseException as error:
-                uploaded.set_exception(error)
-                raise
+            self._write(f"{name}/{checkpoints.FILE_NAME}", state)
+            if best is not None:
+                self._write(f"best/{checkpoints.FILE_NAME}", best)
+            self._uploaded.set()
             return ray.train.Checkpoint(self.folder.path(name), self.folder.filesystem)
 
         return upload
@@ -114,8 +114,6 @@ def run_worker(config: dict[str, Any]) -> None:
     try:
         session = RaySession(config["folder"], mailbox)
         config["train"](config["options"], ray.get(config["data"]), session)
-        if session._uploaded is not None:
-            session._uploaded.result()
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
         mailbox.post_and_wait(kind="error", rank=rank, **_described(error))
@@ -125,8 +123,8 @@ def run_worker(config: dict[str, Any]) -> None:
 def _described(error: BaseException) -> dict[str, Any]:
     """What the driver shows of an error: our own need no traceback, others only the frames outside libraries."""
     if isinstance(error, UsageError | DataError):
-        return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError)}
+        return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError), "final": True}
     frames = traceback.extract_tb(error.__traceback__)[1:]
     ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     text = "".join(traceback.format_exception_only(error)).strip()
-    return {"error": text, "traceback": "".join(traceback.format_list(ours)), "usage": False}
+    return {"error": text, "traceback": "".join(traceback.format_list(ours)), "usage": False, "final": False}

@@ -9,6 +9,7 @@ from raydali.errors import UsageError
 from raydali.report.run_folder import RunFolder
 
 CONFIG = "config.json"
+RECORD = "checkpoint_manager_snapshot.json"
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,20 @@ def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) 
         for name in names
         if earlier.settings.get(name) != now[name]
     ]
+
+
+def readable_record(folder: RunFolder) -> bool:
+    """Whether Ray Train's record of checkpoints can be read, which Ray rewrites in place; a broken one is put aside.
+
+    Without a record Ray starts from nothing, and the workers take the newest checkpoint in the folder themselves.
+    """
+    if not folder.exists(RECORD):
+        return True
+    contents = folder.read(RECORD)
+    try:
+        json.loads(contents)
+    except ValueError:
+        folder.write(f"{RECORD}.broken", contents)
+        folder.filesystem.delete_file(folder.path(RECORD))
+        return False
+    return True

@@ -7,7 +7,7 @@ from raydali.train.worker import Worker
 
 
 class Session(Protocol):
-    """All that a training function needs from its surroundings; raysession.py has Ray's."""
+    """All that a training function needs from its surroundings; ray_session.py has Ray's."""
 
     @property
     def worker(self) -> Worker:

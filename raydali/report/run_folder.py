@@ -95,8 +95,17 @@ class RunFolder:
 
     def files(self, folder: str) -> list[str]:
         """Names of the files of a sub-folder, sorted; none where it does not exist."""
-        selector = arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
-        return sorted(info.base_name for info in self.filesystem.get_file_info(selector) if info.is_file)
+        return sorted(info.base_name for info in self._infos(folder) if info.is_file)
+
+    def folders(self) -> list[str]:
+        """Names of the folders in it, sorted."""
+        return sorted(info.base_name for info in self._infos("") if not info.is_file)
+
+    def _infos(self, folder: str) -> list[arrow_fs.FileInfo]:
+        infos: list[arrow_fs.FileInfo] = self.filesystem.get_file_info(
+            arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
+        )
+        return infos
 
     def read(self, file: str) -> bytes:
         """A file's contents."""

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -26,3 +27,11 @@ def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
     if progress < warmup:
         return peak * progress / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Take over the momenta of a checkpoint, but not its settings: those given now are in force."""
+    now = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, now, strict=True):
+        group.update(settings)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from raydali.train.optimisation import learning_rate, parameter_groups
+from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
 
 
 def test_warm_up_then_half_a_cosine() -> None:
@@ -27,3 +27,17 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert others["weight_decay"] == 0.0
     assert {p.shape for p in decaying["params"]} == {torch.Size([8, 3, 3, 3]), torch.Size([2, 8])}
     assert len(others["params"]) == 4
+
+
+def test_a_resume_takes_momenta_but_not_settings() -> None:
+    model = nn.Linear(2, 2)
+    before = torch.optim.SGD(parameter_groups(model, 0.5), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    before.step()
+    after = torch.optim.SGD(parameter_groups(model, 0.25), lr=0.2, momentum=0.8)
+    load_optimizer(after, before.state_dict())
+    assert [(group["lr"], group["momentum"], group["weight_decay"]) for group in after.param_groups] == [
+        (0.2, 0.8, 0.25),
+        (0.2, 0.8, 0.0),
+    ]
+    torch.testing.assert_close(after.state[model.weight], before.state[model.weight])

@@ -1,0 +1,60 @@
+"""The job on GPUs, by real runs on the digits: compiled, in each precision, with NCCL and SyncBatchNorm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.imagenet import DIGITS
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def train(storage: Path, name: str, *options: str) -> list[dict[str, Any]]:
+    """The epochs of a run of 8 epochs at global batches of 128."""
+    command = [sys.executable, "jobs/imagenet.py", "--storage", str(storage), "--name", name, "--epochs", "8"]
+    command += ["--global-batch-size", "128", "--batch-size", "64", "--trace-samples", *options]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunFolder(str(storage), name).rows("epochs.jsonl")
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--precision bf16 --compile", "--precision fp16", "--precision fp32 --ema-decay 0.9 --mixup 0.1"],
+)
+def test_one_gpu_learns_the_digits(tmp_path: Path, options: str) -> None:
+    last = train(tmp_path, "one", "--gpu", "--workers", "1", *options.split())[-1]
+    assert last["validation"]["top1"] > 0.9
+    assert last["loader_wait_seconds"] >= 0 and last["step_seconds"] > 0
+    assert last["seconds"] == pytest.approx(last["ranks"][0]["seconds"])
+
+
+@two_gpus
+@pytest.mark.parametrize("options", ["--precision bf16 --compile", "--precision fp16 --sync-bn --ema-decay 0.9"])
+def test_two_gpus_share_global_batches_over_nccl(tmp_path: Path, options: str) -> None:
+    rows = train(tmp_path, "two", "--gpu", "--workers", "2", *options.split())
+    assert rows[-1]["validation"]["top1"] > 0.9
+    assert [rank["world_size"] for rank in rows[-1]["ranks"]] == [2, 2]
+    stream = type(DIGITS)(epochs=8, batch_size=64, global_batch_size=128).stream(1437)
+    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
+    np.testing.assert_array_equal(read_samples(RunFolder(str(tmp_path), "two"))["id"].to_numpy(), reference)
+
+
+@two_gpus
+def test_losses_are_the_same_on_one_and_two_gpus(tmp_path: Path) -> None:
+    losses = [
+        train(tmp_path, f"on-{workers}", "--workers", str(workers), "--precision", "fp32")[0]["loss"]
+        for workers in (1, 2)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
