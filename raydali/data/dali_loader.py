@@ -58,8 +58,6 @@ class DaliLoader(Loader):
                 outputs = self._dali.run(torch.cuda.current_stream(self.device) if on_gpu else None)
             except StopIteration:
                 return
-            except OSError as error:
-                raise DataError(str(error)) from error
             except RuntimeError as error:
                 raise self._explained(error) from error
             named = zip(self.pipeline.outputs, outputs, strict=True)
@@ -75,7 +73,10 @@ class DaliLoader(Loader):
         while pending:
             micro_batch, inputs = pending.popleft()
             pending.extend(islice(submitted, 1))
-            yield micro_batch, inputs.result()
+            try:
+                yield micro_batch, inputs.result()
+            except OSError as error:  # it names the file
+                raise DataError(str(error)) from error
 
     def _build(self, *, batch_size: int, inputs: int) -> dali.Pipeline:
         on_gpu = self.device.type == "cuda"
