@@ -1,5 +1,6 @@
 """The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
 
+import gc
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -32,7 +33,13 @@ class TorchLoader(Loader):
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
-        loaded = iter(self._loader)
+        # A worker is a fork: were it to collect a DALI pipeline of this process, it would wait for threads it lacks.
+        gc.collect()
+        gc.freeze()
+        try:
+            loaded = iter(self._loader)
+        finally:
+            gc.unfreeze()
         while True:
             try:
                 tensors = next(loaded)

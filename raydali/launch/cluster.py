@@ -89,15 +89,21 @@ def check_own_ray(options: LaunchOptions) -> None:
         _own_cpus(options)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _heed_interrupts() -> None:
+    """After Ray's start, which takes SIGTERM to print its stack; a shell's background job ignores SIGINT."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 @contextmanager
 def connect(options: LaunchOptions) -> Iterator[Cluster]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
-    From then on SIGTERM, which `ray job stop` sends, is an interruption; Ray itself would only print its stack.
+    From then on SIGINT and SIGTERM, which `ray job stop` sends, are interruptions.
 
     Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
     leaves the home folder untouched.
@@ -129,7 +135,7 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
-        signal.signal(signal.SIGTERM, _interrupt)
+        _heed_interrupts()
         yield Cluster(_nodes(), own=True)
     except (UsageError, KeyboardInterrupt):
         raise
@@ -165,7 +171,7 @@ def _joined() -> Iterator[Cluster]:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        signal.signal(signal.SIGTERM, _interrupt)
+        _heed_interrupts()
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:

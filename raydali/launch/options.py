@@ -20,7 +20,7 @@ class LaunchOptions:
     cpus_per_worker: int | None = None
     """CPU cores of each worker. Default: the cores that a GPU has, or an equal share."""
     gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train on GPUs, or not at all. Default: on GPUs where the cluster has any."""
+    """Refuse to train without GPUs. Default: on GPUs where the cluster has any, else on CPUs."""
     no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train on CPUs, even where there are GPUs."""
     storage: str = "~/raydali-runs"

@@ -117,7 +117,10 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
         time.sleep(0.1)
     below = descendants(process.pid)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    try:
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
     output = (tmp_path / "log").read_text()
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
