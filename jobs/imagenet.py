@@ -7,7 +7,7 @@
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +63,10 @@ class Config(LaunchOptions):
     """Of the forward and backward pass; weights are kept in fp32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    cuda_graph: bool = True
+    """On GPUs, replay forward and backward as one CUDA graph, where a worker takes one micro-batch a step."""
+    ceiling: bool = True
+    """Measure at the start how fast a step is when its batch lies on the device already: seconds."""
     loader: Literal["dali", "torch", "synthetic"] = "dali"
     """dali; torch (torchvision's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
 
@@ -109,21 +113,28 @@ class Data:
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    import gc
+    import time
+    from itertools import repeat
+
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-    from torchvision.transforms import v2
 
     from raydali.data.hashing import keyed
-    from raydali.data.loader import make_loader
+    from raydali.data.loader import Batch, make_loader
+    from raydali.data.stream import MicroBatch
     from raydali.measure.meter import EpochMeter
     from raydali.measure.records import RankRecord, epoch_record
     from raydali.report.samples import SampleTrace, drop_samples
     from raydali.train.batchnorm import RunningStatistics
     from raydali.train.checkpoints import snapshot
     from raydali.train.evaluation import Validation, evaluate
+    from raydali.train.mixing import mixing
     from raydali.train.models import build_model
     from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
     from raydali.train.precision import Precision
+    from raydali.train.rehearsal import rehearse
+    from raydali.train.step import ForwardBackward
 
     worker, folder = session.worker, session.folder
     if config.data is None:  # each node writes the digits for itself
@@ -131,6 +142,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
     stream = config.stream(len(data.train))
     micro_batches = stream.micro_batches_of(worker.rank, worker.world_size)
+    on_gpu = worker.device.type == "cuda"
 
     # -- Model and optimiser: the same on every rank, whatever their number
 
@@ -147,17 +159,19 @@ def train(config: Config, data: Data, session: "Session") -> None:
     warmup = min(5, config.epochs / 3) if config.warmup_epochs is None else config.warmup_epochs
     peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
     optimizer = torch.optim.SGD(
-        parameter_groups(model, config.weight_decay), lr=peak, momentum=config.momentum, nesterov=config.momentum > 0
+        parameter_groups(model, config.weight_decay),
+        lr=peak,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        fused=on_gpu,
     )
     precision = Precision(config.precision, worker.device)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-    mixes = [v2.MixUp(alpha=config.mixup, num_classes=len(data.train.classes))] if config.mixup else []
-    mixes += [v2.CutMix(alpha=config.cutmix, num_classes=len(data.train.classes))] if config.cutmix else []
-    mix = v2.RandomChoice(mixes) if mixes else None
+    mix = mixing(config.mixup, config.cutmix, len(data.train.classes))
 
     # -- Resume: on any number of workers, to the sample
 
-    start, segments, best = 0, [], -1.0
+    start, segments, best, ceiling = 0, [], -1.0, None
     state = session.latest()
     if state is not None:
         start = stream.steps_of(state["stream"])
@@ -169,7 +183,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             ema.load_state_dict(state["ema"])
         segments = [[RankRecord(**record) for record in segment] for segment in state["segments"]]
         best = state["best"]
-        del state
+        ceiling = state["ceiling"] if state["ceiling_of"] == worker.world_size else None
     if worker.rank == 0:
         folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= start)
         drop_samples(folder, start)
@@ -190,11 +204,72 @@ def train(config: Config, data: Data, session: "Session") -> None:
     val_loader = make_loader(config.loader, data.val, centre, in_order, **where)
     trace = SampleTrace(folder, worker.rank) if config.trace_samples else None
 
+    # -- A step, as it is trained and as it is rehearsed
+
+    forward_backward = ForwardBackward(
+        model,
+        criterion,
+        worker,
+        precision,
+        micro_batches=stream.micro_batches_per_step,
+        compiled=config.compile,
+        graph=config.cuda_graph
+        and on_gpu
+        and stream.micro_batches_per_step == worker.world_size
+        and not config.sync_bn,
+    )
+
+    def new_meter() -> EpochMeter:
+        return EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+
+    def train_step(batches: Iterator[Batch], meter: EpochMeter) -> list[MicroBatch]:
+        """One step of the optimiser on this rank's next micro-batches."""
+        consumed = []
+        statistics.begin_step()
+        for index in range(micro_batches):
+            meter.enter("loader_wait")
+            batch = next(batches)
+            meter.first_batch()
+            meter.enter("step")
+            torch.manual_seed(int(keyed(config.seed, batch.micro_batch.number)) >> 1)
+            images, labels = mix(batch["images"], batch["labels"])
+            loss = forward_backward(images, labels, last=index == micro_batches - 1)
+            statistics.after_micro_batch(index)
+            meter.add(loss, len(images))
+            consumed.append(batch.micro_batch)
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if ema is not None:
+            ema.update_parameters(model)
+        meter.enter("loop")
+        return consumed
+
+    # -- Rehearsal: compile, capture and measure the ceiling while the loader is not yet at work
+
+    if on_gpu or (config.ceiling and state is None):
+        began = time.perf_counter()
+        resident = repeat(Batch(loader.resident_batch(config.batch_size), stream.micro_batch(0, worker.rank)))
+        practice = new_meter()
+        measured = rehearse(
+            lambda: train_step(resident, practice),
+            [model, *([ema] if ema is not None else [])],
+            optimizer,
+            precision,
+            worker,
+            images=micro_batches * config.batch_size,
+            measures_ceiling=config.ceiling and state is None,
+        )
+        ceiling = measured or ceiling
+        if worker.rank == 0:
+            seconds = round(time.perf_counter() - began, 3)
+            session.tell("event", event="rehearsal", ceiling_images_per_second=measured, rehearsal_seconds=seconds)
+        del resident, practice
+    del state
+
     # -- Loop
 
-    parallel = worker.parallel(model)
-    forward = torch.compile(parallel or model, dynamic=False, disable=not config.compile)
-    meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+    meter = new_meter()
 
     def checkpoint(step: int, *, best_weights: dict[str, Any] | None = None) -> None:
         meter.enter("checkpoint")
@@ -214,6 +289,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
                     "stream": loader.state_dict(),
                     "segments": [[asdict(record) for record in segment] for segment in parts],
                     "best": best,
+                    "ceiling": ceiling,
+                    "ceiling_of": worker.world_size,
                 }
             )
         session.commit(step, state, best=best_weights)
@@ -229,6 +306,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
         meter.enter("loop")
         return result
 
+    # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
+    gc.collect()
+    gc.freeze()
     meter.enter("loop")
     batches = iter(loader)
     for step in range(start, stream.steps):
@@ -236,33 +316,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
         rate = learning_rate(progress, peak=peak, warmup=warmup / config.epochs)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        statistics.begin_step()
-        for index in range(micro_batches):
-            meter.enter("loader_wait")
-            batch = next(batches)
-            meter.first_batch()
-            meter.enter("step")
-            torch.manual_seed(int(keyed(config.seed, batch.micro_batch.number)) >> 1)
-            images, labels = batch["images"], batch["labels"]
-            if mix is not None:
-                images, labels = mix(images, labels)
-            last = index == micro_batches - 1
-            with nullcontext() if last or parallel is None else parallel.no_sync():
-                with precision.autocast():
-                    loss = criterion(forward(images), labels)
-                # DDP takes the mean over ranks: this makes it the mean over the global batch.
-                precision.scaler.scale(loss * (worker.world_size / stream.micro_batches_per_step)).backward()
-            statistics.after_micro_batch(index)
-            meter.add(loss, len(images))
+        for micro_batch in train_step(batches, meter):
             if trace is not None:
-                trace.add(batch.micro_batch)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        if ema is not None:
-            ema.update_parameters(model)
-        meter.enter("loop")
-
+                trace.add(micro_batch)
         done = step + 1
         consumed = stream.state(done)["samples_consumed"]
         epoch = stream.epoch_closed_by(step)
@@ -281,6 +337,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
                     learning_rate=rate,
                     validation=validation,
                     quarantined=0,
+                    ceiling_images_per_second=ceiling,
                 )
                 folder.append("epochs.jsonl", record)
                 session.tell("epoch", record=record)

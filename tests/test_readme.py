@@ -104,7 +104,14 @@ def test_the_fields_of_a_line_are_explained() -> None:
     )
     validation = {name: 0 for name in ("images", "loss", "top1", "top5", "seconds")}
     record = epoch_record(
-        [[rank]], epoch=0, step=1, samples_consumed=1, learning_rate=0.0, validation=validation, quarantined=0
+        [[rank]],
+        epoch=0,
+        step=1,
+        samples_consumed=1,
+        learning_rate=0.0,
+        validation=validation,
+        quarantined=0,
+        ceiling_images_per_second=None,
     )
     of_line, of_rank = set(record), {field.name for field in fields(RankRecord)}
 
@@ -211,7 +218,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     assert_as_shown(output.replace("resumed", "started").replace("1 worker on", "2 workers on"), finished=str(folder))
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
-    assert [row["event"] for row in folder.rows("events.jsonl")] == ["start", "interrupt", "resume", "finish"]
+    assert [row["event"] for row in folder.rows("events.jsonl")] == ["rehearsal", "start", "interrupt", "resume", "finish"]
     for file in table("File"):
         if "samples" not in file:
             assert list(Path(folder.path()).glob(file.strip("`"))), file

@@ -45,7 +45,7 @@ class Images:
     mean: Channels = (0.485, 0.456, 0.406)
     std: Channels = (0.229, 0.224, 0.225)
     gpu_dtype: GpuDtype = "float16"
-    hw_decoder_load: float = 0.9
+    hw_decoder_load: float = 0.95
     largest_image: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from raydali.data.pipeline import Pipeline
 from raydali.data.stream import MicroBatch, Order, Stream
+from raydali.errors import DataError
 
 LoaderName = Literal["dali", "torch", "synthetic"]
+SAMPLES_TRIED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +142,39 @@ class Loader(ABC):
         layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
         return tensor.to(self.device, dtype, non_blocking=True).contiguous(memory_format=layout)
 
+    def resident_batch(self, size: int) -> dict[str, torch.Tensor]:
+        """`size` samples of noise on the device, shaped as the pipeline's; labels are the first sample's.
+
+        Raises:
+            DataError: none of the first samples can be read, so that their shape is unknown.
+        """
+        generator = torch.Generator().manual_seed(0)
+        batch = {}
+        for name, one in zip(self.pipeline.outputs, self._any_sample(), strict=True):
+            shape = size, *one.shape
+            noise = torch.randn(shape, generator=generator) if one.is_floating_point() else one.expand(shape)
+            batch[name] = self._to_device(noise)
+        return batch
+
+    def _any_sample(self) -> tuple[torch.Tensor, ...]:
+        unreadable = []
+        for id in range(min(SAMPLES_TRIED, self.order.samples)):
+            try:
+                return self.pipeline.sample(self.source, id, 0)
+            except Exception as error:
+                unreadable.append(f"{self.source.path(id)}: {error}")
+        raise DataError(f"the first samples cannot be read: {'; '.join(unreadable)}")
+
 
 class SyntheticLoader(Loader):
-    """One resident batch of noise, shaped as the pipeline's, handed out for every micro-batch."""
+    """One resident batch of noise, handed out for every micro-batch."""
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         resident: dict[str, torch.Tensor] = {}
         for micro_batch in micro_batches:
             size = len(micro_batch.ids)
-            resident = resident or self._noise(size)
+            resident = resident or self.resident_batch(size)
             yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
-
-    def _noise(self, size: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        batch = {}
-        for name, one in zip(self.pipeline.outputs, self.pipeline.sample(self.source, 0, 0), strict=True):
-            shape = size, *one.shape
-            noise = torch.randn(shape, generator=generator) if one.is_floating_point() else one.expand(shape)
-            batch[name] = self._to_device(noise)
-        return batch
 
 
 def make_loader(name: LoaderName, *args: Any, **options: Any) -> Loader:

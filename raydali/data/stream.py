@@ -43,6 +43,11 @@ class MicroBatch:
 class Order(Protocol):
     """What a loader follows: the micro-batches of a rank, from global batch `start` on."""
 
+    @property
+    def samples(self) -> int:
+        """N, the size of the data set."""
+        ...
+
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
         """The rank's micro-batches in order."""
         ...

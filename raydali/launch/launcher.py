@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import UsageError
 from raydali.launch.cluster import Placement, check_own_ray, connect, place
 from raydali.launch.options import LaunchOptions
@@ -21,6 +22,8 @@ STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "
 """What a resume must repeat, or the stream would be another."""
 WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures"}
 """What a resume may change as it likes: where it runs, not what."""
+
+WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 
 
 class TrainingFailed(Exception):
@@ -149,6 +152,7 @@ def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFold
             failure_config=FailureConfig(max_failures=options.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
             callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows no UserCallback
+            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
         ),
     )
     outcome: list[BaseException | None] = []

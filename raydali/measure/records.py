@@ -41,6 +41,7 @@ def epoch_record(
     learning_rate: float,
     validation: Mapping[str, Any] | None,
     quarantined: int,
+    ceiling_images_per_second: float | None,
 ) -> dict[str, Any]:
     """A line of `epochs.jsonl`; what the arguments name is taken over as it is.
 
@@ -49,6 +50,7 @@ def epoch_record(
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
+        ceiling_images_per_second: of the last segment's workers; it counts for no others.
     """
 
     def seconds(name: str) -> float:
@@ -59,6 +61,9 @@ def epoch_record(
     wall = sum(max(record.seconds for record in segment) for segment in segments)
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
+    rate = images / wall if wall else None
+    if len({segment[0].world_size for segment in segments}) > 1:
+        ceiling_images_per_second = None
     return {
         "epoch": epoch,
         "step": step,
@@ -66,14 +71,14 @@ def epoch_record(
         "world_size": segments[-1][0].world_size,
         "images": images,
         "seconds": wall,
-        "images_per_second": images / wall if wall else None,
+        "images_per_second": rate,
         "loader_wait_seconds": wait,
         "loader_wait_fraction": wait / wall if wall else None,
         "step_seconds": seconds("step_seconds"),
         "first_batch_seconds": max(first_batches, default=None),
         "loader_images_per_second": None,
-        "ceiling_images_per_second": None,
-        "of_ceiling": None,
+        "ceiling_images_per_second": ceiling_images_per_second,
+        "of_ceiling": rate / ceiling_images_per_second if rate and ceiling_images_per_second else None,
         "loss": sum(record.loss_sum for record in records) / images if images else None,
         "learning_rate": learning_rate,
         "validation": validation,

@@ -11,6 +11,7 @@ _COLUMNS = (
     ("epoch", "epoch", 5, "d"),
     ("images", "images", 9, "d"),
     ("images/s", "images_per_second", 9, ".0f"),
+    ("ceiling", "of_ceiling", 8, ".1%"),
     ("wait", "loader_wait_fraction", 6, ".1%"),
     ("loss", "loss", 7, ".4f"),
     ("lr", "learning_rate", 8, ".2g"),
@@ -56,6 +57,10 @@ class Console:
             self.say(
                 f"{what} at step {message['step']} of {message['steps']}: {workers}, "
                 f"first step after {message['seconds']:.0f} s"
+            )
+        elif message["event"] == "rehearsal" and message["ceiling_images_per_second"]:
+            self.say(
+                f"ceiling: {message['ceiling_images_per_second']:.0f} images/s with the batch on the device already"
             )
         elif message["event"] == "failure":
             self.warn(f"rank {', '.join(map(str, message['ranks']))} failed: {message['error']}")

@@ -30,7 +30,7 @@ def build_model(name: str, classes: int) -> nn.Module:
     return model
 
 
-def digits_network(classes: int) -> nn.Module:
+def digits_network(classes: int) -> nn.Sequential:
     """Three convolutions with BatchNorm, 94,000 parameters for 10 classes: seconds an epoch on one core."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:

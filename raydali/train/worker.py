@@ -28,7 +28,14 @@ class Worker:
 
     @classmethod
     def join(cls, device: torch.device, *, cpus: int, node: str) -> "Worker":
-        """The worker that the default process group, if there is one, says this process is."""
+        """The worker that the default process group, if there is one, says this process is.
+
+        On a GPU this thread works on a stream of its own from now on: what can be captured, and what no thread that
+        uses the default stream holds up.
+        """
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.cuda.set_stream(torch.cuda.Stream(device))
         if not dist.is_initialized():
             return cls(rank=0, world_size=1, device=device, cpus=cpus, node=node)
         gradients: Any = dist.new_group(backend="nccl") if device.type == "cuda" else None

@@ -52,7 +52,7 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
     assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
-    assert [row["event"] for row in folder.rows("events.jsonl")] == ["start", "finish"]
+    assert [row["event"] for row in folder.rows("events.jsonl")] == ["rehearsal", "start", "finish"]
     assert folder.exists("best/state.pt")
     assert sum(name.startswith("checkpoint_0") for name in os.listdir(folder.path())) == 3
 
@@ -99,9 +99,9 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     assert [row["epoch"] for row in rows] == list(range(30))
     assert sum(row["images"] for row in rows) == len(reference)
     events = folder.rows("events.jsonl")
-    assert [event["event"] for event in events] == ["start", "resume", "resume", "finish"]
-    assert events[1]["step"] >= 50 and events[2]["step"] >= 160
-    assert [event.get("world_size") for event in events] == [2, 3, 1, None]
+    assert [event["event"] for event in events] == ["rehearsal", "start", "resume", "resume", "finish"]
+    assert events[2]["step"] >= 50 and events[3]["step"] >= 160
+    assert [event.get("world_size") for event in events] == [None, 2, 3, 1, None]
     # Ray's agents try to tell the dead head for 60 s, the rest goes at once.
     left = wait_until_gone(below, timeout=90)
     assert not left, left
@@ -124,7 +124,7 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     output = (tmp_path / "log").read_text()
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
-    assert [event["event"] for event in folder.rows("events.jsonl")] == ["start", "interrupt"]
+    assert [event["event"] for event in folder.rows("events.jsonl")] == ["rehearsal", "start", "interrupt"]
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
     assert process.wait(180) == 0, (tmp_path / "log").read_text()
     events = folder.rows("events.jsonl")
-    assert [event["event"] for event in events] == ["start", "failure", "resume", "finish"]
-    assert len(events[1]["ranks"]) >= 1
+    assert [event["event"] for event in events] == ["rehearsal", "start", "failure", "resume", "finish"]
+    assert len(events[2]["ranks"]) >= 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)
     stream = config.stream(1437)
     reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])

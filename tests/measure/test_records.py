@@ -25,6 +25,7 @@ FACTS: dict[str, Any] = {
     "learning_rate": 0.1,
     "validation": LINE["validation"],
     "quarantined": 5,
+    "ceiling_images_per_second": 40.0,
 }
 
 
@@ -82,12 +83,22 @@ def test_one_rank_is_its_own_mean() -> None:
 
 
 def test_what_the_caller_knows_is_taken_over() -> None:
-    record = epoch_record(two_then_three_workers(), **FACTS)
+    record = epoch_record([[of_rank(0, 1)]], **FACTS)
     assert {name: record[name] for name in FACTS} == FACTS
 
 
+def test_the_ceiling_counts_for_the_workers_it_was_measured_on_alone() -> None:
+    segment = [of_rank(0, 2, images=60, seconds=4.0), of_rank(1, 2, images=60, seconds=3.0)]
+    assert epoch_record([segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
+    assert epoch_record([segment, segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
+    others = epoch_record([[of_rank(0, 1, images=60, seconds=4.0)], segment], **FACTS)
+    assert others["ceiling_images_per_second"] is None and others["of_ceiling"] is None
+
+
 def test_what_was_not_measured_is_null() -> None:
-    record = epoch_record([[of_rank(0, 2), of_rank(1, 2)]], **FACTS | {"validation": None})
+    record = epoch_record(
+        [[of_rank(0, 2), of_rank(1, 2)]], **FACTS | {"validation": None, "ceiling_images_per_second": None}
+    )
     missing = {name for name, value in record.items() if value is None}
     never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict"}
     derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}

@@ -12,6 +12,7 @@ RECORD: dict[str, Any] = {
     "epoch": 3,
     "images": 1281167,
     "images_per_second": 6234.4,
+    "of_ceiling": 0.9126,
     "loader_wait_fraction": 0.0123,
     "loss": 2.71828,
     "learning_rate": 0.05,
@@ -54,8 +55,19 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     console.show({"kind": "epoch", "record": RECORD | {"epoch": 4}})
     text = output()
     heading, first, second = text.splitlines()
-    assert heading.split() == ["epoch", "images", "images/s", "wait", "loss", "lr", "top-1", "top-5", "seconds"]
-    assert first.split() == ["3", "1281167", "6234", "1.2%", "2.7183", "0.05", "0.7613", "0.9287", "205.5"]
+    assert heading.split() == [
+        "epoch",
+        "images",
+        "images/s",
+        "ceiling",
+        "wait",
+        "loss",
+        "lr",
+        "top-1",
+        "top-5",
+        "seconds",
+    ]
+    assert first.split() == ["3", "1281167", "6234", "91.3%", "1.2%", "2.7183", "0.05", "0.7613", "0.9287", "205.5"]
     assert second.split()[0] == "4"
     ends = [[match.end() for match in re.finditer(r"\S+", line)] for line in (heading, first)]
     assert ends[0] == ends[1], "headings stand above their columns"
@@ -65,7 +77,7 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
 def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
     console = Console()
     console.show({"kind": "epoch", "record": EMPTY})
-    assert output().splitlines()[1].split() == ["0", "0", "-", "-", "-", "-", "-", "-", "0.0"]
+    assert output().splitlines()[1].split() == ["0", "0", *["-"] * 7, "0.0"]
     for name in set(RECORD) - {"verdict", "validation"}:
         console.show({"kind": "epoch", "record": RECORD | {name: None}})
         assert output().split().count("-") == 1
@@ -75,7 +87,7 @@ def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
 
 def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> None:
     Console().show({"kind": "epoch", "record": RECORD | {"loss": float("nan")}})
-    assert output().splitlines()[1].split()[4] == "nan"
+    assert output().splitlines()[1].split()[5] == "nan"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from raydali.train import precision
 from tests.support import LocalSession, Stopped, folder_of, run_ranks
 
 # Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not.
-CONFIG = replace(DIGITS, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True, learning_rate=0.01)
+CONFIG = replace(
+    DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True, learning_rate=0.01
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,32 @@ def test_cut_mid_epoch_and_resumed_on_other_numbers_of_workers_loses_and_repeats
     undisturbed = run_ranks(1, train_rank_in_double, config, digits, whole)[0]
     assert rows[1]["loss"] == pytest.approx(whole.rows("epochs.jsonl")[1]["loss"], rel=1e-6)
     assert distance(weights, undisturbed) < 1e-9
+
+
+def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits: Data) -> None:
+    config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=8)
+    runs = {}
+    for ceiling in (False, True):
+        folder = folder_of(tmp_path, f"ceiling-{ceiling}")
+        runs[ceiling] = run_ranks(2, train_rank, replace(config, ceiling=ceiling), digits, folder), folder
+    for (name, tensor), (_, other) in zip(runs[False][0][0].items(), runs[True][0][0].items(), strict=True):
+        np.testing.assert_array_equal(tensor, other, err_msg=name)
+    (unmeasured,), (measured,) = (folder.rows("epochs.jsonl") for _, folder in runs.values())
+    assert unmeasured["ceiling_images_per_second"] is None and unmeasured["of_ceiling"] is None
+    assert measured["of_ceiling"] == measured["images_per_second"] / measured["ceiling_images_per_second"]
+    assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
+
+
+def test_a_resume_takes_the_ceiling_over_where_the_number_of_workers_is_the_same(tmp_path: Path, digits: Data) -> None:
+    config = replace(CONFIG, ceiling=True, checkpoint_every=2)
+    for world_size in (2, 1):
+        folder = folder_of(tmp_path, f"then-{world_size}")
+        with pytest.raises(Stopped):
+            run_ranks(2, train_rank, config, digits, folder, 18)
+        first = folder.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
+        run_ranks(world_size, train_rank, config, digits, folder)
+        last = folder.rows("epochs.jsonl")[1]["ceiling_images_per_second"]
+        assert first > 0 and last == (first if world_size == 2 else None)
 
 
 def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: Data) -> None:

@@ -1,0 +1,255 @@
+"""The loaders that are measured: ours, and the ways in which others feed a GPU, each as its users would write it.
+
+    raydali       make_loader("dali", ...): the stream, crops drawn on the host
+    native        a bare DALI pipeline around DALI's own reader and random crop, as in DALI's examples
+    torchvision   torch's DataLoader over an ImageFolder: Pillow and torchvision in worker processes
+    spdl          SPDL, where it is installed: images decoded whole and resized by threads, neither cropped nor flipped
+    synthetic     make_loader("synthetic", ...): one resident batch, what handing out costs
+
+Each is an endless generator of batches, of which only the number is looked at: normalised images of
+`image_size` x `image_size` pixels on the device, and their labels but for SPDL. It runs in a process of its own, so
+whatever is slow to import is imported inside.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raydali.data.classification import Images, TrainImages
+from raydali.data.image_folder import ImageFolder
+from raydali.data.pipeline import Pipeline
+from raydali.data.stream import Stream
+
+Deliveries = Generator[Any, None, None]
+
+EPOCHS = 1 << 20
+"""More than any measurement lasts."""
+SHUFFLED_AT_ONCE = 4096
+"""Images in the native reader's buffer, out of which it draws: the only shuffling it knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What one process measures.
+
+    Attributes:
+        loader: a name in LOADERS.
+        root: a folder of class folders of images.
+        batch_size: images of a batch.
+        image_size: height and width of what comes out, pixels.
+        threads: DALI's or SPDL's.
+        workers: processes of torch's DataLoader.
+        seconds: how long, after a warm-up.
+        gpu: whether batches go to GPU `rank`; else to the CPU's memory.
+        rank, world_size: this process, and how many measure at once.
+    """
+
+    loader: str
+    root: str
+    batch_size: int
+    image_size: int
+    threads: int
+    workers: int
+    seconds: float
+    gpu: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        return f"cuda:{self.rank}" if self.gpu else "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A loader that can be measured.
+
+    Attributes:
+        deliver: its batches.
+        parallel: whether its processes are many, each making a whole batch: these then arrive in bursts.
+        all_queues: whether the environment asks CUDA for all hardware queues, as raydali's jobs do.
+        module: that it needs and raydali does not.
+    """
+
+    deliver: Callable[[Task], Deliveries]
+    parallel: bool = False
+    all_queues: bool = False
+    module: str | None = None
+
+
+def _raydali(task: Task) -> Deliveries:
+    return _ours(task, "dali", TrainImages(seed=0, image_size=task.image_size))
+
+
+def _synthetic(task: Task) -> Deliveries:
+    return _ours(task, "synthetic", TrainImages(seed=0, image_size=task.image_size))
+
+
+def _raydali_resize(task: Task) -> Deliveries:
+    from raydali.bench.resized import ResizedImages
+
+    return _ours(task, "dali", ResizedImages(image_size=task.image_size), half=False)
+
+
+def _ours(
+    task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[ImageFolder], *, half: bool = True
+) -> Deliveries:
+    import torch
+
+    from raydali.data.loader import make_loader
+
+    if task.gpu:
+        torch.cuda.set_device(task.device)
+    source = ImageFolder.scan(task.root)
+    with make_loader(
+        name,
+        source,
+        pipeline,
+        _order(task, source),
+        rank=task.rank,
+        world_size=task.world_size,
+        device=task.device,
+        dtype=torch.float16 if task.gpu and half else torch.float32,
+        threads=task.threads,
+    ) as loader:
+        yield from loader
+
+
+def _order(task: Task, source: ImageFolder) -> Stream:
+    return Stream(
+        samples=len(source),
+        epochs=EPOCHS,
+        batch_size=task.batch_size,
+        global_batch_size=task.batch_size * task.world_size,
+        seed=0,
+    )
+
+
+def _native(task: Task) -> Deliveries:
+    from nvidia.dali import Pipeline as DaliPipeline
+    from nvidia.dali import fn, types
+
+    pipeline = DaliPipeline(
+        batch_size=task.batch_size,
+        num_threads=task.threads,
+        device_id=task.rank if task.gpu else None,
+        prefetch_queue_depth=2,
+        seed=1 + task.rank,
+    )
+    with pipeline:
+        encoded, labels = fn.readers.file(
+            file_root=task.root,
+            random_shuffle=True,
+            initial_fill=SHUFFLED_AT_ONCE,
+            shard_id=task.rank,
+            num_shards=task.world_size,
+        )
+        decoder = {"device": "mixed", "hw_decoder_load": 0.95} if task.gpu else {"device": "cpu"}
+        images = fn.decoders.image_random_crop(encoded, **decoder)
+        images = fn.resize(images, size=(task.image_size, task.image_size))
+        images = fn.crop_mirror_normalize(
+            images,
+            mean=[255 * m for m in Images.mean],
+            std=[255 * s for s in Images.std],
+            dtype=types.DALIDataType.FLOAT16 if task.gpu else types.DALIDataType.FLOAT,
+            output_layout="HWC",
+            mirror=fn.random.coin_flip(),
+        )
+        pipeline.set_outputs(images, labels.gpu() if task.gpu else labels)
+    pipeline.build()
+    while True:
+        yield pipeline.run()
+
+
+def _torchvision(task: Task) -> Deliveries:
+    from torchvision.transforms import v2
+
+    return _data_loader(task, v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip())
+
+
+def _torchvision_resize(task: Task) -> Deliveries:
+    from torchvision.transforms import v2
+
+    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True))
+
+
+def _data_loader(task: Task, *transforms: Any) -> Deliveries:
+    import torch
+    from torch.utils.data import DataLoader, RandomSampler
+    from torchvision.datasets import ImageFolder as Folder
+    from torchvision.transforms import v2
+
+    to_tensor = v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(Images.mean, Images.std)
+    images = Folder(task.root, v2.Compose([*transforms, *to_tensor]))
+    loader = DataLoader(
+        images,
+        batch_size=task.batch_size,
+        # One long epoch: between two of them the workers would stand still.
+        sampler=RandomSampler(images, num_samples=len(images) * EPOCHS),
+        num_workers=task.workers,
+        multiprocessing_context="fork",  # what users get; processes that were spawned themselves would spawn
+        persistent_workers=True,
+        pin_memory=task.gpu,
+        drop_last=True,
+    )
+    for batch in loader:
+        yield [tensor.to(task.device, non_blocking=True) for tensor in batch]
+
+
+def _spdl(task: Task) -> Deliveries:
+    import spdl.io
+    import torch
+    from spdl.pipeline import PipelineBuilder
+
+    if task.gpu:
+        torch.cuda.set_device(task.device)
+    source = ImageFolder.scan(task.root)
+    dtype = torch.float16 if task.gpu else torch.float32
+    mean, std = (
+        torch.tensor(values, device=task.device, dtype=dtype).mul(255).view(1, 3, 1, 1)
+        for values in (Images.mean, Images.std)
+    )
+    memory = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None
+
+    def paths() -> Generator[list[str], None, None]:
+        for micro_batch in _order(task, source).micro_batches(task.rank, task.world_size):
+            yield [source.path(id) for id in micro_batch.ids.tolist()]
+
+    def decode(path: str) -> Any:
+        packets = spdl.io.demux_image(path)
+        size = {"scale_width": task.image_size, "scale_height": task.image_size, "scale_mode": None}
+        return spdl.io.decode_packets(packets, filter_desc=spdl.io.get_filter_desc(packets, **size, pix_fmt="rgb24"))
+
+    def batch(frames: list[Any]) -> Any:
+        buffer = spdl.io.convert_frames(frames)
+        if to_device is not None:
+            buffer = spdl.io.transfer_buffer(buffer, device_config=to_device)
+        return (spdl.io.to_torch(buffer).permute(0, 3, 1, 2).to(dtype) - mean) / std
+
+    decode(source.path(0))  # says so at once where SPDL finds no FFmpeg
+    pipeline = (
+        PipelineBuilder()
+        .add_source(paths())
+        .disaggregate()
+        .pipe(decode, concurrency=task.threads)
+        .aggregate(task.batch_size)
+        .pipe(batch)
+        .add_sink(2)
+        .build(num_threads=task.threads + 1, max_failures=0)
+    )
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+LOADERS = {
+    "raydali": Measured(deliver=_raydali, all_queues=True),
+    "native": Measured(deliver=_native),
+    "torchvision": Measured(deliver=_torchvision, parallel=True),
+    "spdl": Measured(deliver=_spdl, module="spdl"),
+    "synthetic": Measured(deliver=_synthetic),
+    # Whole images resized, as in table_640.py.
+    "raydali-resize": Measured(deliver=_raydali_resize, all_queues=True),
+    "torchvision-resize": Measured(deliver=_torchvision_resize, parallel=True),
+}

@@ -1,0 +1,98 @@
+"""Processes that train together on this machine, each in a session of its own, none of them left behind.
+
+    parent: start ---- wait for an answer of each, or the first error, or the deadline ---- kill all
+    rank:       function(task, rank, port) -- answer -- wait to be killed
+
+A rank that is done or has failed stays, so that what the others say is not that they lost it.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection, get_context, parent_process
+from typing import Any
+
+
+class RanksFailed(Exception):
+    """The ranks gave no answer; the message says which, and ends with the reason, in most cases a traceback."""
+
+
+def run_ranks(function: Callable[..., Any], task: Any, world_size: int, *, timeout: float) -> Any:
+    """What `function(task, rank, port)` returns on rank 0, run in `world_size` fresh processes at once.
+
+    Args:
+        function: of a module's top level; `port` of localhost is free to meet at.
+        timeout: seconds from the start of the processes to the last answer.
+
+    Raises:
+        RanksFailed: a rank raised or died, or they were not done in time.
+    """
+    context = get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    deadline = time.monotonic() + timeout
+    processes: list[Any] = []
+    pending: dict[Any, int] = {}
+    answers: dict[int, Any] = {}
+    try:
+        for rank in range(world_size):
+            receiver, sender = context.Pipe(duplex=False)
+            # No daemon, which could not have the DataLoader's worker processes.
+            process = context.Process(target=_run, args=(function, task, rank, port, sender))
+            process.start()
+            processes.append(process)
+            sender.close()
+            pending[receiver] = rank
+        while pending:
+            ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                missing = ", ".join(map(str, pending.values()))
+                raise RanksFailed(f"not done within {timeout:g} s (rank {missing}): lower --steps or raise --timeout")
+            for receiver in [receiver for receiver in pending if receiver in ready]:
+                rank = pending.pop(receiver)
+                answers[rank] = _answer(receiver, rank, processes[rank])
+        return answers[0]
+    finally:
+        for process in processes:
+            _kill(process)
+
+
+def _answer(receiver: Any, rank: int, process: Any) -> Any:
+    try:
+        answer, error = receiver.recv()
+    except EOFError:
+        process.join(1)
+        answer, error = None, f"the process ended with exit code {process.exitcode} and said nothing"
+    if error is not None:
+        raise RanksFailed(f"rank {rank}: {error}")
+    return answer
+
+
+def _kill(process: Any) -> None:
+    """The rank and all that it started in its session: the DataLoader's workers outlive their parent by seconds."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # ended, or not far enough to have a session
+        process.kill()
+    process.join()
+
+
+def _run(function: Callable[..., Any], task: Any, rank: int, port: int, sender: Any) -> None:
+    os.setsid()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        sender.send((function(task, rank, port), None))
+    except Exception:
+        sender.send((None, traceback.format_exc()))
+    signal.pause()
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,49 @@
+"""The `raydali` command.
+
+A subcommand is a dataclass of options with a function `main(options)` beside it. Neither torch nor Ray nor DALI is
+imported here or where such a dataclass stands, so that --help answers at once.
+
+0    done
+1    something failed: what it was comes last
+2    bad usage: one line that names the value, the limit and the remedy
+130  interrupted
+"""
+
+import sys
+from collections.abc import Sequence
+
+from tyro.extras import SubcommandApp
+
+from raydali.bench.loader_bench import LoaderBench
+from raydali.bench.results import BenchFailed
+from raydali.bench.train_bench import TrainBench
+from raydali.errors import DataError, UsageError
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse the command line, run the subcommand and leave with its exit code."""
+    options = _commands().cli(prog="raydali", description="Ray Train jobs fed by NVIDIA DALI.", args=args)
+    try:
+        sys.modules[type(options).__module__].main(options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (BenchFailed, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _commands() -> SubcommandApp:
+    bench = SubcommandApp()
+    bench.command(name="loader")(LoaderBench)
+    bench.command(name="train")(TrainBench)
+    app = SubcommandApp()
+    app.command(bench, name="bench", help="Measure loaders and training.")
+    return app
+
+
+if __name__ == "__main__":
+    main()

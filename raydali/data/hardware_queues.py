@@ -1,0 +1,29 @@
+"""The queues by which a GPU takes work: with too few of them, streams wait for each other for no reason.
+
+CUDA spreads a process's streams over 8 of them unless told otherwise. DALI's JPEG decoder alone has more streams, and
+a training step fills the queue it is in for as long as it lasts: whatever of the decoder's shares it waits that long,
+with the images behind it. docs/performance.md has the measurements.
+"""
+
+import os
+import warnings
+
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+HARDWARE_QUEUES = 32
+"""The most there are."""
+
+
+def widen() -> None:
+    """Ask for all queues, which works until CUDA is in use in this process; warns where it came too late."""
+    import torch
+
+    if os.environ.get(VARIABLE) == str(HARDWARE_QUEUES):
+        return
+    if torch.cuda.is_initialized():
+        warnings.warn(
+            f"{VARIABLE} is {os.environ.get(VARIABLE, 'unset')} and CUDA is in use already: decoding will be held up "
+            f"by training; set {VARIABLE}={HARDWARE_QUEUES} in the environment of the process",
+            stacklevel=3,
+        )
+        return
+    os.environ[VARIABLE] = str(HARDWARE_QUEUES)

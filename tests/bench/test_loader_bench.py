@@ -1,0 +1,175 @@
+"""`bench loader` on the CPU: rows, files and refusals. How fast anything is, no test says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from raydali.bench import loader_bench, table_640
+from raydali.bench.loader_bench import NOT_INSTALLED, LoaderBench
+from raydali.bench.loaders import Task
+from raydali.bench.measurement import Delivered, MeasurementFailed, measure
+from raydali.bench.photographs import make_photographs, photographs
+from raydali.bench.results import BenchFailed
+from raydali.errors import UsageError
+
+OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    make_photographs(str(folder), 20)
+    return folder
+
+
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("measured what should have been refused")
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", refuse)
+    monkeypatch.setattr("raydali.bench.photographs.make_photographs", refuse)
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    with Image.open(picture) as image:
+        return image.size
+
+
+def test_rows_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file, picture = tmp_path / "loaders.json", tmp_path / "loaders.png"
+    names = ["raydali", "native", "torchvision", "synthetic"]
+    options = replace(OPTIONS, loaders=",".join(names), json=str(json_file), plot=str(picture))
+    result = loader_bench.main(options)
+
+    assert [row["loader"] for row in result["rows"]] == names
+    for row in result["rows"]:
+        assert row["gpus"] == 0 and row["error"] is None and row["scaling"] is None
+        assert 0 < row["low"] <= row["images_per_second"] <= row["high"]
+        assert row["seconds"] >= 0.3 and len(row["repeats"]) == 1
+    rates = {row["loader"]: row["images_per_second"] for row in result["rows"]}
+    assert result["rows"][0]["to_native"] == rates["raydali"] / rates["native"]
+    assert result["rows"][0]["to_torchvision"] == rates["raydali"] / rates["torchvision"]
+
+    assert json.loads(json_file.read_text()) == result
+    assert result["command"] == "bench loader"
+    assert {"cpus", "gpus", "python", "torch", "dali", "raydali"} == set(result["machine"])
+    assert result["settings"]["images"] == 64 and 80_000 < result["settings"]["bytes_per_image"] < 180_000
+    with Image.open(picture) as image:
+        assert image.format == "PNG" and min(image.size) > 400
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names) and f"{rates['native']:,.0f}" in shown
+
+
+def test_a_loader_that_fails_loses_no_other_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    def measured(task: Task, gpus: int) -> list[Delivered]:
+        if task.loader == "native":
+            raise MeasurementFailed("native, process 0: Traceback ...\nOSError: no disk")
+        return [Delivered(100, 0.5)]
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.measurement.is_installed", lambda name: name != "spdl")
+    file = tmp_path / "result.json"
+    options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", json=str(file))
+    with pytest.raises(BenchFailed, match=r"(?s)native on CPU: .*no disk"):
+        loader_bench.main(options)
+    native, raydali, spdl = json.loads(file.read_text())["rows"]
+    assert "no disk" in native["error"] and native["images_per_second"] is None
+    assert raydali["images_per_second"] == 200 and raydali["to_native"] is None and raydali["error"] is None
+    assert spdl["error"] == NOT_INSTALLED
+    assert NOT_INSTALLED in capsys.readouterr().out
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    (tmp_path / "00").mkdir()
+    (tmp_path / "00" / "broken.jpg").write_bytes(b"no JPEG")
+    task = Task(loader="native", root=str(tmp_path), batch_size=1, image_size=32, threads=1, workers=1, seconds=0.1)
+    with pytest.raises(MeasurementFailed, match=r"(?s)native, process 0: Traceback.*pipeline\.run.*Error"):
+        measure(task, 0)
+
+
+def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    images = {("raydali", 1): [90, 100, 130], ("raydali", 4): [360, 400, 380], ("torchvision", 1): [10, 10, 10]}
+
+    def measured(task: Task, gpus: int) -> list[Delivered]:
+        each = images[task.loader, gpus].pop(0)
+        return [Delivered(each // gpus, 1.0)] * gpus
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"] * 4)
+    options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, loaders="raydali,torchvision")
+    one, four, torchvision = loader_bench.main(options)["rows"]
+    assert (one["images_per_second"], one["low"], one["high"], one["scaling"]) == (100, 90, 130, 1)
+    assert (four["gpus"], four["images_per_second"], four["scaling"], four["to_torchvision"]) == (4, 380, 3.8, 38)
+    assert (torchvision["gpus"], torchvision["to_native"]) == (1, None)
+
+
+def test_the_published_table(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def measured(task: Task, gpus: int) -> list[Delivered]:
+        asked.append(task)
+        return [Delivered(200, 1.0)] if not gpus else [Delivered(4000, 1.0)] * gpus
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.photographs.make_photographs", lambda root, count: make_photographs(root, 20))
+    picture = tmp_path / "table.png"
+    result = loader_bench.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4", plot=str(picture)))
+    assert {(task.image_size, task.batch_size, task.threads, task.workers) for task in asked} == {(640, 32, 8, 8)}
+    cpu, one, two, four = result["rows"]
+    assert cpu["published_seconds"] == 101.06 and cpu["published_scaling"] is None and cpu["gpus"] == 0
+    assert cpu["pass_seconds"] == table_640.PUBLISHED_IMAGES / 200
+    assert one["to_torchvision"] == 20 and round(one["published_to_torchvision"], 1) == 16.2
+    assert two["scaling"] == 2 and round(four["published_scaling"], 2) == 3.97 and four["scaling"] == 4
+    assert "16.20" in capsys.readouterr().out
+    with Image.open(picture) as image:
+        assert image.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpus": "4"}, "--gpus 4: this machine has 1 GPU: ask for 1 at most"),
+        ({"gpus": "one"}, "--gpus must be numbers .* not 'one'"),
+        ({"gpus": "-1"}, "--gpus must be numbers .* not '-1'"),
+        ({"loaders": "raydali,dalli"}, "no loader is called 'dalli': --loaders takes raydali,native,"),
+        ({"loaders": ","}, "--loaders names none"),
+        ({"batch_size": 65}, "64 images are fewer than the 65 .* lower --batch-size, or --make 65"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
+        ({"seconds": 0.0}, "--seconds must be above 0, not 0.0"),
+        ({"data": "s3://bucket/images"}, "s3://bucket/images: .* give a copy on a disk"),
+        ({"data": "/nowhere"}, "/nowhere is missing"),
+        ({"json": "/nowhere/loaders.json"}, "--json /nowhere/loaders.json cannot be written"),
+        ({"plot": "/"}, "--plot / cannot be written"),
+    ],
+)
+@pytest.mark.usefixtures("no_measuring")
+def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"])
+    with pytest.raises(UsageError, match=message):
+        loader_bench.main(replace(OPTIONS, **changes))
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
+    with pytest.raises(UsageError, match=f"20 images in {folder} are fewer than the 32"):
+        loader_bench.main(replace(OPTIONS, data=str(folder), batch_size=32))
+
+
+def test_made_images_are_the_same_each_time_and_gone_afterwards(folder: Path) -> None:
+    with photographs(None, 20) as root:
+        made = sorted(Path(root).rglob("*.jpg"))
+        assert [file.read_bytes() for file in made] == [file.read_bytes() for file in sorted(folder.rglob("*.jpg"))]
+        assert len({file.read_bytes() for file in made}) == 20
+        sizes = [size_of(file) for file in made]
+        assert all(max(size) == 500 and min(size) >= 333 for size in sizes) and len(set(sizes)) > 2
+    assert not Path(root).exists()

@@ -1,0 +1,294 @@
+"""`bench train` on the CPU: rows, files, refusals, and the arithmetic of the parts. How near anything comes to its
+ceiling, no test says."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.bench import train_bench
+from raydali.bench.loaders import Task
+from raydali.bench.photographs import make_photographs
+from raydali.bench.ranks import RanksFailed, run_ranks
+from raydali.bench.results import BenchFailed
+from raydali.bench.train_bench import TrainBench
+from raydali.bench.train_plot import lost, plot
+from raydali.bench.train_rank import TrainTask, measure
+from raydali.bench.train_split import NOTHING, against_one_gpu, figures, split
+from raydali.bench.train_stretches import beside
+from raydali.errors import UsageError
+
+OPTIONS = TrainBench(
+    make=64,
+    gpus="0",
+    models="digits",
+    loaders="raydali,synthetic",
+    batch_size=8,
+    image_size=32,
+    threads=1,
+    precision="fp32",
+    steps=2,
+    repeats=2,
+)
+PNG = b"\x89PNG"
+
+
+def rates(**rates: float | tuple[float, float]) -> dict[str, dict[str, float]]:
+    """A round: rates, or pairs of a rate and the share of the time in which the device waited for data."""
+    pairs = {name: rate if isinstance(rate, tuple) else (rate, 0.0) for name, rate in rates.items()}
+    return {
+        name: {"images_per_second": rate, "loader_wait_fraction": wait, "host_wait_fraction": wait}
+        for name, (rate, wait) in pairs.items()
+    }
+
+
+ROUND = rates(
+    ceiling=1000.0,
+    replay=1000 / 1.01,
+    contention=(1000 / 1.25, 0.04),
+    real=(800.0, 0.08),
+    alone=3e3,
+    host_contention=1e3 / 1.05,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's threads wait for each other by spinning, which on a busy machine takes longest of all."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measured
+
+
+def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
+    result = train_bench.main(replace(OPTIONS, **files))
+    assert json.loads(Path(files["json"]).read_text()) == result
+    assert Path(files["plot"]).read_bytes().startswith(PNG)
+    assert result["command"] == "bench train"
+    assert result["settings"]["images"] == 64
+    assert [(row["model"], row["loader"], row["gpus"]) for row in result["rows"]] == [
+        ("digits", "raydali", 0),
+        ("digits", "synthetic", 0),
+    ]
+    for row in result["rows"]:
+        assert row["error"] is None
+        assert set(NOTHING) < set(row)
+        assert len(row["rounds"]) == 2
+        ratios = []
+        for each in row["rounds"]:
+            assert list(each) == ["ceiling", "replay", "contention", "real", "alone"]
+            assert all(0 < stretch["images_per_second"] < math.inf for stretch in each.values())
+            assert 0 < each["real"]["loader_wait_fraction"] < 1
+            ratios.append(each["real"]["images_per_second"] / each["ceiling"]["images_per_second"])
+        assert row["of_ceiling"] == statistics.median(ratios)
+        assert (row["of_ceiling_low"], row["of_ceiling_high"]) == (min(ratios), max(ratios))
+        assert row["split"]["contention"] is not None
+        assert row["split"]["contention_cpu"] is None  # on a CPU there is nothing to tell it from
+        assert row["scaling"] is None
+    out = capfd.readouterr().out
+    assert "digits, raydali, CPU: real " in out
+    assert "unexplained" in out
+
+
+def test_ranks_train_together(tmp_path: Path) -> None:
+    make_photographs(str(tmp_path), 16)
+    delivery = Task(
+        loader="native",
+        root=str(tmp_path),
+        batch_size=4,
+        image_size=32,
+        threads=1,
+        workers=1,
+        seconds=0,
+        world_size=2,
+    )
+    task = TrainTask(
+        delivery=delivery,
+        model="digits",
+        steps=2,
+        rounds=1,
+        precision="fp32",
+        compile=True,
+        cuda_graph=True,
+        split=False,
+        timeout=200,
+    )
+    measured = run_ranks(measure, task, 2, timeout=task.timeout)
+    assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
+    row = figures(measured)
+    assert row["real_images_per_second"] > 0
+    assert row["split"]["data_values"] is None
+
+
+def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def two_calls() -> Iterator[Any]:
+        yield RanksFailed("rank 0: Traceback\nout of memory")
+        yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}
+
+    calls = two_calls()
+
+    def run(*args: Any, **options: Any) -> Any:
+        answer = next(calls)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
+    files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
+    with pytest.raises(BenchFailed, match=r"digits, raydali, CPU: .*\nout of memory"):
+        train_bench.main(replace(OPTIONS, **files))
+    failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
+    assert failed["real_images_per_second"] is None
+    assert failed["scaling"] is None
+    assert measured["real_images_per_second"] == 800
+    assert Path(files["plot"]).read_bytes().startswith(PNG)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def sleep(seconds: float, rank: int, port: int) -> str:
+    subprocess.Popen(["sleep", str(seconds)])
+    time.sleep(seconds)
+    return "done"
+
+
+def fail_on_rank_1(folder: str, rank: int, port: int) -> None:
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    if rank == 1:
+        raise ValueError("this is rank 1")
+    time.sleep(100)
+
+
+def test_ranks_are_ended_in_time() -> None:
+    seconds = 1234.5
+    began = time.monotonic()
+    with pytest.raises(RanksFailed, match=r"not done within 3 s .*raise --timeout"):
+        run_ranks(sleep, seconds, 1, timeout=3)
+    assert time.monotonic() - began < 30
+    # What they started is ended too.
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert b"sleep\x001234.5\x00" not in commands
+
+
+def test_one_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 1: Traceback.*this is rank 1"):
+        run_ranks(fail_on_rank_1, str(tmp_path), 2, timeout=60)
+    assert not any(Path("/proc", file.read_text()).exists() for file in tmp_path.iterdir())
+
+
+def test_a_loader_beside() -> None:
+    def batches() -> Iterator[int]:
+        for i in range(3):
+            yield i
+            time.sleep(0.01)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"), beside(batches()) as taken:
+        time.sleep(0.5)
+    assert len(taken) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def test_the_parts_add_up() -> None:
+    parts = {name: round(value, 9) for name, value in split([ROUND]).items() if value is not None}
+    assert parts == {
+        "distance": 0.25,
+        "data_values": 0.01,
+        "waiting": 0.1,  # 0.08 of a step that takes 1.25
+        "contention": 0.2,  # 0.25 less 0.04 of 1.25
+        "contention_cpu": 0.05,
+        "contention_gpu": 0.15,
+        "unexplained": -0.06,
+    }
+
+
+def test_parts_are_medians() -> None:
+    other = rates(ceiling=1000.0, real=(500.0, 0.5), alone=1.0)
+    parts = split([rates(ceiling=2000.0, real=1600.0, alone=1.0), other, rates(ceiling=900.0, real=900.0, alone=1.0)])
+    assert parts["distance"] == pytest.approx(0.25)
+    assert parts["waiting"] == 0
+    assert [name for name, value in parts.items() if value is not None] == ["distance", "waiting"]
+
+
+def test_against_one_gpu() -> None:
+    def row(gpus: int, ceiling: float, real: float, **changed: Any) -> dict[str, Any]:
+        figures = {"ceiling_images_per_second": ceiling, "real_images_per_second": real, "error": None}
+        return {"model": "a", "loader": "b", "gpus": gpus, **figures, **changed}
+
+    one, four = row(1, 1000, 950), row(4, 3600, 3420)
+    assert against_one_gpu(four, [one, four]) == {"scaling": pytest.approx(3.6), "communication": pytest.approx(0.1)}
+    assert against_one_gpu(one, [one]) == {"scaling": 1, "communication": 0}
+    nothing = {"scaling": None, "communication": None}
+    assert against_one_gpu(four, [four, row(1, 1, 1, loader="c"), row(1, 1, 1, error="oh")]) == nothing
+    assert against_one_gpu(row(0, 10, 9), [row(0, 10, 9), one]) == nothing
+
+
+@pytest.mark.parametrize("stretches", [ROUND, rates(ceiling=1000.0, real=(800.0, 0.08), alone=3e3)])
+def test_a_bar_is_whole(stretches: dict[str, dict[str, float]], tmp_path: Path) -> None:
+    row = figures({"ceiling_before": ROUND["ceiling"], "rounds": [stretches]})
+    assert sum(lost(row).values()) == pytest.approx(1 - row["of_ceiling"])
+    assert all(height >= 0 for height in lost(row).values())
+    result = {
+        "command": "bench train",
+        "machine": {"gpus": ["A", "A"], "cpus": 2},
+        "settings": {"image_size": 224, "batch_size": 8, "precision": "bf16", "repeats": 1},
+        "rows": [{"model": "a", "loader": "b", "gpus": 2, "error": None, **row}, {"error": "oh"}],
+    }
+    plot(result, str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
+    row = figures({"ceiling_before": ROUND["ceiling"], "rounds": [rates(ceiling=1.0, real=1.1, alone=2.0)]})
+    assert lost(row) == {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1, not 0"),
+        ({"batch_size": -1}, "--batch-size must be at least 1, not -1"),
+        ({"make": 0}, "--make must be at least 1, not 0"),
+        ({"timeout": 0.0}, "--timeout must be above 0 seconds, not 0"),
+        ({"loaders": "raydali,nativ"}, "'nativ': --loaders takes raydali,native,torchvision,synthetic"),
+        ({"loaders": ","}, "--loaders names none"),
+        ({"models": ""}, "--models names none"),
+        ({"models": "resnet51"}, "resnet51 is not a model .*resnet50"),
+        ({"gpus": "two"}, "--gpus must be numbers of GPUs such as 1,2,4, not 'two'"),
+        ({"gpus": "0,1000"}, "--gpus 0,1000: this machine has .*: ask for"),
+        ({"batch_size": 65}, r"64 images \(--make\) are fewer than one batch of 65 .*: lower --batch-size"),
+        ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
+        ({"data": "/nowhere"}, "/nowhere is missing"),
+        ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json cannot be written"),
+        ({"plot": "/"}, "--plot / cannot be written"),
+    ],
+)
+def test_refuses(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train_bench.main(replace(OPTIONS, **changed))
+
+
+def test_options_are_cheap_to_import() -> None:
+    code = "import sys, raydali.bench.train_bench; assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)

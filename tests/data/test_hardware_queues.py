@@ -1,0 +1,17 @@
+"""All of a GPU's queues are asked for, where that is still possible."""
+
+import pytest
+import torch
+
+from raydali.data import hardware_queues
+
+
+def test_is_asked_for_until_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hardware_queues.VARIABLE, "1")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.warns(UserWarning, match="CUDA_DEVICE_MAX_CONNECTIONS is 1 and CUDA is in use"):
+        hardware_queues.widen()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    hardware_queues.widen()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    hardware_queues.widen()  # it is set by now

@@ -1,0 +1,82 @@
+"""A captured step against the same step launched kernel by kernel, on one GPU."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from raydali.train.models import digits_network
+from raydali.train.precision import Precision, PrecisionName
+from raydali.train.step import WARM_UP_STEPS, ForwardBackward
+from raydali.train.worker import Worker
+
+pytestmark = pytest.mark.gpu
+
+
+def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randn(16, 3, 32, 32, generator=generator).cuda().to(memory_format=torch.channels_last)
+    return images, torch.randint(0, 10, (16,), generator=generator).cuda()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = digits_network(10)
+    model.insert(-1, nn.Dropout(0.5))
+    return model.cuda().to(memory_format=torch.channels_last)
+
+
+def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False) -> list[float]:
+    """Of steps far beyond the capture, each with the random numbers of its own seed."""
+    worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
+    model, precision = network(), Precision(precision_name, worker.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+    forward_backward = ForwardBackward(
+        model, nn.CrossEntropyLoss(), worker, precision, micro_batches=1, compiled=compiled, graph=graph
+    )
+    result = []
+    for number in range(2 * WARM_UP_STEPS):
+        torch.manual_seed(number)
+        result.append(forward_backward(*micro_batch(number)).clone())
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    assert (forward_backward._graph is not None) == graph
+    return [loss.item() for loss in result]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_captured_step_trains_as_a_launched_one(precision: PrecisionName) -> None:
+    tolerance = 1e-4 if precision == "fp32" else 0.02
+    torch.testing.assert_close(losses(precision, graph=True), losses(precision, graph=False), rtol=tolerance, atol=1e-4)
+
+
+def test_a_compiled_step_can_be_captured() -> None:
+    torch.testing.assert_close(
+        losses("bf16", graph=True, compiled=True), losses("bf16", graph=False), rtol=0.05, atol=0.01
+    )
+
+
+def test_a_model_that_cannot_be_captured_is_trained_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = digits_network(10)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(images)
+            return logits * (2.0 if logits.sum().item() > 0 else 1.0)
+
+    worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
+    model = Asking().cuda()
+    forward_backward = ForwardBackward(
+        model, nn.CrossEntropyLoss(), worker, Precision("fp32", worker.device), micro_batches=1, graph=True
+    )
+    with caplog.at_level(logging.WARNING):
+        for number in range(WARM_UP_STEPS + 3):
+            model.zero_grad(set_to_none=True)
+            loss = forward_backward(*micro_batch(number))
+            assert loss.isfinite()
+            assert all(parameter.grad is not None for parameter in model.parameters())
+    assert caplog.text.count("cannot be captured as a CUDA graph") == 1
