@@ -28,6 +28,10 @@ README = (ROOT / "README.md").read_text()
 
 MAKE = {f"make {target}" for target in ("demo", "test", "setup", "format", "test-all", "lock")}
 """What a test cannot run inside a test; tests/cluster/test_local_run.py runs the demo."""
+BENCH = (
+    "raydali bench loader --gpus 0 --make 256 --batch-size 64 --threads 2 --workers 2",
+    "raydali bench train --gpus 0 --make 256 --batch-size 16 --models resnet18 --steps 3",
+)
 ACTIVATE = "source .venv/bin/activate"
 TRAIN = "python jobs/imagenet.py --data ~/pets --name pets --model resnet18 --epochs 10 --batch-size 32"
 HELP = "python jobs/imagenet.py --help"
@@ -53,7 +57,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, RESUME, *TOKEN, SUBMIT}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, RESUME, *TOKEN, SUBMIT, *BENCH}
     assert lines[:2] == ["$ make demo", "$ make test"]
 
 
@@ -71,6 +75,7 @@ def test_what_is_linked_exists() -> None:
 def test_the_job_has_the_options() -> None:
     known = {field.name.replace("_", "-") for field in fields(Config)}
     of_others = {"help", "generate", "working-dir"}  # tyro's, and Ray's
+    of_others |= set(re.findall(r" --([a-z-]+)", " ".join(BENCH)) + ["json", "plot"]) - known
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README))
     assert named - known == of_others
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256, "precision": "bf16"}
@@ -187,7 +192,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
         return re.sub(r"[\d.]+(e-\d+)?", "0", " ".join(text.split()))
 
     lines = output.splitlines()
-    _, counted, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
+    _, counted, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
     for line in (counted, started, epoch):
         assert form(line) in map(form, lines), output
     assert header in lines, output
@@ -218,7 +223,13 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     assert_as_shown(output.replace("resumed", "started").replace("1 worker on", "2 workers on"), finished=str(folder))
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
-    assert [row["event"] for row in folder.rows("events.jsonl")] == ["rehearsal", "start", "interrupt", "resume", "finish"]
+    assert [row["event"] for row in folder.rows("events.jsonl")] == [
+        "rehearsal",
+        "start",
+        "interrupt",
+        "resume",
+        "finish",
+    ]
     for file in table("File"):
         if "samples" not in file:
             assert list(Path(folder.path()).glob(file.strip("`"))), file
@@ -227,6 +238,14 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     assert code == 0 and output.endswith("is finished: nothing left to do\n"), output
     code, output = run(TRAIN.replace("resnet18", "resnet34"), env, tmp_path / "other")
     assert code == 2 and "model was 'resnet18', now 'resnet34'" in output.splitlines()[-1], output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_measuring(env: dict[str, str], tmp_path: Path) -> None:
+    for command, header in zip(BENCH, ("/ torchvision", "real / ceiling"), strict=True):
+        code, output = run(command, env, tmp_path / "bench", timeout=420)
+        assert code == 0 and header in output, output
 
 
 @pytest.mark.slow

@@ -14,17 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from raydali.bench.results import (
-    BenchFailed,
-    devices,
-    gpu_names,
-    machine,
-    number,
-    plot,
-    require_writable,
-    show,
-    write_json,
-)
+from raydali.bench import asked
+from raydali.bench.results import BenchFailed, devices, machine, number, plot, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +24,7 @@ if TYPE_CHECKING:
 
 NOT_INSTALLED = "not installed"
 CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
+POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "repeats")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
 """Measured on at most one GPU: its processes share the host's cores, however many GPUs there are."""
 
@@ -88,10 +80,12 @@ def main(options: LoaderBench) -> dict[str, Any]:
 
     if options.seed_table:
         options = table_640.settings(options)
-    _check(options)
-    counts = _gpu_counts(options.gpus, len(gpu_names()))
+    asked.check(options, positive=POSITIVE, loaders=CHOICE)
+    if not 0 < options.seconds < float("inf"):
+        raise UsageError(f"--seconds must be above 0, not {options.seconds}")
+    counts = asked.gpu_counts(options.gpus)
     given = ImageFolder.scan(options.data) if options.data is not None else None
-    _check_images(options, len(given) if given else options.make, counts)
+    asked.check_images(options, len(given) if given else options.make, counts)
     with photographs(options.data, options.make) as root:
         pairs = table_640.pairs(counts) if options.seed_table else _pairs(options, counts)
         result = _measure(options, given or ImageFolder.scan(root), pairs)
@@ -110,55 +104,9 @@ def main(options: LoaderBench) -> dict[str, Any]:
     return result
 
 
-def _check(options: LoaderBench) -> None:
-    for name in ("make", "batch_size", "image_size", "threads", "workers", "repeats"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
-    if not 0 < options.seconds < float("inf"):
-        raise UsageError(f"--seconds must be above 0, not {options.seconds}")
-    if not _names(options):
-        raise UsageError(f"--loaders names none: choose from {','.join(CHOICE)}")
-    for name in _names(options):
-        if name not in CHOICE:
-            raise UsageError(f"no loader is called {name!r}: --loaders takes {','.join(CHOICE)}")
-    if options.data is not None and "://" in options.data:
-        raise UsageError(f"--data {options.data}: the other loaders read local folders alone: give a copy on a disk")
-    require_writable("--json", options.json)
-    require_writable("--plot", options.plot)
-
-
-def _names(options: LoaderBench) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in options.loaders.split(",") if name.strip()))
-
-
-def _gpu_counts(gpus: str | None, available: int) -> list[int]:
-    if gpus is None:
-        return [min(1, available)]
-    try:
-        counts = sorted({int(part) for part in gpus.split(",")})
-    except ValueError:
-        counts = [-1]
-    if counts[0] < 0:
-        raise UsageError(f"--gpus must be numbers of GPUs such as 1,2,4, not {gpus!r}: 0 is the CPU alone")
-    if counts[-1] > available:
-        there = f"has {devices(available)}" if available else "has no GPU that CUDA can use"
-        raise UsageError(f"--gpus {gpus}: this machine {there}: ask for {available} at most (0 is the CPU alone)")
-    return counts
-
-
-def _check_images(options: LoaderBench, images: int, counts: list[int]) -> None:
-    needed = options.batch_size * max(1, *counts)
-    if images < needed:
-        where, remedy = (f" in {options.data}", "") if options.data else ("", f", or --make {needed} of them")
-        raise UsageError(
-            f"{images} images{where} are fewer than the {needed} that batches of {options.batch_size} on "
-            f"{devices(max(counts))} take at once: lower --batch-size{remedy}"
-        )
-
-
 def _pairs(options: LoaderBench, counts: list[int]) -> list[tuple[str, int]]:
     once = sorted({min(1, gpus) for gpus in counts})
-    return [(name, gpus) for name in _names(options) for gpus in (once if name in ONE_PROCESS else counts)]
+    return [(name, gpus) for name in asked.names(options.loaders) for gpus in (once if name in ONE_PROCESS else counts)]
 
 
 def _measure(options: LoaderBench, source: "ImageFolder", pairs: list[tuple[str, int]]) -> dict[str, Any]:

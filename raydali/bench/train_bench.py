@@ -11,7 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from raydali.bench.results import BenchFailed, devices, gpu_names, machine, number, require_writable, show, write_json
+from raydali.bench import asked
+from raydali.bench.results import BenchFailed, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
 COMMON_MODELS = ("resnet50", "resnet18", "digits")
 """That need not be looked up."""
+POSITIVE = ("make", "batch_size", "image_size", "threads", "steps", "repeats")
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 
 
@@ -78,19 +80,21 @@ def main(options: TrainBench) -> dict[str, Any]:
     """
     from raydali.bench.photographs import photographs
     from raydali.bench.train_plot import plot
+    from raydali.data.image_folder import ImageFolder
 
     _check(options)
-    counts = _gpu_counts(options.gpus, len(gpu_names()))
+    counts = asked.gpu_counts(options.gpus)
     make = options.make or (MAKE_FOR_GPU if max(counts) else MAKE_FOR_CPU)
-    images = _check_images(options, make, counts)
+    images = len(ImageFolder.scan(options.data)) if options.data is not None else make
+    asked.check_images(options, images, counts)
     settings = asdict(options) | {"make": None if options.data else make, "images": images}
     rows: list[dict[str, Any]] = []
     result = {"command": "bench train", "machine": machine(), "settings": settings, "rows": rows}
     try:
         with photographs(options.data, make) as root:
             for gpus in counts:
-                for model in _names(options.models):
-                    for loader in _names(options.loaders):
+                for model in asked.names(options.models):
+                    for loader in asked.names(options.loaders):
                         rows.append(_measure(_task(options, root, model, loader, gpus), gpus, rows))
                         print(_line(rows[-1]), flush=True)
                         if options.json:
@@ -107,62 +111,16 @@ def main(options: TrainBench) -> dict[str, Any]:
 
 
 def _check(options: TrainBench) -> None:
-    for name in ("make", "batch_size", "image_size", "threads", "steps", "repeats"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    asked.check(options, positive=POSITIVE, loaders=CHOICE)
     if not 0 < options.timeout < float("inf"):
         raise UsageError(f"--timeout must be above 0 seconds, not {options.timeout}")
-    if not _names(options.loaders):
-        raise UsageError(f"--loaders names none: choose from {','.join(CHOICE)}")
-    for name in _names(options.loaders):
-        if name not in CHOICE:
-            raise UsageError(f"no loader is called {name!r}: --loaders takes {','.join(CHOICE)}")
-    if not _names(options.models):
+    if not asked.names(options.models):
         raise UsageError("--models names none: give some such as resnet50,resnet18")
-    for name in _names(options.models):
+    for name in asked.names(options.models):
         if name not in COMMON_MODELS:
             from raydali.train.models import check_model  # imports torchvision: seconds
 
             check_model(name)
-    if options.data is not None and "://" in options.data:
-        raise UsageError(f"--data {options.data}: the other loaders read local folders alone: give a copy on a disk")
-    require_writable("--json", options.json)
-    require_writable("--plot", options.plot)
-
-
-def _names(listed: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
-
-
-def _gpu_counts(gpus: str | None, available: int) -> list[int]:
-    if gpus is None:
-        return [min(1, available)]
-    try:
-        counts = sorted({int(part) for part in gpus.split(",")})
-    except ValueError:
-        counts = [-1]
-    if counts[0] < 0:
-        raise UsageError(f"--gpus must be numbers of GPUs such as 1,2,4, not {gpus!r}: 0 is the CPU alone")
-    if counts[-1] > available:
-        there = f"has {devices(available)}" if available else "has no GPU that CUDA can use"
-        raise UsageError(f"--gpus {gpus}: this machine {there}: ask for {available} at most (0 is the CPU alone)")
-    return counts
-
-
-def _check_images(options: TrainBench, make: int, counts: list[int]) -> int:
-    images = make
-    if options.data is not None:
-        from raydali.data.image_folder import ImageFolder
-
-        images = len(ImageFolder.scan(options.data))
-    needed = options.batch_size * max(1, *counts)
-    if images < needed:
-        raise UsageError(
-            f"{images} images ({options.data or '--make'}) are fewer than one batch of {options.batch_size} for each "
-            f"of {devices(max(counts))}, {needed}: lower --batch-size"
-        )
-    return images
 
 
 def _task(options: TrainBench, root: str, model: str, loader: str, gpus: int) -> "TrainTask":

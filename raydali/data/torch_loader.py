@@ -29,6 +29,8 @@ class TorchLoader(Loader):
             num_workers=self.threads,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
+            # Another method would have each worker import torch anew.
+            multiprocessing_context="fork",
         )
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:

@@ -102,7 +102,7 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
         return [Delivered(each // gpus, 1.0)] * gpus
 
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"] * 4)
     options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, loaders="raydali,torchvision")
     one, four, torchvision = loader_bench.main(options)["rows"]
     assert (one["images_per_second"], one["low"], one["high"], one["scaling"]) == (100, 90, 130, 1)
@@ -120,7 +120,7 @@ def test_the_published_table(
         return [Delivered(200, 1.0)] if not gpus else [Delivered(4000, 1.0)] * gpus
 
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"] * 4)
     monkeypatch.setattr("raydali.bench.photographs.make_photographs", lambda root, count: make_photographs(root, 20))
     picture = tmp_path / "table.png"
     result = loader_bench.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4", plot=str(picture)))
@@ -154,7 +154,7 @@ def test_the_published_table(
 )
 @pytest.mark.usefixtures("no_measuring")
 def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.bench.loader_bench.gpu_names", lambda: ["Some GPU"])
+    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"])
     with pytest.raises(UsageError, match=message):
         loader_bench.main(replace(OPTIONS, **changes))
 

@@ -277,7 +277,7 @@ def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
         ({"models": "resnet51"}, "resnet51 is not a model .*resnet50"),
         ({"gpus": "two"}, "--gpus must be numbers of GPUs such as 1,2,4, not 'two'"),
         ({"gpus": "0,1000"}, "--gpus 0,1000: this machine has .*: ask for"),
-        ({"batch_size": 65}, r"64 images \(--make\) are fewer than one batch of 65 .*: lower --batch-size"),
+        ({"batch_size": 65}, r"64 images are fewer than the 65 .*: lower --batch-size, or --make 65"),
         ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
         ({"data": "/nowhere"}, "/nowhere is missing"),
         ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json cannot be written"),

@@ -40,10 +40,9 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return data.getvalue()
 
 
-def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor, *, ring: float) -> None:
-    """Within 1 of 255 for rounding (mean 0.3), and within `ring` in the outermost pixels, where DALI's filter for
-    scaling down repeats the border and Pillow's cuts it off."""
+def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Within 1 of 255 for rounding (mean 0.3), now and then 2: between its two passes torch keeps fewer bits."""
     difference = (ours - theirs).abs()
-    assert difference[:, :, 1:-1, 1:-1].max() < 1.01
+    assert difference.max() < 2.01
+    assert (difference > 1.01).float().mean() < 1e-3
     assert difference.mean() < 0.3
-    assert difference.max() < ring
