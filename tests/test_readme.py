@@ -74,8 +74,9 @@ def test_what_is_linked_exists() -> None:
 
 def test_the_job_has_the_options() -> None:
     known = {field.name.replace("_", "-") for field in fields(Config)}
+    known |= {f"no-{field.name}" for field in fields(Config) if field.type is bool}
     of_others = {"help", "generate", "working-dir"}  # tyro's, and Ray's
-    of_others |= set(re.findall(r" --([a-z-]+)", " ".join(BENCH)) + ["json", "plot"]) - known
+    of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README))
     assert named - known == of_others
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256, "precision": "bf16"}
