@@ -172,6 +172,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Resume: on any number of workers, to the sample
 
     start, segments, best, ceiling = 0, [], -1.0, None
+    on = torch.cuda.get_device_name(worker.device) if on_gpu else "cpu"
+    ceiling_of = [worker.world_size, on, config.precision, config.compile, config.cuda_graph]
     state = session.latest()
     if state is not None:
         start = stream.steps_of(state["stream"])
@@ -183,7 +185,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             ema.load_state_dict(state["ema"])
         segments = [[RankRecord(**record) for record in segment] for segment in state["segments"]]
         best = state["best"]
-        ceiling = state["ceiling"] if state["ceiling_of"] == worker.world_size else None
+        ceiling = state["ceiling"] if state["ceiling_of"] == ceiling_of else None
     if worker.rank == 0:
         folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= start)
         drop_samples(folder, start)
@@ -290,7 +292,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
                     "segments": [[asdict(record) for record in segment] for segment in parts],
                     "best": best,
                     "ceiling": ceiling,
-                    "ceiling_of": worker.world_size,
+                    "ceiling_of": ceiling_of,
                 }
             )
         session.commit(step, state, best=best_weights)

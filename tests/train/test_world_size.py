@@ -113,16 +113,17 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
     assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
 
 
-def test_a_resume_takes_the_ceiling_over_where_the_number_of_workers_is_the_same(tmp_path: Path, digits: Data) -> None:
+def test_a_resume_takes_the_ceiling_over_where_nothing_changes_it(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, ceiling=True, checkpoint_every=2)
-    for world_size in (2, 1):
-        folder = folder_of(tmp_path, f"then-{world_size}")
+    changed: dict[str, Any] = {"precision": "bf16"}
+    for world_size, changes, kept in ((2, {}, True), (1, {}, False), (2, changed, False)):
+        folder = folder_of(tmp_path, f"{world_size}-{len(changes)}")
         with pytest.raises(Stopped):
             run_ranks(2, train_rank, config, digits, folder, 18)
         first = folder.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
-        run_ranks(world_size, train_rank, config, digits, folder)
+        run_ranks(world_size, train_rank, replace(config, **changes), digits, folder)
         last = folder.rows("epochs.jsonl")[1]["ceiling_images_per_second"]
-        assert first > 0 and last == (first if world_size == 2 else None)
+        assert first > 0 and last == (first if kept else None)
 
 
 def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: Data) -> None:
