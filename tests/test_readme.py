@@ -2,11 +2,8 @@
 
 import os
 import re
-import shlex
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.run_folder import RunFolder
-from tests.cluster.support import ROOT, descendants, environment, kill, wait_until_gone
+from tests.cluster.support import ROOT, descendants, environment, head, kill, wait_until_gone
 
 README = (ROOT / "README.md").read_text()
 
@@ -190,7 +187,8 @@ def assert_as_shown(output: str, *, finished: str) -> None:
     """The lines are the demo's in the README but for figures."""
 
     def form(text: str) -> str:
-        return re.sub(r"[\d.]+(e-\d+)?", "0", " ".join(text.split()))
+        # A dash: a value that was not measured.
+        return re.sub(r"[\d.]+(e-\d+)?%?|(?<= )-(?= )", "0", " ".join(text.split()))
 
     lines = output.splitlines()
     _, counted, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
@@ -298,40 +296,3 @@ def upload(folder: Path, env: dict[str, str]) -> None:
     client.create_bucket(Bucket="my-bucket")
     for file in folder.rglob("*.jpg"):
         client.put_object(Bucket="my-bucket", Key=str(file.relative_to(folder.parent)), Body=file.read_bytes())
-
-
-@contextmanager
-def head(env: dict[str, str], log: Path) -> Iterator[str]:
-    """A cluster of one node with two CPUs; the address of its dashboard."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    temp_dir, (port, dashboard, agent, client) = f"/tmp/rdr-{os.getpid()}", free_ports(4)
-    options = f"--port={port} --dashboard-port={dashboard} --dashboard-agent-listen-port={agent}"
-    options += f" --ray-client-server-port={client} --temp-dir={temp_dir} --include-dashboard=true --num-cpus=2"
-    command = [ray, "start", "--head", "--block", "--disable-usage-stats", *shlex.split(options)]
-    # What the jobs call `python` is found in the environment of the node.
-    env = env | {"PATH": f"{ROOT}/.venv/bin:{env['PATH']}", "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}"}
-    env["PYTHONPATH"] = ""  # raydali comes with the job's working directory
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=env | {"RAY_ADDRESS": ""}, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 120
-        while subprocess.run([ray, "job", "list"], env=env, capture_output=True, timeout=60).returncode:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(1)
-        yield env["RAY_ADDRESS"]
-    finally:
-        below = [process.pid, *descendants(process.pid)]
-        process.terminate()
-        process.wait(60)
-        wait_until_gone(below, timeout=3)
-        kill(below)
-        subprocess.run(["rm", "-rf", temp_dir], check=True)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listened at just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

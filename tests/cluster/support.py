@@ -1,13 +1,18 @@
 """Jobs as a user starts them, and what is left of them afterwards."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RAY = str(Path(sys.executable).with_name("ray"))
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -72,3 +77,39 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+@contextmanager
+def head(env: dict[str, str], log: Path) -> Iterator[str]:
+    """A cluster of one node with two CPUs, in this environment; the address of its dashboard.
+
+    What its jobs call `python` is the one that runs this; raydali comes with their working directory.
+    """
+    temp_dir, (port, dashboard, agent, client) = f"/tmp/rd-{os.getpid()}", free_ports(4)
+    command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}", f"--temp-dir={temp_dir}"]
+    command += ["--include-dashboard=true", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
+    command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
+    env = env | {"PATH": f"{Path(RAY).parent}:{env['PATH']}", "PYTHONPATH": ""}
+    address = f"http://127.0.0.1:{dashboard}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+    try:
+        deadline, listing = time.monotonic() + 120, [RAY, "job", "list"]
+        while subprocess.run(listing, env=env | {"RAY_ADDRESS": address}, capture_output=True, timeout=60).returncode:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(1)
+        yield address
+    finally:
+        below = [process.pid, *descendants(process.pid)]
+        process.terminate()
+        process.wait(60)
+        wait_until_gone(below, timeout=3)
+        kill(below)
+        shutil.rmtree(temp_dir)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listened at just now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in sockets]

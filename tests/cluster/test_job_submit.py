@@ -1,9 +1,6 @@
 """`ray job submit` against a running cluster, with a token: the same output, and the right exit status."""
 
-import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +9,7 @@ import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raydali.report.run_folder import RunFolder
-from tests.cluster.support import ROOT, descendants, environment, kill, wait_until_gone
-
-RAY = str(Path(sys.executable).with_name("ray"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.cluster.support import RAY, ROOT, environment, head
 
 
 @pytest.fixture(scope="module")
@@ -27,34 +17,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str
     """The client's environment and the dashboard's address of a one-node cluster with two CPUs."""
     home = tmp_path_factory.mktemp("cluster") / "home"
     home.mkdir()
-    # As in an activated environment: what the jobs call `python` is this one.
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     token = "0123456789abcdef" * 4
-    env = environment(home, PATH=path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_USAGE_STATS_ENABLED="0")
-    temp_dir = f"/tmp/rdt-{os.getpid()}"
-    dashboard = free_port()
-    command = [RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}", f"--temp-dir={temp_dir}"]
-    command += ["--include-dashboard=true", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
-    command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
-    log = home.parent / "head"
-    with log.open("wb") as output:
-        head = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
-    env["RAY_ADDRESS"] = f"http://127.0.0.1:{dashboard}"
-    below: list[int] = []
-    try:
-        deadline = time.monotonic() + 90
-        listed = [RAY, "job", "list"]
-        while subprocess.run(listed, env=env, capture_output=True, timeout=60).returncode:
-            assert head.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(1)
-        yield env, env["RAY_ADDRESS"]
-    finally:
-        below = [head.pid, *descendants(head.pid)]
-        head.terminate()
-        head.wait(60)
-        wait_until_gone(below, timeout=3)
-        kill(below)
-        subprocess.run(["rm", "-rf", temp_dir], check=True)
+    env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_USAGE_STATS_ENABLED="0")
+    with head(env, home.parent / "head") as address:
+        yield env | {"RAY_ADDRESS": address}, address
 
 
 def submit(env: dict[str, str], job: str, *arguments: str) -> tuple[int, str]:
