@@ -158,13 +158,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=stream.micro_batches_per_step)
     warmup = min(5, config.epochs / 3) if config.warmup_epochs is None else config.warmup_epochs
     peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
-    optimizer = torch.optim.SGD(
-        parameter_groups(model, config.weight_decay),
-        lr=peak,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        fused=on_gpu,
-    )
+    groups = parameter_groups(model, config.weight_decay)
+    nesterov = config.momentum > 0
+    optimizer = torch.optim.SGD(groups, lr=peak, momentum=config.momentum, nesterov=nesterov, fused=on_gpu)
     precision = Precision(config.precision, worker.device)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
     mix = mixing(config.mixup, config.cutmix, len(data.train.classes))
@@ -185,7 +181,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             ema.load_state_dict(state["ema"])
         segments = [[RankRecord(**record) for record in segment] for segment in state["segments"]]
         best = state["best"]
-        ceiling = state["ceiling"] if state["ceiling_of"] == ceiling_of else None
+        ceiling = state["ceiling"] if state.get("ceiling_of") == ceiling_of else None
     if worker.rank == 0:
         folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= start)
         drop_samples(folder, start)
@@ -208,17 +204,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- A step, as it is trained and as it is rehearsed
 
+    total = stream.micro_batches_per_step
+    graph = config.cuda_graph and on_gpu and total == worker.world_size and not config.sync_bn
     forward_backward = ForwardBackward(
-        model,
-        criterion,
-        worker,
-        precision,
-        micro_batches=stream.micro_batches_per_step,
-        compiled=config.compile,
-        graph=config.cuda_graph
-        and on_gpu
-        and stream.micro_batches_per_step == worker.world_size
-        and not config.sync_bn,
+        model, criterion, worker, precision, micro_batches=total, compiled=config.compile, graph=graph
     )
 
     def new_meter() -> EpochMeter:
