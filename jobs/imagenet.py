@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder, check_classes
+from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import check_classes
 from raydali.data.stream import OrderedPass
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.classification import Images
-from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import LabeledFiles
 from raydali.data.pipeline import Device
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class ResizedImages:
         return "images", "labels"
 
     def inputs(
-        self, source: ImageFolder, ids: NDArray[np.int64], epochs: NDArray[np.int64]
+        self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]
     ) -> tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]:
         """Files and labels (N,) int64."""
         return source.files(ids), source.labels[ids]
 
-    def graph(self, source: ImageFolder, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Reads, decodes, resizes with antialiasing, normalises."""
         from nvidia.dali import fn, types
 
@@ -54,7 +54,7 @@ class ResizedImages:
         )
         return images, labels.gpu() if device == "gpu" else labels
 
-    def sample(self, source: ImageFolder, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
         import io
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raydali.data.augment import CROP_UNIFORMS, Range, draw_crops
 from raydali.data.hashing import uniforms
-from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import LabeledFiles
 from raydali.data.pipeline import Device
 from raydali.errors import UsageError
 
@@ -101,17 +101,17 @@ class TrainImages(Images):
             f"flip_probability must lie in 0..1, not {self.flip_probability}",
         )
 
-    def inputs(self, source: ImageFolder, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
+    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
         """Files, draws (N, 11, 2) of the crops, flips (N,) int32, labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
-    def graph(self, source: ImageFolder, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Reads, decodes the windows only, resizes with antialiasing, flips and normalises."""
         from raydali.data.classification_dali import train_graph
 
         return train_graph(self, source, *inputs, device=device)
 
-    def sample(self, source: ImageFolder, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same crop and flip by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
         from raydali.data.classification_pillow import train_sample
 
@@ -143,17 +143,17 @@ class ValidationImages(Images):
             f"try {round(self.image_size * 256 / 224)}",
         )
 
-    def inputs(self, source: ImageFolder, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
+    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
         """Files and labels (N,) int64; nothing is random."""
         return source.files(ids), source.labels[ids]
 
-    def graph(self, source: ImageFolder, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Reads, decodes, resizes what the centre crop shows and nothing beside it, normalises."""
         from raydali.data.classification_dali import validation_graph
 
         return validation_graph(self, source, *inputs, device=device)
 
-    def sample(self, source: ImageFolder, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
         from raydali.data.classification_pillow import validation_sample
 

@@ -19,12 +19,12 @@ from nvidia.dali import fn, types
 from raydali.data import resize_cpu
 from raydali.data.augment import Range, crop_windows
 from raydali.data.classification import Images, Rows, TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import LabeledFiles
 from raydali.data.pipeline import Device
 
 
 def train_graph(
-    settings: TrainImages, source: ImageFolder, files: Any, draws: Any, flips: Any, labels: Any, *, device: Device
+    settings: TrainImages, source: LabeledFiles, files: Any, draws: Any, flips: Any, labels: Any, *, device: Device
 ) -> tuple[Any, Any]:
     """`TrainImages.graph`."""
     encoded = _encoded(source, files)
@@ -38,7 +38,7 @@ def train_graph(
 
 
 def validation_graph(
-    settings: ValidationImages, source: ImageFolder, files: Any, labels: Any, *, device: Device
+    settings: ValidationImages, source: LabeledFiles, files: Any, labels: Any, *, device: Device
 ) -> tuple[Any, Any]:
     """`ValidationImages.graph`."""
     encoded = _encoded(source, files)
@@ -54,7 +54,7 @@ def validation_graph(
     return _leave(settings, images, labels, device)
 
 
-def _encoded(source: ImageFolder, files: Any) -> Any:
+def _encoded(source: LabeledFiles, files: Any) -> Any:
     return fn.io.file.read(files) if source.dali_reads else files
 
 

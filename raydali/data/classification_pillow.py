@@ -9,12 +9,12 @@ from torchvision.transforms.v2 import functional as F
 
 from raydali.data.augment import crop_windows
 from raydali.data.classification import Images, TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import LabeledFiles
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
-def train_sample(settings: TrainImages, source: ImageFolder, id: int, epoch: int) -> Sample:
+def train_sample(settings: TrainImages, source: LabeledFiles, id: int, epoch: int) -> Sample:
     """`TrainImages.sample`."""
     image = _decoded(source.read(id))
     draws, flips = settings.draws(np.array([id]), np.array([epoch]))
@@ -24,7 +24,7 @@ def train_sample(settings: TrainImages, source: ImageFolder, id: int, epoch: int
     return _tensors(settings, F.horizontal_flip(image) if flips[0] else image, source, id)
 
 
-def validation_sample(settings: ValidationImages, source: ImageFolder, id: int) -> Sample:
+def validation_sample(settings: ValidationImages, source: LabeledFiles, id: int) -> Sample:
     """`ValidationImages.sample`."""
     image = F.resize(_decoded(source.read(id)), [settings.resize_size])
     return _tensors(settings, F.center_crop(image, [settings.image_size]), source, id)
@@ -38,6 +38,6 @@ def _decoded(data: bytes) -> Image.Image:
     return image.convert("RGB")
 
 
-def _tensors(settings: Images, image: Image.Image, source: ImageFolder, id: int) -> Sample:
+def _tensors(settings: Images, image: Image.Image, source: LabeledFiles, id: int) -> Sample:
     pixels = F.to_dtype(F.pil_to_tensor(image), torch.float32, scale=True)
     return F.normalize(pixels, list(settings.mean), list(settings.std)), torch.tensor(source.labels[id])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydali.data.pipeline import Pipeline
+from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch, Order, Stream
 from raydali.errors import DataError
 
@@ -66,7 +66,7 @@ class Loader(ABC):
 
     def __init__(
         self,
-        source: Any,
+        source: Source,
         pipeline: Pipeline[Any],
         order: Order,
         *,

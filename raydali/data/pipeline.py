@@ -1,7 +1,8 @@
 """What a task adds to the loader: which numbers go into a DALI graph for a sample, and the graph itself.
 
-A task is one `Pipeline`; the loaders (loader.py) know nothing else about it. See classification.py for one. The driver
-makes pipelines too, to check their settings: torch and DALI are imported inside `graph` and `sample` alone.
+A task is one `Pipeline` over its kind of `Source`; the loaders (loader.py) know nothing else about it. See
+classification.py for one. The driver makes pipelines too, to check their settings: torch and DALI are imported inside
+`graph` and `sample` alone.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,27 @@ if TYPE_CHECKING:
     import torch
 
 Device = Literal["cpu", "gpu"]
-Source = TypeVar("Source", contravariant=True)
+AnySource = TypeVar("AnySource", bound="Source", contravariant=True)
 
 
-class Pipeline(Protocol[Source]):
+class Source(Protocol):
+    """N samples by id 0..N-1, whatever they are: what loaders and jobs need of each kind."""
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def path(self, id: int) -> str:
+        """Where a sample comes from, for messages."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one for other samples: a run is resumed on its own data only."""
+        ...
+
+
+class Pipeline(Protocol[AnySource]):
     """From ids of a source to tensors, the same on every rank: randomness is keyed on (seed, epoch, id) alone."""
 
     @property
@@ -26,7 +44,7 @@ class Pipeline(Protocol[Source]):
         ...
 
     def inputs(
-        self, source: Source, ids: NDArray[np.int64], epochs: NDArray[np.int64]
+        self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]
     ) -> tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]:
         """What goes into the graph for these samples, each a batch: a list of arrays, or an array's rows.
 
@@ -35,14 +53,14 @@ class Pipeline(Protocol[Source]):
         """
         ...
 
-    def graph(self, source: Source, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: AnySource, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """The DALI graph (fn calls on DataNodes) from the inputs to the outputs; images leave as HWC, normalised.
 
         The source says what kind of files the inputs are: paths or contents.
         """
         ...
 
-    def sample(self, source: Source, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """One sample by Pillow and torchvision instead of DALI, on the CPU: the baseline that `--loader torch` runs.
         The same outputs as the graph's, images as normalised float32 CHW."""
         ...

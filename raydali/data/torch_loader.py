@@ -10,7 +10,7 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset
 
 from raydali.data.loader import Batch, Loader
-from raydali.data.pipeline import Pipeline
+from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch
 from raydali.errors import DataError
 
@@ -62,7 +62,7 @@ class TorchLoader(Loader):
 
 
 class _Samples(Dataset[tuple[torch.Tensor, ...]]):
-    def __init__(self, source: Any, pipeline: Pipeline[Any]) -> None:
+    def __init__(self, source: Source, pipeline: Pipeline[Any]) -> None:
         self.source, self.pipeline = source, pipeline
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, ...]:

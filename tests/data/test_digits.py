@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 
 from raydali.data import digits
 from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder, check_classes
+from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import check_classes
 from raydali.errors import UsageError
 
 

@@ -1,0 +1,90 @@
+"""Files with a class each: what classifiers of images and of videos learn from."""
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.files import Files, absolute, digest
+from raydali.data.listing import list_tree
+from raydali.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledFiles(Files):
+    """N files by id 0..N-1, and the class of each.
+
+    Attributes:
+        labels: int64 (N,), indices into classes.
+        classes: their names.
+    """
+
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:
+        """The files in the class folders of a root, sorted by class, then folder, then name; classes are sorted too.
+
+        An empty class stays, and is warned about.
+
+        Args:
+            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
+                `object_store.file_system` says.
+            extensions: of the files that count, in lower case; those of the files may be in any.
+            kind: what messages call the files.
+
+        Raises:
+            UsageError: no such folder or bucket, or no right to read it; no class folders; no files with these
+                extensions; an object whose name DALI cannot read.
+        """
+        root = absolute(root)
+        listing = list_tree(root, of="class folders")
+        del listing[""]
+        if not listing:
+            raise UsageError(f"{root} holds no class folders: give a folder that holds one folder of {kind} a class")
+
+        classes = sorted({folder.partition("/")[0] for folder in listing})
+        counts = dict.fromkeys(classes, 0)
+        chosen = {}
+        for class_, folder in sorted((folder.partition("/")[0], folder) for folder in listing):
+            chosen[folder] = sorted(name for name in listing[folder] if name.lower().endswith(extensions))
+            counts[class_] += len(chosen[folder])
+        if not any(counts.values()):
+            raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {', '.join(extensions)}")
+        if empty := [class_ for class_ in classes if not counts[class_]]:
+            _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), _some(empty))
+
+        labels = np.repeat(np.arange(len(classes)), list(counts.values()))
+        return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of relative paths, labels and classes; not of the root, so the data may move."""
+        classes, labels = os.fsencode("\0".join(self.classes)), self.labels.astype("<i8")
+        return digest(classes, self.packed_paths.data, labels.data)
+
+
+def check_classes(train: LabeledFiles, val: LabeledFiles) -> None:
+    """Refuses a validation set with other classes than the training set's: its labels would mean something else.
+
+    Raises:
+        UsageError: names some of the classes that are missing or too many.
+    """
+    missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
+    parts = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
+    if parts:
+        raise UsageError(
+            f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
+            f"both need the same class folders"
+        )
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
