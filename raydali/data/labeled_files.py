@@ -75,7 +75,7 @@ def check_classes(train: LabeledFiles, val: LabeledFiles) -> None:
     """Refuses a validation set with other classes than the training set's: its labels would mean something else.
 
     Raises:
-        UsageError: names some of the classes that are missing or too many.
+        UsageError: names some of the classes that are missing or too many, or says that their order differs.
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
     parts = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
@@ -83,6 +83,11 @@ def check_classes(train: LabeledFiles, val: LabeledFiles) -> None:
         raise UsageError(
             f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
             f"both need the same class folders"
+        )
+    if train.classes != val.classes:
+        raise UsageError(
+            f"{val} and {train} have the same classes in another order, folders by name and numbers in lists by value: "
+            f"give two lists, or two folders"
         )
 
 

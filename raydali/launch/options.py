@@ -1,9 +1,9 @@
-"""The options of every job: where it runs, what it is called, what it consumes, how it survives."""
+"""The options of every job: where it runs, what it is called, what it consumes, how it survives, how it computes."""
 
 import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -85,6 +85,39 @@ class LaunchOptions:
             global_batch_size=self.global_batch_size,
             seed=self.seed,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(LaunchOptions):
+    """Options of jobs that train a network by steps of an optimiser."""
+
+    learning_rate: float | None = None
+    """The highest learning rate, at the end of the warm-up. Default: the job's own."""
+    warmup_epochs: float | None = None
+    """Epochs over which the learning rate rises from zero. Default: 5, or a third of few epochs."""
+    weight_decay: float = 5e-5
+    """Of all parameters but norms' and biases'."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Of the forward and backward pass; weights are kept in fp32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    cuda_graph: bool = True
+    """On GPUs, replay forward and backward as one CUDA graph, where a worker takes one micro-batch a step."""
+    ceiling: bool = True
+    """Measure at the start how fast a step is when its batch lies on the device already: seconds."""
+    loader: Literal["dali", "torch", "synthetic"] = "dali"
+    """dali; torch (torch's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "learning_rate", above=0)
+        require(self, "warmup_epochs", least=0, below=self.epochs)
+        require(self, "weight_decay", least=0)
+
+    @property
+    def warmup(self) -> float:
+        """Share of the run over which the learning rate rises."""
+        return (min(5, self.epochs / 3) if self.warmup_epochs is None else self.warmup_epochs) / self.epochs
 
 
 def require(

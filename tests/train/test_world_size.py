@@ -33,7 +33,7 @@ def train_rank(config: Config, data: Data, folder: RunFolder, stop_at: int | Non
     train(config, data, session)
     state = session.latest()
     assert state is not None
-    return {name: tensor.numpy() for name, tensor in state["model"].items()}
+    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
 
 
 def train_rank_in_double(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Pairs of images, an input and what a network is to make of it: what restoration learns from."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from raydali.data.files import Files, absolute, digest
+from raydali.data.image_folder import EXTENSIONS
+from raydali.data.listing import list_tree
+from raydali.errors import UsageError
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePairs:
+    """N pairs by id 0..N-1, sorted by path. Made by `scan`.
+
+    Attributes:
+        inputs, targets: N files each, below one root; those of an id are the pair.
+    """
+
+    inputs: Files
+    targets: Files
+
+    @classmethod
+    def scan(cls, root: str, inputs: str = "img", targets: str = "gt") -> Self:
+        """The images of two folders that have the same path in both, such as img/scene/1.jpg and gt/scene/1.png.
+
+        Args:
+            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
+                `object_store.file_system` says.
+            inputs, targets: the two folders below it.
+
+        Raises:
+            UsageError: no such folder or bucket, or no right to read it; no images; images without a partner, or with
+                two, which differ in their extensions alone; an object whose name DALI cannot read.
+        """
+        root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
+        of_inputs, of_targets = _images(root, inputs), _images(root, targets)
+        alone = [
+            f"{len(stems)} in {folder} without a partner in {other}: {', '.join(map(repr, sorted(stems)[:_NAMED]))}"
+            for folder, other, stems in (
+                (inputs, targets, of_inputs.keys() - of_targets.keys()),
+                (targets, inputs, of_targets.keys() - of_inputs.keys()),
+            )
+            if stems
+        ]
+        if alone:
+            raise UsageError(
+                f"{root} holds images that are no pairs ({'; '.join(alone)}): each needs one of the same path in the "
+                f"other folder, with any extension"
+            )
+        order = sorted(of_inputs)
+        return cls(
+            Files.from_list(root, [of_inputs[stem] for stem in order]),
+            Files.from_list(root, [of_targets[stem] for stem in order]),
+        )
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.inputs)
+
+    def __str__(self) -> str:
+        """For messages: the root."""
+        return str(self.inputs)
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the data at another root, which is not looked at.
+
+        Raises:
+            UsageError: a root of another kind.
+        """
+        return type(self)(self.inputs.at(root), self.targets.at(root))
+
+    def path(self, id: int) -> str:
+        """The absolute paths or URIs of a pair, for messages."""
+        return f"{self.inputs.path(id)} and {self.targets.path(id)}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the relative paths; not of the root, so the data may move."""
+        return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
+
+
+def _images(root: str, folder: str) -> dict[str, str]:
+    """Paths of images, relative to the root, by path below the folder without extension."""
+    found: dict[str, str] = {}
+    for below, names in list_tree(f"{root}/{folder}", of="images").items():
+        for name in names:
+            if name.lower().endswith(EXTENSIONS):
+                path = f"{below}/{name}".lstrip("/")
+                stem = path.rpartition(".")[0]
+                if stem in found:
+                    one, other = sorted((found[stem], f"{folder}/{path}"))
+                    raise UsageError(f"{root} holds {one!r} and {other!r}: a pair needs one of them, remove the other")
+                found[stem] = f"{folder}/{path}"
+    if not found:
+        raise UsageError(f"no images in {root}/{folder} or its folders: need {', '.join(EXTENSIONS)}")
+    return found

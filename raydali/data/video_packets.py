@@ -1,0 +1,217 @@
+"""What PyAV reads of a video without decoding it: how many frames it has, and the packets that a clip needs.
+
+    file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
+    cut                I-----------------                  a small Matroska file, which DALI decodes from its start
+
+DALI 2.4.0's `fn.decoders.video` decodes every frame from a file's first on, whichever it is asked for (its
+`build_index` does nothing), and so a clip at the end of a long video would take as long as all of it.
+"""
+
+import io
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data import object_store
+
+_NOT_SHOWN = 0x10
+"""In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What an index keeps of a video.
+
+    Attributes:
+        frames: those that are shown, counted from the container's table or, where it has none, packet by packet.
+        height, width: pixels, as they are coded: neither a rotation nor the shape of pixels is applied.
+        codec: FFmpeg's name.
+        key_frames: int64, ascending: how many frames are decoded before each keyframe.
+        key_times: int64, where to seek for each, in units of the stream's time base.
+    """
+
+    frames: int
+    height: int
+    width: int
+    codec: str
+    key_frames: NDArray[np.int64]
+    key_times: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A clip's part of a video, as a file of its own.
+
+    Attributes:
+        content: the file, uint8.
+        frames: int32 (sequence_length,), the clip's frames in it, by their order in time.
+    """
+
+    content: NDArray[np.uint8]
+    frames: NDArray[np.int32]
+
+
+def read_facts(path: str) -> VideoFacts:
+    """What a video holds.
+
+    Args:
+        path: absolute, or an `s3://` or `gs://` URI.
+
+    Raises:
+        OSError: it is no video, holds no frames, or ends before its last one; names the path.
+    """
+    with open_video(path) as (container, stream):
+        entries = stream.index_entries
+        if stream.frames and len(entries) == stream.frames:
+            table = [(entry.timestamp, entry.is_keyframe, entry.is_discard) for entry in entries]
+            end = max(entry.pos + entry.size for entry in entries)
+            if end > container.size:
+                raise ValueError(f"it ends after {container.size:,} of {end:,} bytes")
+        else:
+            packets = (packet for packet in container.demux(stream) if packet.size)
+            table = [(_time(packet), packet.is_keyframe, not _counts(packet, stream)) for packet in packets]
+        times, key, left_out = np.array(table, np.int64).reshape(-1, 3).T
+        frames = int((left_out == 0).sum())
+        context = stream.codec_context
+        if not (frames and key.any() and context.height and context.width):
+            raise ValueError("it holds no frames")
+        before = np.cumsum(left_out == 0) - (left_out == 0)
+        is_key = key != 0
+        return VideoFacts(frames, context.height, context.width, context.name, before[is_key], times[is_key])
+
+
+def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Cut:
+    """The packets that frames first, first + stride, ... need, from the keyframe before them on.
+
+    Frames past the video's end are its last one.
+
+    Raises:
+        OSError: the video cannot be read, or is another than when it was indexed; names the path.
+    """
+    wanted = np.minimum(first + stride * np.arange(sequence_length), facts.frames - 1)
+    with open_video(path) as (container, stream):
+        key = bisect_right(facts.key_frames.tolist(), first) - 1
+        while True:
+            before = int(facts.key_frames[max(key, 0)])
+            packets, shown = _packets(container, stream, facts, max(key, 0), int(wanted[-1]) - before)
+            # Frames that are decoded behind a keyframe and shown before it may need those of the keyframe before.
+            leading = bisect_right(shown, _pts(packets[0])) - 1
+            if key <= 0 or first >= before + leading:
+                break
+            key -= 1
+        if len(shown) <= wanted[-1] - before:
+            raise ValueError(f"frame {wanted[-1]} of {facts.frames} is missing: index the data again")
+        return _write(container, stream, packets, [shown[frame - before] for frame in wanted.tolist()])
+
+
+@contextmanager
+def open_video(path: str) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and the stream of a video.
+
+    Args:
+        path: absolute, or an `s3://` or `gs://` URI.
+
+    Raises:
+        OSError: whatever goes wrong while it is open; names the path.
+    """
+    import av
+
+    try:
+        if path.startswith("/"):
+            opened: Any = f"file:{path}"
+        else:
+            opened = object_store.file_system(path).open_input_file(path.partition("://")[2])
+        with av.open(opened) as container:
+            if not container.streams.video:
+                raise ValueError("it holds no video")
+            yield container, container.streams.best("video")
+    except (OSError, ValueError, av.FFmpegError) as error:
+        reason = error.strerror if isinstance(error, av.FFmpegError) else error
+        raise OSError(f"cannot read {path}: {' '.join(str(reason).split())}") from error
+
+
+def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int) -> tuple[list[Any], list[int]]:
+    """Packets from a keyframe on, until what is `last` in time behind it is known; and the times of those that count,
+    sorted."""
+    time = int(facts.key_times[key])
+    found = _from(container, stream, time)
+    packet = next(found, None)
+    if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
+        found = _from_start(container, stream, int(facts.key_frames[key]))
+        packet = next(found, None)
+    packets: list[Any] = []
+    shown: list[int] = []
+    while packet is not None:
+        packets.append(packet)
+        if _counts(packet, stream):
+            insort(shown, _pts(packet))
+        # Whatever comes later in the file is shown no earlier than it is decoded.
+        if len(shown) > last and packet.dts is not None and packet.dts >= shown[last]:
+            break
+        packet = next(found, None)
+    if not packets:
+        raise ValueError("it is shorter than when it was indexed: index the data again")
+    return packets, shown
+
+
+def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
+    import av
+
+    try:
+        container.seek(time, stream=stream)
+    except av.FFmpegError:
+        return iter(())
+    return (packet for packet in container.demux(stream) if packet.size)
+
+
+def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
+    """The packets from the keyframe on that has so many frames before it."""
+    container.seek(0)
+    for packet in container.demux(stream):
+        if frames == 0 and packet.is_keyframe:
+            frames = -1
+        if frames < 0 and packet.size:
+            yield packet
+        elif packet.size:
+            frames -= _counts(packet, stream)
+
+
+def _write(container: Any, stream: Any, packets: list[Any], wanted: list[int]) -> Cut:
+    """A file of these packets as far as the wanted frames need them; these are given by their times."""
+    import av
+
+    begin, end = _pts(packets[0]), wanted[-1]
+    last = max(i for i, packet in enumerate(packets) if _pts(packet) <= end)
+    kept = [packet for packet in packets[: last + 1] if _pts(packet) >= begin]
+    times = sorted(_pts(packet) for packet in kept if _is_shown(packet, stream))
+    places = {time: place for place, time in enumerate(times)}
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as output:
+        target = output.add_stream_from_template(stream)
+        for packet in kept:
+            packet.stream = target
+            output.mux(packet)
+    frames = np.array([places[time] for time in wanted], np.int32)
+    return Cut(np.frombuffer(file.getbuffer(), np.uint8), frames)
+
+
+def _pts(packet: Any) -> int:
+    return int(packet.dts if packet.pts is None else packet.pts)
+
+
+def _time(packet: Any) -> int:
+    """What containers are sought by."""
+    return int(packet.pts if packet.dts is None else packet.dts)
+
+
+def _counts(packet: Any, stream: Any) -> bool:
+    return not packet.is_discard and _is_shown(packet, stream)
+
+
+def _is_shown(packet: Any, stream: Any) -> bool:
+    return stream.codec_context.name not in ("vp8", "libvpx") or bool(memoryview(packet)[0] & _NOT_SHOWN)

@@ -1,0 +1,255 @@
+"""What every training function does beside training: where to start, what to measure, when to save, whom to tell.
+
+The loop stands in the job; it asks this for its steps and says what it did:
+
+    run = TrainingRun(config, session, samples=len(data.train))
+    ...                                     model, optimiser; load `run.saved` into them
+    run.saves(state, prepare=...)           what a checkpoint is to hold
+    run.rehearse(loader, train_step, ...)   compile, capture, measure the ceiling
+    for step in run.steps():
+        run.trained(train_step(batches, run.meter))
+        if step.closes_epoch:
+            run.close_epoch(validate(), ...)
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from raydali.data.loader import Batch, Loader
+from raydali.data.stream import MicroBatch
+from raydali.launch.options import TrainingOptions
+from raydali.launch.session import Session
+from raydali.measure.meter import EpochMeter
+from raydali.measure.records import RankRecord, epoch_record
+from raydali.report.samples import SampleTrace, drop_samples
+from raydali.train.checkpoints import snapshot
+from raydali.train.precision import Precision
+from raydali.train.rehearsal import rehearse
+
+TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
+"""One step of the optimiser on this rank's next micro-batches; returns them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A global batch about to be trained on.
+
+    Attributes:
+        index: its number in the run.
+        progress: share of the run's samples that are consumed in the middle of it, 0..1: what learning rates follow.
+        closes_epoch: whether an epoch's line falls behind it.
+    """
+
+    index: int
+    progress: float
+    closes_epoch: bool
+
+
+class TrainingRun:
+    """One worker's side of a run; all ranks must call the same methods in the same order.
+
+    Args:
+        config: the job's.
+        session: what the launcher gave.
+        samples: of the training set.
+
+    Attributes:
+        worker, stream: who this is, and the stream of ids of the run.
+        micro_batches: how many of a global batch's micro-batches this rank takes.
+        start: global batches that the newest checkpoint covers; 0 on a fresh run.
+        saved: what `state` returned for that checkpoint, or None.
+        meter: of the epoch under way.
+    """
+
+    def __init__(self, config: TrainingOptions, session: Session, *, samples: int) -> None:
+        self._config, self._session, self._folder = config, session, session.folder
+        self.worker, self.stream = session.worker, config.stream(samples)
+        self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self.meter = self._new_meter()
+        self.start = 0
+        self.saved: dict[str, Any] | None = None
+        self._segments: list[list[RankRecord]] = []
+        self._best: float | None = None
+        self._ceiling: float | None = None
+        self._state: Callable[[], dict[str, Any]] = dict
+        self._prepare: Callable[[], None] = lambda: None
+        self._done = self._checkpointed = 0
+        self._resume()
+        self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
+
+    def _resume(self) -> None:
+        checkpoint = self._session.latest()
+        if checkpoint is not None:
+            self.start = self.stream.steps_of(checkpoint["stream"])
+            self._segments = [[RankRecord(**record) for record in segment] for segment in checkpoint["segments"]]
+            self._best = checkpoint["best"]
+            if checkpoint["ceiling_of"] == self._ceiling_of:
+                self._ceiling = checkpoint["ceiling"]
+            self.saved = checkpoint["state"]
+        self._done = self._checkpointed = self.start
+        if self.worker.rank == 0:
+            self._folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= self.start)
+            drop_samples(self._folder, self.start)
+        self.worker.barrier()
+
+    @property
+    def _ceiling_of(self) -> list[Any]:
+        """What a ceiling depends on: measured for others, it says nothing."""
+        on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else "cpu"
+        config = self._config
+        return [self.worker.world_size, on, config.precision, config.compile, config.cuda_graph]
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.worker.device.type == "cuda"
+
+    def _new_meter(self) -> EpochMeter:
+        worker = self.worker
+        return EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a step can be one CUDA graph: a GPU, one micro-batch a worker, statistics of its own."""
+        config = self._config
+        alone = self.stream.micro_batches_per_step == self.worker.world_size and not config.sync_bn
+        return config.cuda_graph and self._on_gpu and alone
+
+    def loader_settings(self, precision: Precision) -> dict[str, Any]:
+        """Keyword arguments of `make_loader` for this worker."""
+        return {
+            "rank": self.worker.rank,
+            "world_size": self.worker.world_size,
+            "device": self.worker.device,
+            "dtype": precision.dtype,
+            "threads": self.worker.cpus,
+        }
+
+    def saves(self, state: Callable[[], dict[str, Any]], *, prepare: Callable[[], None] = lambda: None) -> None:
+        """Say what a checkpoint holds.
+
+        Args:
+            state: tensors and plain values; called on rank 0 alone.
+            prepare: called on every rank before it.
+        """
+        self._state, self._prepare = state, prepare
+
+    def rehearse(
+        self,
+        loader: Loader,
+        train_step: TrainStep,
+        modules: Sequence[nn.Module],
+        optimizer: Optimizer,
+        precision: Precision,
+    ) -> None:
+        """Compile, capture and measure the ceiling on a resident batch, while no loader is at work; leaves no trace.
+
+        Args:
+            modules: all that a step changes: the model, and its moving average.
+        """
+        measures = self._config.ceiling and self.saved is None
+        if self._on_gpu or measures:
+            began = time.perf_counter()
+            micro_batch = self.stream.micro_batch(0, self.worker.rank)
+            resident = repeat(Batch(loader.resident_batch(self._config.batch_size), micro_batch))
+            practice = self._new_meter()
+            measured = rehearse(
+                lambda: train_step(resident, practice),
+                modules,
+                optimizer,
+                precision,
+                self.worker,
+                images=self.micro_batches * self._config.batch_size,
+                measures_ceiling=measures,
+            )
+            self._ceiling = measured or self._ceiling
+            if self.worker.rank == 0:
+                seconds = round(time.perf_counter() - began, 3)
+                facts = {"ceiling_images_per_second": measured, "rehearsal_seconds": seconds}
+                self._session.tell("event", event="rehearsal", **facts)
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left; between two of them a checkpoint is made where one is due."""
+        self.saved = None
+        # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        every = self._config.checkpoint_every
+        of_run = self._config.epochs * self.stream.samples
+        self.meter = self._new_meter()
+        self.meter.enter("loop")
+        for index in range(self.start, self.stream.steps):
+            progress = (index + 0.5) * self.stream.global_batch_size / of_run
+            yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
+            if every and self._done % every == 0 and self._checkpointed < self._done:
+                self._checkpoint()
+
+    def trained(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Say that a step is done, and what it trained on: for the trace and the driver."""
+        if self._trace is not None:
+            for micro_batch in micro_batches:
+                self._trace.add(micro_batch)
+        steps, step = self.stream.steps, self._done
+        self._done += 1
+        if step == self.start:
+            self._session.tell_start(step=step, steps=steps)
+        consumed = self.stream.state(self._done)["samples_consumed"]
+        self._session.tell_progress(
+            step=self._done, steps=steps, epoch=self.stream.epoch_of(step), samples_consumed=consumed
+        )
+
+    def close_epoch(
+        self, validation: Mapping[str, Any], *, learning_rate: float, score: float, weights: nn.Module
+    ) -> None:
+        """Write the epoch's line and a checkpoint, which keeps the weights in `best/` if the score is the highest."""
+        self._segments.append(self.worker.gather(self.meter.record()))
+        if self.worker.rank == 0:
+            record = epoch_record(
+                self._segments,
+                epoch=self.stream.epoch_closed_by(self._done - 1) or 0,
+                step=self._done,
+                samples_consumed=self.stream.state(self._done)["samples_consumed"],
+                learning_rate=learning_rate,
+                validation=validation,
+                quarantined=0,
+                ceiling_images_per_second=self._ceiling,
+            )
+            self._folder.append("epochs.jsonl", record)
+            self._session.tell("epoch", record=record)
+        self._segments.clear()
+        self.meter.reset()
+        is_best = self._best is None or score > self._best
+        if is_best:
+            self._best = score
+        best = {"model": snapshot(weights.state_dict())} if is_best and self.worker.rank == 0 else None
+        self._checkpoint(best)
+
+    def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
+        self.meter.enter("checkpoint")
+        self._prepare()
+        if self._trace is not None:
+            self._trace.flush()
+        partial = self.worker.gather(self.meter.record())
+        segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
+        state = None
+        if self.worker.rank == 0:
+            state = snapshot(
+                {
+                    "state": self._state(),
+                    "stream": self.stream.state(self._done),
+                    "segments": [[asdict(record) for record in segment] for segment in segments],
+                    "best": self._best,
+                    "ceiling": self._ceiling,
+                    "ceiling_of": self._ceiling_of,
+                }
+            )
+        self._session.commit(self._done, state, best=best)
+        self._checkpointed = self._done
+        self.meter.enter("loop")
