@@ -1,7 +1,8 @@
-"""Train an image classifier on class folders, ImageNet's or your own:
+"""Train an image classifier on class folders, ImageNet's or your own, or on lists of files:
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
+    python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import LabeledFiles, check_classes
+from raydali.data.labeled_files import LabeledFiles
+from raydali.data.labeled_images import train_and_val
 from raydali.data.stream import OrderedPass
+from raydali.errors import UsageError
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch
 from raydali.launch.options import TrainingOptions, require
@@ -34,6 +36,11 @@ class Config(TrainingOptions):
 
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and val/ of class folders. Default: the built-in handwritten digits."""
+    val_data: str | None = None
+    """Validation images; --data is then the training images alone. Each is a folder of class folders, or a list: a text
+    or CSV file with a line path,label for each image."""
+    root: str | None = None
+    """Folder or URI that relative paths in lists begin at. Default: the folder of each list."""
     model: str = "resnet50"
     """A torchvision classification model by name, or `digits`, a small network."""
     image_size: int = 224
@@ -60,6 +67,9 @@ class Config(TrainingOptions):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
+        for name, value in (("--val-data", self.val_data), ("--root", self.root)):
+            if value is not None and self.data is None:
+                raise UsageError(f"{name} {value} needs the training images too: give --data")
         require(self, "momentum", least=0, below=1)
         require(self, "label_smoothing", least=0, below=1)
         require(self, "mixup", least=0)
@@ -109,6 +119,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.evaluation import Validation, evaluate
     from raydali.train.mixing import mixing
     from raydali.train.models import build_model
+    from raydali.train.normalisation import Normalized
     from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
     from raydali.train.precision import Precision
     from raydali.train.step import ForwardBackward
@@ -164,7 +175,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Data
 
     augment, centre = make_pipelines(config)
-    where = run.loader_settings(precision)
+    where = run.loader_settings()
     loader = make_loader(config.loader, data.train, augment, stream, start=run.start, **where)
     in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
     val_loader = make_loader(config.loader, data.val, centre, in_order, **where)
@@ -172,7 +183,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- A step, as it is trained and as it is rehearsed
 
     forward_backward = ForwardBackward(
-        model,
+        Normalized(model).to(worker.device),
         criterion,
         worker,
         precision,
@@ -210,7 +221,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         if ema is not None:
             for averaged, current in zip(ema.module.buffers(), model.buffers(), strict=True):
                 averaged.copy_(current)
-        result = evaluate(evaluated, val_loader, worker, precision)
+        result = evaluate(Normalized(evaluated).to(worker.device), val_loader, worker, precision)
         run.meter.enter("loop")
         return result
 
@@ -231,14 +242,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
 def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
     """What happens to training and to validation images."""
-    pixels: dict[str, Any] = {
-        "image_size": config.image_size,
-        "gpu_dtype": "float32" if config.precision == "fp32" else "float16",
-    }
     train = TrainImages(
-        seed=config.seed, random_area=config.random_area, flip_probability=config.flip_probability, **pixels
+        seed=config.seed,
+        image_size=config.image_size,
+        random_area=config.random_area,
+        flip_probability=config.flip_probability,
     )
-    return train, ValidationImages(resize_size=config.resize_size, **pixels)
+    return train, ValidationImages(image_size=config.image_size, resize_size=config.resize_size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -249,9 +259,7 @@ def main() -> None:
     """Parse, index, check, launch."""
     config = parse(Config, demo=DIGITS)
     console = Console()
-    root = config.data.rstrip("/") if config.data else digits_folder()
-    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
-    check_classes(data.train, data.val)
+    data = Data(*train_and_val(config.data or digits_folder(), config.val_data, config.root))
     make_pipelines(config)
     if config.model not in (DIGITS.model, Config.model):
         from raydali.train.models import check_model  # imports torchvision: seconds

@@ -6,16 +6,16 @@
     spdl          SPDL, where it is installed: images decoded whole and resized by threads, neither cropped nor flipped
     synthetic     make_loader("synthetic", ...): one resident batch, what handing out costs
 
-Each is an endless generator of batches, of which only the number is looked at: normalised images of
-`image_size` x `image_size` pixels on the device, and their labels but for SPDL. It runs in a process of its own, so
-whatever is slow to import is imported inside.
+Each is an endless generator of batches, of which only the number is looked at: images of `image_size` x `image_size`
+pixels on the device, and their labels but for SPDL. Ours are 8-bit and normalised by the model, the others come out
+normalised. It runs in a process of its own, so whatever is slow to import is imported inside.
 """
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raydali.data.classification import Images, TrainImages
+from raydali.data.classification import TrainImages
 from raydali.data.image_folder import ImageFolder
 from raydali.data.pipeline import Pipeline
 from raydali.data.stream import Stream
@@ -89,12 +89,10 @@ def _synthetic(task: Task) -> Deliveries:
 def _raydali_resize(task: Task) -> Deliveries:
     from raydali.bench.resized import ResizedImages
 
-    return _ours(task, "dali", ResizedImages(image_size=task.image_size), half=False)
+    return _ours(task, "dali", ResizedImages(image_size=task.image_size))
 
 
-def _ours(
-    task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[ImageFolder], *, half: bool = True
-) -> Deliveries:
+def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any]) -> Deliveries:
     import torch
 
     from raydali.data.loader import make_loader
@@ -110,7 +108,6 @@ def _ours(
         rank=task.rank,
         world_size=task.world_size,
         device=task.device,
-        dtype=torch.float16 if task.gpu and half else torch.float32,
         threads=task.threads,
     ) as loader:
         yield from loader
@@ -129,6 +126,8 @@ def _order(task: Task, source: ImageFolder) -> Stream:
 def _native(task: Task) -> Deliveries:
     from nvidia.dali import Pipeline as DaliPipeline
     from nvidia.dali import fn, types
+
+    from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
     pipeline = DaliPipeline(
         batch_size=task.batch_size,
@@ -150,8 +149,8 @@ def _native(task: Task) -> Deliveries:
         images = fn.resize(images, size=(task.image_size, task.image_size))
         images = fn.crop_mirror_normalize(
             images,
-            mean=[255 * m for m in Images.mean],
-            std=[255 * s for s in Images.std],
+            mean=[255 * m for m in IMAGENET_MEAN],
+            std=[255 * s for s in IMAGENET_STD],
             dtype=types.DALIDataType.FLOAT16 if task.gpu else types.DALIDataType.FLOAT,
             output_layout="HWC",
             mirror=fn.random.coin_flip(),
@@ -163,25 +162,28 @@ def _native(task: Task) -> Deliveries:
 
 
 def _torchvision(task: Task) -> Deliveries:
+    import torch
     from torchvision.transforms import v2
 
-    return _data_loader(task, v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip())
+    from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
+
+    crop = v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip()
+    normalize = v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)
+    return _data_loader(task, *crop, v2.ToImage(), *normalize)
 
 
 def _torchvision_resize(task: Task) -> Deliveries:
     from torchvision.transforms import v2
 
-    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True))
+    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True), v2.ToImage())
 
 
 def _data_loader(task: Task, *transforms: Any) -> Deliveries:
-    import torch
     from torch.utils.data import DataLoader, RandomSampler
     from torchvision.datasets import ImageFolder as Folder
     from torchvision.transforms import v2
 
-    to_tensor = v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(Images.mean, Images.std)
-    images = Folder(task.root, v2.Compose([*transforms, *to_tensor]))
+    images = Folder(task.root, v2.Compose(transforms))
     loader = DataLoader(
         images,
         batch_size=task.batch_size,
@@ -202,13 +204,15 @@ def _spdl(task: Task) -> Deliveries:
     import torch
     from spdl.pipeline import PipelineBuilder
 
+    from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
+
     if task.gpu:
         torch.cuda.set_device(task.device)
     source = ImageFolder.scan(task.root)
     dtype = torch.float16 if task.gpu else torch.float32
     mean, std = (
         torch.tensor(values, device=task.device, dtype=dtype).mul(255).view(1, 3, 1, 1)
-        for values in (Images.mean, Images.std)
+        for values in (IMAGENET_MEAN, IMAGENET_STD)
     )
     memory = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
     to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None

@@ -1,6 +1,5 @@
-"""Whole images resized to a square and normalised, nothing random: the plainest work that loaders are compared by."""
+"""Whole images resized to a square, nothing random: the plainest work that loaders are compared by."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +8,15 @@ from numpy.typing import NDArray
 
 from raydali.data.classification import Images
 from raydali.data.labeled_files import LabeledFiles
-from raydali.data.pipeline import Device
+from raydali.data.pipeline import Device, Inputs, Pipeline
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizedImages:
-    """A `raydali.data.pipeline.Pipeline` of images in float32, on GPUs too.
+class ResizedImages(Pipeline[LabeledFiles]):
+    """Images in 8 bits, on GPUs too.
 
     Args:
         image_size: height and width of what comes out, pixels; aspect ratios are not kept.
@@ -27,35 +26,27 @@ class ResizedImages:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) and labels (N,) int64."""
+        """images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
-    def inputs(
-        self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]
-    ) -> tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]:
+    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         """Files and labels (N,) int64."""
         return source.files(ids), source.labels[ids]
 
     def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Reads, decodes, resizes with antialiasing, normalises."""
-        from nvidia.dali import fn, types
+        """Reads, decodes, resizes with antialiasing."""
+        from nvidia.dali import fn
 
         files, labels = inputs
         decoder = (
             {"device": "cpu"} if device == "cpu" else {"device": "mixed", "hw_decoder_load": Images.hw_decoder_load}
         )
         images = fn.decoders.image(fn.io.file.read(files) if source.dali_reads else files, **decoder)
-        images = fn.crop_mirror_normalize(
-            fn.resize(images, size=(self.image_size, self.image_size)),
-            mean=[255 * m for m in Images.mean],
-            std=[255 * s for s in Images.std],
-            dtype=types.DALIDataType.FLOAT,
-            output_layout="HWC",
-        )
+        images = fn.resize(images, size=(self.image_size, self.image_size))
         return images, labels.gpu() if device == "gpu" else labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
+        """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         import io
 
         import torch
@@ -63,5 +54,4 @@ class ResizedImages:
         from torchvision.transforms.v2 import functional as F
 
         image = Image.open(io.BytesIO(source.read(id))).convert("RGB")
-        pixels = F.to_dtype(F.pil_to_tensor(F.resize(image, [self.image_size] * 2)), torch.float32, scale=True)
-        return F.normalize(pixels, list(Images.mean), list(Images.std)), torch.tensor(source.labels[id])
+        return F.pil_to_tensor(F.resize(image, [self.image_size] * 2)), torch.tensor(source.labels[id])

@@ -31,8 +31,7 @@ class Feed:
     def __init__(self, delivery: Task, source: ImageFolder, precision: "Precision", worker: "Worker") -> None:
         import torch
 
-        half = delivery.gpu and precision.dtype != torch.float32
-        pipeline = TrainImages(seed=0, image_size=delivery.image_size, gpu_dtype="float16" if half else "float32")
+        pipeline = TrainImages(seed=0, image_size=delivery.image_size)
         order = Stream(
             samples=len(source),
             epochs=EPOCHS,
@@ -40,9 +39,10 @@ class Feed:
             global_batch_size=delivery.batch_size * delivery.world_size,
             seed=0,
         )
-        # What the others hand out is for autocast to convert.
+        half = delivery.gpu and precision.dtype != torch.float32
+        # What the others hand out is normalised, and for autocast to convert.
         dtypes = {"native": torch.float16 if half else torch.float32, "torchvision": torch.float32}
-        dtype = dtypes.get(delivery.loader, precision.dtype)
+        dtype = dtypes.get(delivery.loader, torch.uint8)
 
         def loader(name: Any) -> "Loader":
             from raydali.data.loader import make_loader
@@ -55,12 +55,11 @@ class Feed:
                 rank=delivery.rank,
                 world_size=delivery.world_size,
                 device=worker.device,
-                dtype=dtype,
                 threads=delivery.threads,
             )
 
         batch = loader("synthetic").resident_batch(delivery.batch_size)
-        self.resident = batch["images"], batch["labels"]
+        self.resident = batch["images"].to(dtype), batch["labels"]
         self.store = 2
         if delivery.loader == "native":
             self.batches = _native(delivery, dtype)

@@ -68,7 +68,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     source = ImageFolder.scan(delivery.root)
     precision = Precision(task.precision, worker.device)
     feed = Feed(delivery, source, precision, worker)
-    step = _make_step(task, worker, precision, classes=max(CLASSES, len(source.classes)))
+    step = _make_step(task, feed, worker, precision, classes=max(CLASSES, len(source.classes)))
     stretches = Stretches(delivery, feed, step, worker, steps=task.steps, split=task.split)
     with closing(feed.batches), closing(stretches):
         before = stretches.before()
@@ -110,12 +110,13 @@ def _join(delivery: Task, port: int) -> "Worker":
 
 
 def _make_step(
-    task: TrainTask, worker: "Worker", precision: "Precision", *, classes: int
+    task: TrainTask, feed: Feed, worker: "Worker", precision: "Precision", *, classes: int
 ) -> "Callable[[torch.Tensor, torch.Tensor], None]":
     """One step of the optimiser on a batch; at learning rate 0, so that no weight ever leaves its range."""
     import torch
 
     from raydali.train.models import build_model
+    from raydali.train.normalisation import Normalized
     from raydali.train.optimisation import parameter_groups
     from raydali.train.step import ForwardBackward
 
@@ -123,8 +124,9 @@ def _make_step(
     model = build_model(task.model, classes).to(worker.device)
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=gpu)
+    images, _ = feed.resident
     forward_backward = ForwardBackward(
-        model,
+        Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model,
         torch.nn.CrossEntropyLoss(),
         worker,
         precision,

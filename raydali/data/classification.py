@@ -6,34 +6,30 @@ their settings refused early. The pixels are classification_dali.py's and, for t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.augment import CROP_UNIFORMS, Range, draw_crops
+from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.hashing import uniforms
 from raydali.data.labeled_files import LabeledFiles
-from raydali.data.pipeline import Device
+from raydali.data.pipeline import Device, Inputs, Pipeline
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
 Ids = NDArray[np.int64]
-Channels = tuple[float, float, float]
-GpuDtype = Literal["float16", "float32"]
-Rows = Sequence[NDArray[Any]]
+Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(Pipeline[LabeledFiles]):
     """What training and validation images have in common.
 
     Args:
         image_size: height and width of what comes out, pixels.
-        mean, std: of each channel, in units of the full range.
-        gpu_dtype: what the images are on a GPU; on the CPU they are float32.
         hw_decoder_load: share of JPEGs that the GPU's hardware decoder gets, the rest goes to its other cores.
         largest_image: (height, width) for which decoding buffers are set aside at the start; 0 for on demand.
 
@@ -41,30 +37,19 @@ class Images:
         UsageError: a value out of its range.
     """
 
+    image_files: ClassVar[int] = 1
     image_size: int
-    mean: Channels = (0.485, 0.456, 0.406)
-    std: Channels = (0.229, 0.224, 0.225)
-    gpu_dtype: GpuDtype = "float16"
     hw_decoder_load: float = 0.95
     largest_image: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         _require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        _require(
-            len(self.mean) == 3 and all(0 <= m <= 1 for m in self.mean),
-            f"mean must be three numbers in 0..1, not {self.mean}: divide by 255 if these are 8-bit values",
-        )
-        _require(
-            len(self.std) == 3 and all(0 < s <= 1 for s in self.std),
-            f"std must be three numbers above 0 and up to 1, not {self.std}: divide by 255 if these are 8-bit values",
-        )
-        _require(self.gpu_dtype in get_args(GpuDtype), f"gpu_dtype must be float16 or float32, not {self.gpu_dtype}")
         _require(0 <= self.hw_decoder_load <= 1, f"hw_decoder_load must lie in 0..1, not {self.hw_decoder_load}")
         _require(min(self.largest_image) >= 0, f"largest_image must not be negative, is {self.largest_image}")
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) and labels (N,) int64."""
+        """images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
 
@@ -101,18 +86,32 @@ class TrainImages(Images):
             f"flip_probability must lie in 0..1, not {self.flip_probability}",
         )
 
-    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
-        """Files, draws (N, 11, 2) of the crops, flips (N,) int32, labels (N,) int64."""
+    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> Inputs:
+        """Files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
+    def place(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
+        """Windows: starts and sizes (N, 2); flips; labels.
+
+        For the CPU a flip is 0 or 1. For a GPU it is the corner (N, 2, 2) of the window where the result begins and
+        that where it ends, in units of the window: resizing from right to left costs nothing.
+        """
+        draws, flips, labels = map(np.asarray, inputs)
+        starts, sizes = crop_windows(shapes[0], draws, self.random_aspect)
+        if device == "gpu":
+            corners = np.zeros((len(flips), 2, 2), np.float32)
+            corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
+            flips = corners
+        return starts.astype(np.int32), sizes.astype(np.int32), flips, labels
+
     def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Reads, decodes the windows only, resizes with antialiasing, flips and normalises."""
+        """Decodes the windows only, resizes with antialiasing and flips."""
         from raydali.data.classification_dali import train_graph
 
-        return train_graph(self, source, *inputs, device=device)
+        return train_graph(self, *inputs, device=device)
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same crop and flip by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
+        """The same crop and flip by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         from raydali.data.classification_pillow import train_sample
 
         return train_sample(self, source, id, epoch)
@@ -143,18 +142,29 @@ class ValidationImages(Images):
             f"try {round(self.image_size * 256 / 224)}",
         )
 
-    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> tuple[Rows | NDArray[Any], ...]:
+    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> Inputs:
         """Files and labels (N,) int64; nothing is random."""
         return source.files(ids), source.labels[ids]
 
+    def place(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
+        """For a GPU where the centre crops of the resized images lie in the originals: start and end (N, 2), in pixels,
+        not rounded; then labels, which are all that the CPU needs."""
+        if device == "cpu":
+            return inputs
+        (originals,) = shapes
+        resized = self.resize_size * originals // originals.min(1, keepdims=True)
+        starts = np.rint((resized - self.image_size) / 2)
+        scale = originals / resized
+        return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
+
     def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Reads, decodes, resizes what the centre crop shows and nothing beside it, normalises."""
+        """Decodes, resizes what the centre crop shows and nothing beside it."""
         from raydali.data.classification_dali import validation_graph
 
-        return validation_graph(self, source, *inputs, device=device)
+        return validation_graph(self, *inputs, device=device)
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow and torchvision: image (3, image_size, image_size) float32, label."""
+        """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         from raydali.data.classification_pillow import validation_sample
 
         return validation_sample(self, source, id)

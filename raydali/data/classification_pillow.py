@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional as F
 
 from raydali.data.augment import crop_windows
-from raydali.data.classification import Images, TrainImages, ValidationImages
+from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.labeled_files import LabeledFiles
 
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -21,13 +21,13 @@ def train_sample(settings: TrainImages, source: LabeledFiles, id: int, epoch: in
     shapes = np.array([[image.height, image.width]])
     (start,), (size,) = crop_windows(shapes, draws, settings.random_aspect)
     image = F.resized_crop(image, *start.tolist(), *size.tolist(), size=[settings.image_size, settings.image_size])
-    return _tensors(settings, F.horizontal_flip(image) if flips[0] else image, source, id)
+    return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
 
 def validation_sample(settings: ValidationImages, source: LabeledFiles, id: int) -> Sample:
     """`ValidationImages.sample`."""
     image = F.resize(_decoded(source.read(id)), [settings.resize_size])
-    return _tensors(settings, F.center_crop(image, [settings.image_size]), source, id)
+    return _tensors(F.center_crop(image, [settings.image_size]), source, id)
 
 
 def _decoded(data: bytes) -> Image.Image:
@@ -38,6 +38,5 @@ def _decoded(data: bytes) -> Image.Image:
     return image.convert("RGB")
 
 
-def _tensors(settings: Images, image: Image.Image, source: LabeledFiles, id: int) -> Sample:
-    pixels = F.to_dtype(F.pil_to_tensor(image), torch.float32, scale=True)
-    return F.normalize(pixels, list(settings.mean), list(settings.std)), torch.tensor(source.labels[id])
+def _tensors(image: Image.Image, source: LabeledFiles, id: int) -> Sample:
+    return F.pil_to_tensor(image), torch.tensor(source.labels[id])

@@ -76,7 +76,7 @@ class FileList(LabeledFiles):
         index = {name: i for i, name in enumerate(found)}
         labels = np.fromiter((index[label] for _, label in lines.values()), np.int64, len(lines))
         if twice := len(paths) - len(set(paths)):
-            _log.warning("%s: %d lines list a file that a line before lists too", path, twice)
+            _log.warning("%s: lines that repeat a file: %d", path, twice)
         return cls.from_list(root, paths, labels=labels, classes=found)
 
 

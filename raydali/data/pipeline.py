@@ -1,12 +1,19 @@
 """What a task adds to the loader: which numbers go into a DALI graph for a sample, and the graph itself.
 
-A task is one `Pipeline` over its kind of `Source`; the loaders (loader.py) know nothing else about it. See
-classification.py for one. The driver makes pipelines too, to check their settings: torch and DALI are imported inside
-`graph` and `sample` alone.
+A task is one `Pipeline` over its kind of `Source`; the loaders (loader.py) know nothing else about it:
+
+    ids --> inputs --> [ read, peek at shapes --> place ] --> graph --> tensors
+            threads      where `image_files` > 0
+
+Where crops are to lie depends on shapes that only the files know. So a task may have its image files read first, and
+`place` its crops by numpy for a whole batch at once, which is several times faster than inside a DALI graph.
+
+See classification.py for a task. The driver makes pipelines too, to check their settings: torch and DALI are imported
+inside `graph` and `sample` alone.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 Device = Literal["cpu", "gpu"]
+Inputs = tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]
+"""One or more batches: lists of arrays, or arrays of which each row belongs to a sample."""
 AnySource = TypeVar("AnySource", bound="Source", contravariant=True)
 
 
@@ -34,33 +43,52 @@ class Source(Protocol):
         """Another one for other samples: a run is resumed on its own data only."""
         ...
 
+    @property
+    def dali_reads(self) -> bool:
+        """Whether inputs that are files are paths, for `fn.io.file.read`, rather than contents."""
+        ...
+
 
 class Pipeline(Protocol[AnySource]):
-    """From ids of a source to tensors, the same on every rank: randomness is keyed on (seed, epoch, id) alone."""
+    """From ids of a source to tensors, the same on every rank: randomness is keyed on (seed, epoch, id) alone.
+
+    To be subclassed.
+    """
+
+    image_files: ClassVar[int] = 0
+    """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the graph's outputs, in order; "images" and "labels" for classification."""
         ...
 
-    def inputs(
-        self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]
-    ) -> tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]:
-        """What goes into the graph for these samples, each a batch: a list of arrays, or an array's rows.
+    def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        """What goes into the graph for these samples.
 
-        Called ahead of time, on several threads at once. Paths go in where DALI can read the files, so that no bytes
-        of theirs pass through Python; contents where it cannot.
+        Called ahead of time, on several threads at once. Files go in as paths where the source says that DALI reads
+        them, so that no bytes of theirs pass through Python; else as contents.
         """
         ...
 
-    def graph(self, source: AnySource, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """The DALI graph (fn calls on DataNodes) from the inputs to the outputs; images leave as HWC, normalised.
+    def place(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
+        """What goes into the graph beside the files, once the images' shapes are known.
 
-        The source says what kind of files the inputs are: paths or contents.
+        Args:
+            shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
+            inputs: those behind the files.
+        """
+        return inputs
+
+    def graph(self, source: AnySource, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
+
+        Args:
+            inputs: as `inputs` made them; with `image_files`, contents of these and what `place` made.
         """
         ...
 
     def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """One sample by Pillow and torchvision instead of DALI, on the CPU: the baseline that `--loader torch` runs.
-        The same outputs as the graph's, images as normalised float32 CHW."""
+        The same outputs as the graph's, images as CHW."""
         ...

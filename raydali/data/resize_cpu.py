@@ -53,4 +53,4 @@ def each(images: Any, function: Callable[[Image], Image]) -> Any:
             future.result()
         return done
 
-    return fn.python_function(images, function=whole_batch, batch_processing=True)
+    return fn.python_function(images, function=whole_batch, batch_processing=True, output_layouts="HWC")

@@ -122,13 +122,12 @@ class TrainingRun:
         alone = self.stream.micro_batches_per_step == self.worker.world_size and not config.sync_bn
         return config.cuda_graph and self._on_gpu and alone
 
-    def loader_settings(self, precision: Precision) -> dict[str, Any]:
+    def loader_settings(self) -> dict[str, Any]:
         """Keyword arguments of `make_loader` for this worker."""
         return {
             "rank": self.worker.rank,
             "world_size": self.worker.world_size,
             "device": self.worker.device,
-            "dtype": precision.dtype,
             "threads": self.worker.cpus,
         }
 

@@ -9,11 +9,14 @@ Mix = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def mixing(mixup: float, cutmix: float, classes: int) -> Mix:
-    """What turns images and labels (N,) into mixed ones and shares (N, classes), one of the two each time.
+    """What turns 8-bit images and labels (N,) into mixed float ones and shares (N, classes), one of the two each time.
 
     Args:
         mixup, cutmix: alpha of each, 0 for off; with both off nothing is changed.
     """
     mixes = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
     mixes += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
-    return v2.RandomChoice(mixes) if mixes else lambda images, labels: (images, labels)
+    if not mixes:
+        return lambda images, labels: (images, labels)
+    mix = v2.RandomChoice(mixes)
+    return lambda images, labels: mix(images.float(), labels)

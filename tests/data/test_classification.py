@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import nvidia.dali as dali
 import pytest
 import torch
 from numpy.typing import NDArray
-from nvidia.dali import fn
 from PIL import Image
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.image_folder import ImageFolder
 from raydali.errors import UsageError
-from tests.data.pictures import MEAN, STD, assert_like_pillow, encoded, files, in_bytes, photograph
+from tests.data.pictures import assert_like_pillow, encoded, files, one_batch, photograph
 
 Images = TrainImages | ValidationImages
 Batch = tuple[torch.Tensor, NDArray[np.int64]]
@@ -29,22 +27,17 @@ EXIF_ORIENTATION = 274
 def by_dali(
     pipeline: Images, source: ImageFolder, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
 ) -> Batch:
-    """Images in 0..255 (N, 3, H, W) and labels, from one batch of a DALI pipeline on the CPU."""
-    wanted = np.arange(len(source)) if ids is None else np.array(ids)
-    graph = dali.Pipeline(batch_size=len(wanted), num_threads=2, device_id=None, prefetch_queue_depth=1)
-    with graph:
-        batch = pipeline.inputs(source, wanted, np.broadcast_to(epochs, wanted.shape))
-        inputs = fn.external_source(lambda: batch, num_outputs=len(batch), batch=True)
-        graph.set_outputs(*pipeline.graph(source, *inputs, device="cpu"))
-    graph.build()
-    images, labels = graph.run()
-    assert images.layout() == "HWC"
-    return in_bytes(torch.from_numpy(images.as_array()).permute(0, 3, 1, 2)), labels.as_array()
+    images, labels = one_batch(pipeline, source, ids, epochs)
+    return images, labels.numpy()
 
 
 def by_pillow(pipeline: Images, source: ImageFolder, epoch: int = 0) -> Batch:
     samples = [pipeline.sample(source, id, epoch) for id in range(len(source))]
-    return in_bytes(torch.stack([image for image, _ in samples])), torch.stack([label for _, label in samples]).numpy()
+    return torch.stack([image for image, _ in samples]), torch.stack([label for _, label in samples]).numpy()
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one.float() - other.float()).abs()
 
 
 def with_alpha(image: Image.Image) -> Image.Image:
@@ -129,8 +122,8 @@ def kinds() -> tuple[dict[str, bytes], dict[str, bytes]]:
 def test_every_kind_of_file_decodes_to_pillows_pixels(tmp_path: Path, pipeline: Images) -> None:
     made, plain = (files(tmp_path / name, **data) for name, data in zip(("made", "plain"), kinds(), strict=True))
     for by in (by_dali, by_pillow):
-        difference = (by(pipeline, made)[0] - by(pipeline, plain)[0]).abs().amax((1, 2, 3))
-        wrong = [Path(made.path(id)).stem for id in range(len(made)) if difference[id] > 0.01]
+        most = difference(by(pipeline, made)[0], by(pipeline, plain)[0]).amax((1, 2, 3))
+        wrong = [Path(made.path(id)).stem for id in range(len(made)) if most[id] > 0]
         assert not wrong, by.__name__
     assert_like_pillow(by_dali(pipeline, made)[0], by_pillow(pipeline, made)[0])
 
@@ -160,22 +153,22 @@ def test_exif_orientation_is_applied(tmp_path: Path, pipeline: Images, kind: str
         upright[str(orientation)] = encoded(Image.fromarray(turn(np.asarray(Image.open(io.BytesIO(data))))), "PNG")
     source, expected = files(tmp_path / "rotated", **rotated), files(tmp_path / "upright", **upright)
     for by in (by_dali, by_pillow):
-        torch.testing.assert_close(by(pipeline, source)[0], by(pipeline, expected)[0], rtol=0, atol=0.01)
+        assert torch.equal(by(pipeline, source)[0], by(pipeline, expected)[0])
 
 
 def test_pixels_depend_on_seed_epoch_and_id_alone(photographs: ImageFolder) -> None:
     together, _ = by_dali(TRAIN, photographs, ids=[4, 0, 1, 0], epochs=[2, 2, 2, 3])
     alone, _ = by_dali(TRAIN, photographs, ids=[0], epochs=[2])
-    torch.testing.assert_close(together[1], alone[0], rtol=0, atol=0)
-    assert (together[1] - together[3]).abs().mean() > 5
+    assert torch.equal(together[1], alone[0])
+    assert difference(together[1], together[3]).mean() > 5
     other_seed, _ = by_dali(TrainImages(image_size=96, seed=4), photographs, ids=[0], epochs=[2])
-    assert (other_seed - alone).abs().mean() > 5
+    assert difference(other_seed, alone).mean() > 5
 
 
 def test_validation_knows_no_epoch(photographs: ImageFolder) -> None:
     first, _ = by_dali(VALIDATION, photographs, epochs=0)
     later, _ = by_dali(VALIDATION, photographs, epochs=7)
-    torch.testing.assert_close(first, later, rtol=0, atol=0)
+    assert torch.equal(first, later)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
@@ -191,18 +184,8 @@ def test_a_flip_mirrors_the_image(photographs: ImageFolder) -> None:
     for by in (by_dali, by_pillow):
         plain, _ = by(replace(whole, flip_probability=0.0), photographs)
         flipped, _ = by(replace(whole, flip_probability=1.0), photographs)
-        torch.testing.assert_close(flipped, plain.flip(3), rtol=0, atol=0)
-        assert (flipped - plain).abs().mean() > 5
-
-
-def test_other_means_and_deviations_are_applied(photographs: ImageFolder) -> None:
-    pipeline = replace(VALIDATION, mean=(0.1, 0.2, 0.3), std=(1.0, 0.5, 0.25))
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (pipeline.mean, pipeline.std))
-    image, _ = pipeline.sample(photographs, 0, 0)
-    dali_image = (by_dali(pipeline, photographs, ids=[0])[0][0] / 255 - MEAN) / STD
-    expected, _ = VALIDATION.sample(photographs, 0, 0)
-    for ours in (image, dali_image):
-        assert (ours * std + mean - (expected * STD + MEAN)).abs().mean() * 255 < 0.3
+        assert torch.equal(flipped, plain.flip(3))
+        assert difference(flipped, plain).mean() > 5
 
 
 def test_pipelines_travel_to_workers() -> None:
@@ -215,11 +198,6 @@ def test_pipelines_travel_to_workers() -> None:
     "settings, named",
     [
         ({"image_size": 0}, "image_size"),
-        ({"mean": (123.0, 117.0, 104.0)}, "divide by 255"),
-        ({"mean": (0.5,)}, "mean"),
-        ({"std": (0.2, 0.2, 0.0)}, "std"),
-        ({"std": (58.0, 57.0, 57.0)}, "divide by 255"),
-        ({"gpu_dtype": "bfloat16"}, "bfloat16"),
         ({"hw_decoder_load": 65}, "hw_decoder_load"),
         ({"largest_image": (-1, 0)}, "largest_image"),
         ({"seed": -1}, "seed"),
@@ -240,5 +218,3 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], named: str) 
 def test_a_centre_crop_that_would_need_padding_is_refused() -> None:
     with pytest.raises(UsageError, match=r"resize_size 200 is below image_size 224.*try 256"):
         ValidationImages(image_size=224, resize_size=200)
-    with pytest.raises(UsageError, match="mean"):
-        ValidationImages(image_size=224, resize_size=256, mean=(0.5, 0.5, -0.5))

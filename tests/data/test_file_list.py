@@ -1,6 +1,7 @@
 """Lists of files: what a line may look like, what labels mean, and how wrong lines are told."""
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
     elif first.startswith("bare"):
         assert len(FileList.from_file(path)) == 2
     else:
-        with pytest.raises(UsageError, match="1 of the 2 lines .*: line 1: no such file: no"):
+        with pytest.raises(UsageError, match=r"1 of the 2 lines .*: line 1: no such file: no"):
             FileList.from_file(path)
 
 
@@ -134,11 +135,7 @@ def test_labels(
         files = FileList.from_file(str(tmp_path / "list.csv"))
     assert files.classes == classes
     assert [files.classes[label] for label in files.labels] == [str(label) for label in labels]
-    if warning:
-        caplog.messages.append("")
-        assert pytest.importorskip("re").search(warning, caplog.text)
-    else:
-        assert not caplog.text
+    assert re.search(warning, caplog.text) if warning else not caplog.text
 
 
 def test_wrong_lines_are_told_together(write: Write, tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_the_first_ten_wrong_lines_are_named(write: Write) -> None:
 
 def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,1\n"))) == 3
-    assert "1 lines list a file that a line before lists too" in caplog.text
+    assert "lines that repeat a file: 1" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -205,7 +202,7 @@ def test_a_list_in_s3(s3: PutObjects) -> None:
     assert samples(files) == [("s3://lists/lists/a/1.jpg", 0), ("s3://others/2.jpg", 1)]
     assert read_by_dali(files.files(np.array([1, 0]))) == [b"two", b"one"]
     assert len(FileList.from_file("s3://others/keys.txt")) == 2
-    with pytest.raises(UsageError, match="cannot read the list s3://lists/none.csv"):
+    with pytest.raises(UsageError, match=r"cannot read the list s3://lists/none\.csv"):
         FileList.from_file("s3://lists/none.csv")
 
 
@@ -229,7 +226,7 @@ def test_what_names_a_list(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_training_and_validation(write: Write, tmp_path: Path) -> None:
-    train, val = write("cat/1.jpg,cat\ndog/a, b.jpg\tdog\n".replace(",cat", "\tcat")), write("2.jpg,cat\n", "val.csv")
+    train, val = write("cat/1.jpg\tcat\ndog/a, b.jpg\tdog\n"), write("2.jpg,cat\n", "val.csv")
     (tmp_path / "2.jpg").touch()
     trained, validated = train_and_val(train, val)
     assert validated.classes == trained.classes == ("cat", "dog") and validated.labels.tolist() == [0]

@@ -15,7 +15,7 @@ from raydali.data.image_folder import ImageFolder
 from raydali.data.loader import Batch, Loader, LoaderName, make_loader
 from raydali.data.stream import MicroBatch, OrderedPass, Stream
 from raydali.errors import DataError
-from tests.data.pictures import assert_like_pillow, encoded, files, in_bytes, photograph
+from tests.data.pictures import assert_like_pillow, encoded, files, photograph
 
 NAMES: tuple[LoaderName, ...] = get_args(LoaderName)
 DECODING: tuple[LoaderName, ...] = ("dali", "torch")
@@ -46,17 +46,16 @@ def ids(batches: list[Batch]) -> list[list[int]]:
     return [batch.ids.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_are_the_streams(name: LoaderName, dtype: torch.dtype, source: ImageFolder) -> None:
+def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
     expected = [*STREAM.micro_batches(1, 2)]
-    with make_loader(name, source, TRAIN, STREAM, rank=1, world_size=2, dtype=dtype) as loader:
+    with make_loader(name, source, TRAIN, STREAM, rank=1, world_size=2) as loader:
         for batch, micro_batch in zip(loader, expected, strict=True):
             assert batch.micro_batch.number == micro_batch.number
             assert batch.ids.tolist() == micro_batch.ids.tolist()
             assert batch.micro_batch.epochs.tolist() == micro_batch.epochs.tolist()
             images, labels = batch["images"], batch["labels"]
-            assert (images.shape, images.dtype) == ((4, 3, 32, 32), dtype)
+            assert (images.shape, images.dtype) == ((4, 3, 32, 32), torch.uint8)
             assert images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
             assert (labels.shape, labels.dtype) == ((4,), torch.int64)
             if name != "synthetic":
@@ -65,7 +64,7 @@ def test_batches_are_the_streams(name: LoaderName, dtype: torch.dtype, source: I
 
 def test_the_synthetic_batch_is_resident_noise(source: ImageFolder) -> None:
     first, *others = make_loader("synthetic", source, VALIDATION, PASS)
-    assert abs(float(first["images"].mean())) < 0.05 and abs(float(first["images"].std()) - 1) < 0.05
+    assert abs(float(first["images"].float().mean()) - 127.5) < 2 and len(first["images"].unique()) == 256
     assert all(batch["images"].data_ptr() == first["images"].data_ptr() for batch in others)
 
 
@@ -74,7 +73,7 @@ def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | Order
     with make_loader("dali", source, pipeline, order) as one, make_loader("torch", source, pipeline, order) as other:
         batches = [*zip(one, other, strict=True)]
     ours, theirs = (torch.cat([pair[i]["images"] for pair in batches]) for i in (0, 1))
-    assert_like_pillow(in_bytes(ours), in_bytes(theirs))
+    assert_like_pillow(ours, theirs)
 
 
 @pytest.mark.parametrize("name", DECODING)
@@ -233,7 +232,7 @@ def resident_megabytes() -> float:
 @pytest.mark.parametrize("name", DECODING)
 def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: ImageFolder) -> None:
     stream = Stream(samples=30, epochs=160, batch_size=8, global_batch_size=8, seed=1)
-    pipeline = TrainImages(image_size=64, seed=0)  # a batch of 0.4 MB: 160 MB, were each one kept
+    pipeline = TrainImages(image_size=128, seed=0)  # a batch of 0.4 MB: 160 MB, were each one kept
     seen: list[tuple[float, int]] = []
     with make_loader(name, source, pipeline, stream, threads=2) as loader:
         for taken, _ in enumerate(loader, 1):

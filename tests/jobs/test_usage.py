@@ -13,13 +13,16 @@ from raydali.launch.cluster import WORKERS_PER_CORE
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
 
-REMEDY = r"must |at least|lie in|try |lower |raise |give |use |needs? |ask for|such as|check |--help"
+REMEDY = r"must |write |only |at least|lie in|try |lower |raise |give |use |needs? |ask for|such as|check |--help"
 
 # Arguments after --name, and what the error must name; {data} is a folder of data sets, {cores} the machine's cores.
 CASES = {
     # The data
     "data-missing": ("--data {data}/nowhere", "{data}/nowhere.* is missing"),
-    "data-a-file": ("--data {data}/file", "{data}/file.*(is missing|is a file)"),
+    "data-a-file": ("--data {data}/file", "--data {data}/file lists training images alone: give --val-data"),
+    "data-an-empty-list": ("--data {data}/file --val-data {data}/file", "{data}/file lists no files: write a line"),
+    "val-data-alone": ("--val-data {data}/file", "--val-data {data}/file needs the training images too: give --data"),
+    "root-without-lists": ("--data {data}/differing --root {data}", "--root {data} is of no use to {data}/differing"),
     "data-without-train": ("--data {data}/no-train", "{data}/no-train/train is missing"),
     "data-without-val": ("--data {data}/no-val", "{data}/no-val/val is missing"),
     "data-without-classes": ("--data {data}/no-classes", "{data}/no-classes/train holds no class folders"),
