@@ -30,8 +30,10 @@ class Images(Pipeline[LabeledFiles]):
 
     Args:
         image_size: height and width of what comes out, pixels.
-        hw_decoder_load: share of JPEGs that the GPU's hardware decoder gets, the rest goes to its other cores.
-        largest_image: (height, width) for which decoding buffers are set aside at the start; 0 for on demand.
+        hw_decoder_load: share of the JPEGs that the GPU's hardware decoder knows which it gets; the rest goes to its
+            other cores.
+        largest_image: (height, width) for which decoding buffers are set aside at the start. A larger image is decoded
+            too, but making room for it holds the GPU up.
 
     Raises:
         UsageError: a value out of its range.
@@ -39,8 +41,8 @@ class Images(Pipeline[LabeledFiles]):
 
     image_files: ClassVar[int] = 1
     image_size: int
-    hw_decoder_load: float = 0.95
-    largest_image: tuple[int, int] = (0, 0)
+    hw_decoder_load: float = 1.0
+    largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
         _require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")

@@ -25,7 +25,7 @@ PREPARED_BATCHES = 4
 """Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
 READ_BATCHES = 2
 """Read ahead of their decoding."""
-READING_THREADS = 2
+READING_THREADS = 4
 
 Prepared = tuple[MicroBatch, Inputs]
 
@@ -96,7 +96,10 @@ class DaliLoader(Loader):
         fed = len(inputs)
         if files:
             self._reader = dali.Pipeline(
-                batch_size=batch_size, num_threads=READING_THREADS, device_id=None, prefetch_queue_depth=READ_BATCHES
+                batch_size=batch_size,
+                num_threads=min(READING_THREADS, self.threads),
+                device_id=None,
+                prefetch_queue_depth=READ_BATCHES,
             )
             with self._reader:
                 nodes = fn.external_source(self._next_files, num_outputs=files, batch=True)
