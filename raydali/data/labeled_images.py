@@ -7,7 +7,6 @@ from raydali.data.image_folder import ImageFolder
 from raydali.data.labeled_files import LabeledFiles, check_classes
 from raydali.errors import UsageError
 
-
 Scan = Callable[[str], LabeledFiles]
 
 

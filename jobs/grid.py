@@ -1,0 +1,73 @@
+"""A pipeline with a Python function of your own: an image in; the whole, its four quarters and a label out.
+
+    python jobs/grid.py --data train.csv --workers 3
+
+reads an epoch, one rank after another; to train, `Grid` can stand for TrainImages in a copy of jobs/imagenet.py.
+
+The function works on the CPU, on numpy arrays. One for torch takes `torch.from_numpy(image)` and gives `.numpy()`. A
+random one takes numbers beside the image: `uniforms(2, seed, epochs, ids)` from `inputs`, the same on any rank.
+"""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from nvidia.dali import fn
+from PIL import Image, ImageOps
+from torchvision.transforms.v2.functional import resize
+
+from raydali.data.labeled_files import LabeledFiles
+from raydali.data.labeled_images import labeled_images
+from raydali.data.loader import make_loader
+from raydali.data.pipeline import Inputs, Pipeline
+from raydali.data.stream import Stream
+from raydali.launch.command import exit_with
+
+
+def quarters(image: Any) -> tuple[Any, ...]:
+    """Left top, right top, left bottom and right bottom of an image (H, W, 3)."""
+    y, x = image.shape[0] // 2, image.shape[1] // 2
+    return image[:y, :x], image[:y, x:], image[y:, :x], image[y:, x:]
+
+
+class Grid(Pipeline[LabeledFiles]):
+    """Five images (N, 3, 112, 112) and a label (N,) of each file."""
+
+    image_files = 1
+    outputs = "whole", "left_top", "right_top", "left_bottom", "right_bottom", "labels"
+
+    def inputs(self, source: LabeledFiles, ids: Any, epochs: Any) -> Inputs:
+        """Files and labels."""
+        return source.files(ids), source.labels[ids]
+
+    def graph(self, source: LabeledFiles, *inputs: Any, device: str) -> tuple[Any, ...]:
+        """Decoded and cut on the CPU, resized on the device."""
+        image, labels = fn.decoders.image(inputs[0]), inputs[1]
+        cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
+        *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))
+        return *(fn.resize(part, size=(112, 112)) for part in parts), labels
+
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        """The same without DALI: for the torch loader, and to tell which file is broken."""
+        image = np.array(ImageOps.exif_transpose(Image.open(BytesIO(source.read(id)))).convert("RGB"))
+        parts = [torch.from_numpy(part).permute(2, 0, 1) for part in (image, *quarters(image))]
+        return *(resize(part, [112, 112]) for part in parts), torch.tensor(source.labels[id])
+
+
+def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") -> None:
+    """Read an epoch of images from a list, or from class folders, on cpu or cuda:0."""
+    source, size = labeled_images(data), batch_size * workers
+    stream = Stream(samples=len(source), epochs=1, batch_size=batch_size, global_batch_size=size, seed=0)
+    ids: list[int] = []
+    for rank in range(workers):
+        with make_loader("dali", source, Grid(), stream, rank=rank, world_size=workers, device=device) as loader:
+            for batch in loader:
+                ids += batch.ids.tolist()
+        print(f"rank {rank}:", *(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.tensors.items()))
+    print(f"{len(ids)} of {len(source)} images, {len(ids) - len(set(ids))} twice; steps are of {size} images")
+
+
+if __name__ == "__main__":
+    exit_with(lambda: tyro.cli(main))

@@ -1,0 +1,88 @@
+"""The sheet as PNG and as HTML: what is drawn where, and names that do not fit."""
+
+import base64
+import io
+import os
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raydali.report.sheet import SIDE, Picture, Sheet, _fitting, _font, as_html, as_png
+
+COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30))
+GOOD, BAD = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)
+
+
+def picture(id: int, size: int = 64, file: str = "/data/cats/1.jpg", label: str = "cat") -> Picture:
+    return Picture(np.full((size, size, 3), COLOURS[id % 4], np.uint8), id, label, file)
+
+
+SHEET = Sheet(
+    title="The title",
+    facts=("/data: 4 images", "world size 2"),
+    verdict="4 ids, none twice",
+    good=True,
+    ranks=[[picture(0), picture(1, 400)], [picture(2), picture(3)]],
+    sizes=[2, 5],
+)
+
+
+def areas(png: bytes) -> dict[tuple[int, ...], tuple[int, int, int, int]]:
+    """Where each colour that is there often lies: left, top, right, bottom."""
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    colours, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
+    found = {}
+    for colour in colours[counts > 1500]:
+        y, x = np.nonzero((pixels == colour).all(2))
+        found[tuple(colour.tolist())] = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
+    return found
+
+
+def test_a_row_a_rank() -> None:
+    found = areas(as_png(SHEET))
+    boxes = [found[colour] for colour in COLOURS]
+    assert SIDE >= 96
+    assert all((right - left, bottom - top) == (SIDE, SIDE) for left, top, right, bottom in boxes)
+    assert boxes[0][1] == boxes[1][1] < boxes[2][1] == boxes[3][1]
+    assert boxes[0][0] == boxes[2][0] < boxes[1][0] == boxes[3][0]
+    assert GOOD in found and BAD not in found
+
+
+def test_a_bad_verdict_is_red() -> None:
+    found = areas(as_png(replace(SHEET, good=False)))
+    assert BAD in found and GOOD not in found
+    assert b"#cf222e" in as_html(replace(SHEET, good=False)) and b"#cf222e" not in as_html(SHEET)
+
+
+def test_a_long_title_widens_the_sheet() -> None:
+    wide = Image.open(io.BytesIO(as_png(replace(SHEET, facts=("x" * 300,)))))
+    assert wide.width > 1000 > Image.open(io.BytesIO(as_png(SHEET))).width
+
+
+def test_the_page_says_the_same() -> None:
+    odd = picture(7, file="s3://bucket/<a>&\udcff.jpg", label='<b class="x">')
+    page = as_html(replace(SHEET, ranks=[[odd], []], sizes=[1, 0])).decode()
+    assert 'title="s3://bucket/&lt;a&gt;&amp;?.jpg"' in page and "<small>&lt;a&gt;&amp;?.jpg</small>" in page
+    assert "<b>&lt;b class=&quot;x&quot;&gt;</b>" in page and "id 7" in page
+    assert "rank 0<small>1 images</small>" in page and "4 ids, none twice" in page and "world size 2" in page
+    (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert areas(base64.b64decode(image)) == {COLOURS[3]: (0, 0, SIDE, SIDE)}
+    assert "first 2 of 5" in as_html(SHEET).decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["short.jpg", "W" * 300, "n01440764_" + "0" * 40 + "_10026.JPEG", "", os.fsdecode(b"\xff")]
+)
+def test_names_are_shortened_in_their_middle(text: str) -> None:
+    font = _font(13, False)
+    shown = _fitting(text, font)
+    assert font.getlength(shown) <= SIDE
+    if len(shown) < len(text):
+        begin, end = shown.split("\u2026")
+        assert text.startswith(begin) and text.endswith(end) and len(begin) - len(end) in (0, 1)
+        assert font.getlength(shown) > SIDE - 20
+    else:
+        assert shown == text.replace("\udcff", "?")
