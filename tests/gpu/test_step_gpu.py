@@ -53,9 +53,9 @@ def test_a_captured_step_trains_as_a_launched_one(precision: PrecisionName) -> N
 
 
 def test_a_compiled_step_can_be_captured() -> None:
-    torch.testing.assert_close(
-        losses("bf16", graph=True, compiled=True), losses("bf16", graph=False), rtol=0.05, atol=0.01
-    )
+    # Compiled, dropout draws other numbers than it does launched by PyTorch itself.
+    launched = losses("bf16", graph=False, compiled=True)
+    torch.testing.assert_close(losses("bf16", graph=True, compiled=True), launched, rtol=0.02, atol=1e-4)
 
 
 def test_a_model_that_cannot_be_captured_is_trained_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
