@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2 import functional as F
 
 from raydali.data.loader import LoaderName, make_loader
 from tests.data.pictures import photograph
@@ -50,4 +51,4 @@ def test_masks_follow_their_images(name: LoaderName, example: dict[str, Any]) ->
     for batch in batches:
         for image, mask in zip(batch["images"], batch["masks"], strict=True):
             bright = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L").point(lambda value: value // 128)
-            assert torch.equal(torch.tensor(bright.getdata(), dtype=torch.uint8).view(64, 64), mask[0])
+            assert torch.equal(F.pil_to_tensor(bright), mask)
