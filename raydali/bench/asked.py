@@ -16,7 +16,7 @@ def check(options: Any, *, positive: Sequence[str], loaders: Sequence[str]) -> N
     """Refuse options out of their ranges.
 
     Args:
-        options: with `loaders`, `data`, `json` and `plot` among its fields.
+        options: with `loaders`, `data` and `json` among its fields, and perhaps `plot`.
         positive: fields that must be at least 1, where they are given.
         loaders: what --loaders may name.
 
@@ -35,7 +35,7 @@ def check(options: Any, *, positive: Sequence[str], loaders: Sequence[str]) -> N
     if options.data is not None and "://" in options.data:
         raise UsageError(f"--data {options.data}: the other loaders read local folders alone: give a copy on a disk")
     require_writable("--json", options.json)
-    require_writable("--plot", options.plot)
+    require_writable("--plot", getattr(options, "plot", None))
 
 
 def gpu_counts(gpus: str | None) -> list[int]:

@@ -60,6 +60,11 @@ class Task:
         """As torch names it."""
         return f"cuda:{self.rank}" if self.gpu else "cpu"
 
+    @property
+    def measured(self) -> "Measured":
+        """How the loader is measured."""
+        return LOADERS[self.loader]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:

@@ -62,7 +62,7 @@ def measure(task: Task, gpus: int) -> list[Delivered]:
     deadline = time.monotonic() + limit
     processes, pending = [], {}
     try:
-        with _environment({VARIABLE: str(HARDWARE_QUEUES)} if LOADERS[task.loader].all_queues else {}):
+        with _environment({VARIABLE: str(HARDWARE_QUEUES)} if task.measured.all_queues else {}):
             for rank in range(world_size):
                 receiver, sender = context.Pipe(duplex=False)
                 own = replace(task, gpu=gpus > 0, rank=rank, world_size=world_size)
@@ -119,7 +119,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 def _run(task: Task, barrier: Any, sender: "connection.Connection[Any, Any]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this process
     try:
-        batches = LOADERS[task.loader].deliver(task)
+        batches = task.measured.deliver(task)
         sender.send((_count(task, batches, barrier), None))
     except Exception:
         sender.send((None, traceback.format_exc()))
@@ -128,7 +128,7 @@ def _run(task: Task, barrier: Any, sender: "connection.Connection[Any, Any]") ->
 
 
 def _count(task: Task, batches: Deliveries, barrier: Any) -> Delivered:
-    at_once = task.workers if LOADERS[task.loader].parallel else 1
+    at_once = task.workers if task.measured.parallel else 1
     _take(batches, 0, at_once)
     barrier.wait()
     _take(batches, WARM_UP * task.seconds, at_once)

@@ -67,7 +67,7 @@ def _photograph(seed: int, i: int) -> bytes:
     random = np.random.default_rng([seed, i])
     sides = [SIDES[1], int(random.integers(SIDES[0], SIDES[1] + 1))]
     random.shuffle(sides)
-    grey, red, blue = (_cut(_texture(seed), random, *sides) for _ in range(3))
+    grey, red, blue = (_cut(texture(seed), random, *sides) for _ in range(3))
     light = 128 + _CONTRAST * grey
     rgb = np.stack([light + _COLOUR * red, light, light + _COLOUR * blue], -1)
     data = io.BytesIO()
@@ -81,7 +81,7 @@ def _cut(texture: "NDArray[np.float32]", random: Any, height: int, width: int) -
 
 
 @cache
-def _texture(seed: int) -> "NDArray[np.float32]":
+def texture(seed: int) -> "NDArray[np.float32]":
     """Noise of mean 0 and deviation 1 whose amplitudes fall as 1 / frequency: many images are cut out of one."""
     import numpy as np
 

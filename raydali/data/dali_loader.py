@@ -38,10 +38,14 @@ class DaliLoader(Loader):
 
     On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
     is free again when the work queued on that stream is done.
+
+    Args:
+        prefetched: batches in DALI's hands at once.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, prefetched: int = PREFETCHED_BATCHES, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._prefetched = prefetched
         self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._where == "gpu":
             hardware_queues.widen()
@@ -50,7 +54,7 @@ class DaliLoader(Loader):
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
-        self._fed: deque[Any] = deque(maxlen=2 * PREFETCHED_BATCHES + 2)
+        self._fed: deque[Any] = deque(maxlen=2 * prefetched + 2)
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
 
@@ -112,7 +116,7 @@ class DaliLoader(Loader):
             batch_size=batch_size,
             num_threads=self.threads,
             device_id=(self.device.index or 0) if self._where == "gpu" else None,
-            prefetch_queue_depth=PREFETCHED_BATCHES,
+            prefetch_queue_depth=self._prefetched,
         )
         with self._dali:
             nodes = fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True)

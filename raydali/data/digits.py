@@ -4,11 +4,9 @@ They are the test part of "Optical Recognition of Handwritten Digits" (Alpaydin 
 Repository, 1998), 8x8 grey images that `sklearn.datasets.load_digits` carries.
 """
 
-import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from raydali.errors import UsageError
+from raydali.data.built_in import built_in_folder
 
 _VAL_IMAGES = 360
 
@@ -16,31 +14,12 @@ _VAL_IMAGES = 360
 def digits_folder() -> str:
     """The folder that holds `train/` (1,437 images) and `val/` (360), with class folders `0` to `9` in each.
 
-    It lies below `$XDG_CACHE_HOME`, or `~/.cache`, and is written by the first call. Images are 32x32 grey JPEG.
-    Several processes may call at once: each writes a copy beside it, and the first to rename its own wins.
+    It lies where `built_in_folder` says. Images are 32x32 grey JPEG.
 
     Raises:
         UsageError: the cache cannot be written.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "raydali"
-    folder = cache / "digits-v1"
-    if folder.is_dir():
-        return str(folder)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="digits-v1.", dir=cache) as temporary:
-            _write(Path(temporary, "digits"))
-            try:
-                os.rename(Path(temporary, "digits"), folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the built-in digits to {folder}: {error.strerror}; "
-            f"set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return str(folder)
+    return built_in_folder("digits-v1", _write)
 
 
 def _write(folder: Path) -> None:

@@ -21,6 +21,8 @@ from raydali.data import object_store
 
 _NOT_SHOWN = 0x10
 """In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+_WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
+"""Not Matroska's: the times at which its packets are decoded are found by a look at them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class VideoFacts:
         frames: those that are shown, counted from the container's table or, where it has none, packet by packet.
         height, width: pixels, as they are coded: neither a rotation nor the shape of pixels is applied.
         codec: FFmpeg's name.
+        has_header: whether the container's header says all there is to know of its streams, as MP4's and MOV's do:
+            then opening it takes a fifth of the time.
         key_frames: int64, ascending: how many frames are decoded before each keyframe.
         key_times: int64, where to seek for each, in units of the stream's time base.
     """
@@ -39,6 +43,7 @@ class VideoFacts:
     height: int
     width: int
     codec: str
+    has_header: bool
     key_frames: NDArray[np.int64]
     key_times: NDArray[np.int64]
 
@@ -82,7 +87,15 @@ def read_facts(path: str) -> VideoFacts:
             raise ValueError("it holds no frames")
         before = np.cumsum(left_out == 0) - (left_out == 0)
         is_key = key != 0
-        return VideoFacts(frames, context.height, context.width, context.name, before[is_key], times[is_key])
+        return VideoFacts(
+            frames=frames,
+            height=context.height,
+            width=context.width,
+            codec=context.name,
+            has_header=container.format.name in _WITH_HEADER,
+            key_frames=before[is_key],
+            key_times=times[is_key],
+        )
 
 
 def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Cut:
@@ -94,7 +107,7 @@ def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: 
         OSError: the video cannot be read, or is another than when it was indexed; names the path.
     """
     wanted = np.minimum(first + stride * np.arange(sequence_length), facts.frames - 1)
-    with open_video(path) as (container, stream):
+    with open_video(path, has_header=facts.has_header) as (container, stream):
         key = bisect_right(facts.key_frames.tolist(), first) - 1
         while True:
             before = int(facts.key_frames[max(key, 0)])
@@ -110,11 +123,12 @@ def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: 
 
 
 @contextmanager
-def open_video(path: str) -> Iterator[tuple[Any, Any]]:
+def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, Any]]:
     """PyAV's container and the stream of a video.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
+        has_header: of `VideoFacts`; no packet is looked at.
 
     Raises:
         OSError: whatever goes wrong while it is open; names the path.
@@ -126,7 +140,9 @@ def open_video(path: str) -> Iterator[tuple[Any, Any]]:
             opened: Any = f"file:{path}"
         else:
             opened = object_store.file_system(path).open_input_file(path.partition("://")[2])
-        with av.open(opened) as container:
+        # Else FFmpeg decodes a frame to learn what decoders need: 30 ms at 1080p.
+        options = {"skip_frame": "all"} | ({"probesize": "32"} if has_header else {})
+        with av.open(opened, options=options) as container:
             if not container.streams.video:
                 raise ValueError("it holds no video")
             yield container, container.streams.best("video")
@@ -191,7 +207,7 @@ def _write(container: Any, stream: Any, packets: list[Any], wanted: list[int]) -
     times = sorted(_pts(packet) for packet in kept if _is_shown(packet, stream))
     places = {time: place for place, time in enumerate(times)}
     file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as output:
+    with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as output:  # no random ids
         target = output.add_stream_from_template(stream)
         for packet in kept:
             packet.stream = target

@@ -24,8 +24,10 @@ class Validation(TypedDict):
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> Validation:
-    """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of "images" and "labels".
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision, *, inputs: str = "images"
+) -> Validation:
+    """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
 
     Ranks may get unequal numbers of batches, or none: nothing is exchanged until sums, not means, are added up at
     the end. Where there are fewer than five classes, top5 is top-k of all of them.
@@ -37,7 +39,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
     for batch in batches:
         labels = batch["labels"]
         with precision.autocast():
-            logits = model(batch["images"])
+            logits = model(batch[inputs])
         logits = logits.float()
         best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = F.cross_entropy(logits, labels, reduction="sum")

@@ -1,6 +1,7 @@
 """Models by name: torchvision's, and `digits`, a small network for the built-in data."""
 
 import difflib
+from collections.abc import Sequence
 
 import torchvision
 from torch import nn
@@ -14,9 +15,20 @@ def check_model(name: str) -> None:
     Raises:
         UsageError: naming models that resemble it.
     """
-    known = ["digits", *torchvision.models.list_models(module=torchvision.models)]
+    check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
+
+
+def check_known(name: str, known: Sequence[str], usual: str) -> None:
+    """Refuse a name that is none of the known.
+
+    Args:
+        usual: what to try where nothing resembles it.
+
+    Raises:
+        UsageError: naming models that resemble it.
+    """
     if name not in known:
-        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or "resnet50"
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or usual
         raise UsageError(f"--model {name} is not a model of torchvision {torchvision.__version__}: try {near}")
 
 

@@ -12,6 +12,7 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
     "code",
     [
         "import jobs.imagenet as job; job.make_pipelines(job.DIGITS)",
+        "import jobs.video as job; job.make_pipelines(job.DISCS)",
         "import raydali.data.classification",
         "import raydali.data.digits",
         "import raydali.data.image_folder",

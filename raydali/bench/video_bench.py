@@ -1,0 +1,239 @@
+"""`raydali bench video`: how many frames a second loaders of clips deliver when nobody uses them.
+
+    raydali bench video --data ~/kinetics/train --gpus 1,2,4 --pipelines 1,7 --json video.json
+    raydali bench video --codec mjpeg --height 240 --make 16 --frames 60 --loaders raydali,pyav
+    raydali bench video --seed-table --gpus 1,2,4
+
+As in `raydali bench loader` every figure comes from processes of its own, and the repeats go round all in turn.
+"""
+
+import importlib.util
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from raydali.bench import asked
+from raydali.bench.made_videos import Made, VideoCodec, made_videos
+from raydali.bench.results import BenchFailed, devices, machine, number, show, write_json
+from raydali.errors import UsageError
+
+NOT_INSTALLED = "not installed"
+CHOICE = ("raydali", "reader", "pyav", "torchcodec")
+ONE_PROCESS = ("pyav", "torchcodec")
+"""Measured on at most one GPU: their processes share the host's cores, however many GPUs there are."""
+POSITIVE = (
+    "make",
+    "frames",
+    "height",
+    "batch_size",
+    "sequence_length",
+    "stride",
+    "image_size",
+    "threads",
+    "workers",
+    "repeats",
+)
+
+PUBLISHED_VIDEOS, PUBLISHED_FRAMES = 173, 300
+PUBLISHED_SECONDS = {0: 59.01, 1: 97.45, 2: 48.28, 4: 21.34}
+"""Of one pass, by the number of GPUs; 0: PyTorch on the CPU. Batches of 8, 8 threads or workers, 1080p, DALI 1.6 and
+decord on a Xeon Gold 5120 with Tesla V100s: what can be compared with ours are the ratios."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoBench:
+    """How many frames a second loaders of clips deliver when nobody uses them: a table with ratios."""
+
+    data: str | None = None
+    """Folder of class folders of videos. Default: made ones."""
+    make: int = 64
+    """Without --data: how many videos to make, in a temporary folder."""
+    codec: VideoCodec = "h264"
+    """Of made videos. Without a GPU, DALI decodes vp9 and mjpeg."""
+    frames: int = 300
+    """Of each made video; every 30th is a keyframe."""
+    height: int = 1080
+    """Of made videos, pixels; their width is 16/9 of it."""
+    gpus: str | None = None
+    """Numbers of GPUs, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
+    pipelines: str | None = None
+    """Numbers of DALI pipelines of raydali on each device, such as 1,4,7. Default: one for each video engine."""
+    batch_size: int = 8
+    """Clips of a batch, for each GPU."""
+    sequence_length: int = 16
+    """Frames of a clip."""
+    stride: int = 1
+    """From one frame of a clip to its next."""
+    image_size: int = 224
+    """Side of the square frames that are delivered, in pixels."""
+    threads: int = 16
+    """Of DALI, for each GPU."""
+    workers: int = 8
+    """Processes of torch's DataLoader."""
+    seconds: float = 5.0
+    """How long to measure each time, after a warm-up of a fifth of it."""
+    repeats: int = 3
+    """How often to measure; the median is reported, and the lowest and the highest."""
+    loaders: str = ",".join(CHOICE)
+    """Which to measure. torchcodec is left out where it is not installed, reader where there is no GPU."""
+    json: str | None = None
+    """File for the results."""
+    seed_table: bool = False
+    """Measure a published table again instead: a pass over 173 videos of 300 frames, batches of 8, 8 workers."""
+
+
+def main(options: VideoBench) -> dict[str, Any]:
+    """Measure, show, write.
+
+    Returns:
+        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "gpus" (0: the CPU),
+        "pipelines" (null: as many as engines), "frames_per_second" (over all GPUs, the median), "low", "high",
+        "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one pipeline on as many GPUs),
+        "to_cpu" (the faster of pyav and torchcodec), "scaling" (to itself at the fewest GPUs), "error"}; with
+        --seed-table also "pass_seconds" and "published_seconds". What was not measured is null.
+
+    Raises:
+        UsageError: an option that cannot be met; before anything is measured.
+        BenchFailed: a loader could not be measured; after the others' results were shown and written.
+    """
+    from raydali.data.video_clips import VideoClips
+
+    if options.seed_table:
+        options = replace(options, make=PUBLISHED_VIDEOS, frames=PUBLISHED_FRAMES, batch_size=8, sequence_length=30)
+    asked.check(options, positive=POSITIVE, loaders=CHOICE)
+    if not 0 < options.seconds < float("inf"):
+        raise UsageError(f"--seconds must be above 0, not {options.seconds}")
+    counts, pipelines = asked.gpu_counts(options.gpus), _pipelines(options.pipelines)
+    rows = _rows(options, counts, pipelines)
+    with made_videos(options.data, Made(options.codec, options.make, options.frames, options.height)) as root:
+        clips = VideoClips.scan(root, sequence_length=options.sequence_length, stride=options.stride)
+        needed = options.batch_size * max(1, *counts)
+        if len(clips) < needed:
+            raise UsageError(
+                f"{len(clips)} clips are fewer than the {needed} that batches of {options.batch_size} on "
+                f"{devices(max(counts))} take at once: lower --batch-size, or give more videos"
+            )
+        _measure(options, root, rows)
+        settings = asdict(options) | {"videos": len(clips.videos), "clips": len(clips)}
+    _add_ratios(rows)
+    result = {"command": "bench video", "machine": machine(), "settings": settings, "rows": rows}
+    _show(result)
+    if options.json:
+        write_json(result, options.json)
+    failed = [row for row in rows if row["error"] not in (None, NOT_INSTALLED)]
+    if failed:
+        raise BenchFailed("\n".join(f"{row['loader']} on {devices(row['gpus'])}: {row['error']}" for row in failed))
+    return result
+
+
+def _pipelines(listed: str | None) -> list[int | None]:
+    try:
+        counts = [int(part) for part in listed.split(",")] if listed is not None else [1]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise UsageError(f"--pipelines must be numbers of pipelines such as 1,4,7, not {listed!r}: at least 1 each")
+    return [None] if listed is None else list(counts)
+
+
+def _rows(options: VideoBench, counts: list[int], pipelines: list[int | None]) -> list[dict[str, Any]]:
+    from raydali.bench.video_loaders import VIDEO_LOADERS
+
+    rows = []
+    for name in asked.names(options.loaders):
+        module = VIDEO_LOADERS[name].module
+        missing = module is not None and importlib.util.find_spec(module) is None
+        for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
+            if name == "reader" and gpus == 0:
+                continue
+            for count in pipelines if name == "raydali" else [None]:
+                row: dict[str, Any] = {"loader": name, "gpus": gpus, "pipelines": count, "repeats": [], "seconds": 0.0}
+                rows.append(row | {"error": NOT_INSTALLED if missing else None})
+    if not rows:
+        raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
+    return rows
+
+
+def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None:
+    """Every row, repeated in turn; what failed is not tried again."""
+    from raydali.bench.measurement import MeasurementFailed, measure
+    from raydali.bench.video_loaders import VideoTask
+
+    for repeat in range(options.repeats):
+        for row in rows:
+            if row["error"]:
+                continue
+            task = VideoTask(
+                loader=row["loader"],
+                root=root,
+                batch_size=options.batch_size,
+                image_size=options.image_size,
+                threads=options.threads,
+                workers=options.workers,
+                seconds=options.seconds,
+                sequence_length=options.sequence_length,
+                stride=options.stride,
+                pipelines=row["pipelines"],
+            )
+            try:
+                delivered = measure(task, row["gpus"])
+            except MeasurementFailed as error:
+                row["error"] = str(error)
+                continue
+            row["repeats"].append(options.sequence_length * sum(each.images / each.seconds for each in delivered))
+            row["seconds"] += max(each.seconds for each in delivered)
+            which = f"{repeat + 1}/{options.repeats} {_name(row)} on {devices(row['gpus'])}"
+            print(f"{which}: {number(row['repeats'][-1])} frames/s", file=sys.stderr, flush=True)
+    for row in rows:
+        rates = row["repeats"] if not row["error"] else []
+        row["frames_per_second"] = statistics.median(rates) if rates else None
+        row["low"], row["high"] = (min(rates), max(rates)) if rates else (None, None)
+        seconds = PUBLISHED_VIDEOS * PUBLISHED_FRAMES / row["frames_per_second"] if rates else None
+        if options.seed_table:
+            row["pass_seconds"] = seconds
+            row["published_seconds"] = PUBLISHED_SECONDS.get(0 if row["loader"] in ONE_PROCESS else row["gpus"])
+
+
+def _add_ratios(rows: list[dict[str, Any]]) -> None:
+    def ratio(row: dict[str, Any], others: list[float]) -> float | None:
+        return row["frames_per_second"] / others[0] if row["frames_per_second"] and others else None
+
+    def rates(**wanted: Any) -> list[float]:
+        fitting = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
+        return [row["frames_per_second"] for row in fitting if row["frames_per_second"]]
+
+    on_cpu = sorted((rate for name in ONE_PROCESS for rate in rates(loader=name)), reverse=True)
+    for row in rows:
+        row["to_reader"] = ratio(row, rates(loader="reader", gpus=row["gpus"]))
+        row["to_cpu"] = ratio(row, on_cpu)
+        own = rates(loader=row["loader"], pipelines=row["pipelines"])
+        row["scaling"] = ratio(row, own) if row["gpus"] else None
+
+
+def _name(row: dict[str, Any]) -> str:
+    count = row["pipelines"]
+    return f"{row['loader']}, {count} pipeline{'s' * (count > 1)}" if count else str(row["loader"])
+
+
+def _show(result: dict[str, Any]) -> None:
+    chosen = result["settings"]
+    title = (
+        f"{chosen['clips']:,} clips of {chosen['sequence_length']} frames in {chosen['videos']:,} videos, to "
+        f"{chosen['image_size']} x {chosen['image_size']} pixels, batches of {chosen['batch_size']}, "
+        f"{chosen['threads']} threads, {chosen['workers']} DataLoader workers"
+    )
+    columns = ["loader", "on", "frames/s", "lowest .. highest", "/ reader", "/ CPU", "scaling"]
+    if chosen["seed_table"]:
+        columns += ["seconds a pass", "published"]
+    lines = []
+    for row in result["rows"]:
+        spread = f"{number(row['low'])} .. {number(row['high'])}"
+        if row["error"]:
+            spread = NOT_INSTALLED if row["error"] == NOT_INSTALLED else "failed: see below"
+        ratios = [number(row[name], ".2f") for name in ("to_reader", "to_cpu", "scaling")]
+        line = [_name(row), devices(row["gpus"]), number(row["frames_per_second"]), spread, *ratios]
+        if chosen["seed_table"]:
+            line += [number(row["pass_seconds"], ",.2f"), number(row["published_seconds"], ",.2f")]
+        lines.append(line)
+    show(title, columns, lines)

@@ -1,0 +1,147 @@
+"""Video classification: clips of frames, resized, cropped and flipped as a whole.
+
+Here stand the settings and the random numbers, and nothing slow to import, as in classification.py. The pixels are
+video_dali.py's and, for the baseline, video_pyav.py's.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.hashing import uniforms
+from raydali.data.pipeline import Device, Inputs, Pipeline
+from raydali.data.video_clips import VideoClips
+from raydali.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Ids = NDArray[np.int64]
+
+_READING_THREADS = 8
+_FLIP, _TOP, _LEFT = range(3)
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Where clips are cropped, in frames whose shorter side is `resize_size`.
+
+    Attributes:
+        resized: int64 (n, 2), height and width of the whole frames.
+        starts: int64 (n, 2), y before x.
+        flips: int32 (n,), 0 or 1: mirrored.
+    """
+
+    resized: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    flips: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clips(Pipeline[VideoClips]):
+    """What training and validation clips have in common: frames whose shorter side is resized, and a square of them.
+
+    Args:
+        image_size: height and width of what comes out, pixels.
+        resize_size: at least image_size.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    image_size: int
+    resize_size: int
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise UsageError(f"image_size must be at least 1, not {self.image_size}")
+        if self.resize_size < self.image_size:
+            raise UsageError(
+                f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need "
+                f"padding: try {round(self.image_size * 8 / 7)}"
+            )
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
+        return "clips", "labels"
+
+    def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
+        """Encoded clips (uint8), their frames (N, sequence_length) int32, crops' starts and ends (N, 2) float32 in the
+        frames as they are coded, flips (N,) int32, labels (N,) int64.
+
+        Raises:
+            OSError: a video cannot be read; names its path.
+        """
+        with ThreadPoolExecutor(_READING_THREADS) as threads:
+            cuts = list(threads.map(source.cut, ids.tolist()))
+        crops = self.crops(source, ids, epochs)
+        scale = source.shapes[source.places(ids)[0]] / crops.resized
+        starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
+        return (
+            [cut.content for cut in cuts],
+            np.stack([cut.frames for cut in cuts]),
+            starts.astype(np.float32),
+            ends.astype(np.float32),
+            crops.flips,
+            source.labels(ids),
+        )
+
+    def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Decodes, resizes with antialiasing what the crop shows and nothing beside it, flips."""
+        from raydali.data.video_dali import clips_graph
+
+        return clips_graph(self, source, *inputs, device=device)
+
+    def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """The same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label."""
+        from raydali.data.video_pyav import clip_sample
+
+        return clip_sample(self, source, id, epoch)
+
+    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+        """Where these clips are cropped: in the centre, not mirrored."""
+        resized = self._resized(source, ids)
+        starts = np.rint((resized - self.image_size) / 2).astype(np.int64)
+        return Crops(resized, starts, np.zeros(len(ids), np.int32))
+
+    def _resized(self, source: VideoClips, ids: Ids) -> NDArray[np.int64]:
+        shapes = source.shapes[source.places(ids)[0]]
+        resized: NDArray[np.int64] = self.resize_size * shapes // shapes.min(1, keepdims=True)
+        return resized
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationClips(Clips):
+    """The shorter side resized to `resize_size`, then the centre."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainClips(Clips):
+    """The shorter side resized to `resize_size`, then a random crop and flip, drawn from (seed, epoch, id).
+
+    Args:
+        seed: key of the random numbers, 0 or more.
+        flip_probability: of a horizontal flip.
+    """
+
+    seed: int
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse values out of their ranges."""
+        super().__post_init__()
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
+        if not 0 <= self.flip_probability <= 1:
+            raise UsageError(f"flip_probability must lie in 0..1, not {self.flip_probability}")
+
+    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+        """Where these clips are cropped, the same for all frames of a clip."""
+        numbers = uniforms(3, self.seed, epochs, ids)
+        resized = self._resized(source, ids)
+        starts = np.floor(numbers[:, _TOP:] * (resized - self.image_size + 1)).astype(np.int64)
+        return Crops(resized, starts, (numbers[:, _FLIP] < self.flip_probability).astype(np.int32))

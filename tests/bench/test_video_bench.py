@@ -1,0 +1,97 @@
+"""`bench video` on the CPU: rows, files and refusals. How fast anything is, no test says."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.bench import video_bench
+from raydali.bench.made_videos import Made, make_videos
+from raydali.bench.results import BenchFailed
+from raydali.bench.video_bench import VideoBench
+from raydali.data.video_clips import VideoClips
+from raydali.errors import UsageError
+
+OPTIONS = VideoBench(
+    gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("videos"))
+    make_videos(folder, Made("mjpeg", videos=34, frames=9, height=72))
+    return folder
+
+
+def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None:
+    clips = VideoClips.scan(folder, sequence_length=3)
+    assert len(clips.videos) == 34 and set(clips.frames.tolist()) == {9}
+    assert set(map(tuple, clips.shapes.tolist())) == {(72, 128)} and set(clips.codecs.tolist()) == {"mjpeg"}
+    assert len({os.stat(clips.videos.path(id)).st_ino for id in range(34)}) == 32
+    for codec in ("h264", "vp9"):
+        make_videos(str(tmp_path / codec), Made(codec, videos=1, frames=33, height=72))
+        made = VideoClips.scan(str(tmp_path / codec), sequence_length=3)
+        assert made.codecs.tolist() == [codec] and made.key_frames.tolist() == [0, 30]
+
+
+def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file = tmp_path / "video.json"
+    result = video_bench.main(replace(OPTIONS, data=folder, pipelines="2", json=str(json_file)))
+    ours, pyav, torchcodec = result["rows"]
+    assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav", "torchcodec"]
+    for row in (ours, pyav):
+        assert row["error"] is None and row["gpus"] == 0 and row["scaling"] is None and row["to_reader"] is None
+        assert 0 < row["low"] <= row["frames_per_second"] <= row["high"]
+    assert ours["pipelines"] == 2 and torchcodec["frames_per_second"] is None
+    assert ours["to_cpu"] == ours["frames_per_second"] / pyav["frames_per_second"]
+    assert json.loads(json_file.read_text()) == result
+    output = capsys.readouterr().out
+    assert "68 clips of 4 frames in 34 videos" in output and "raydali, 2 pipelines" in output
+    assert "not installed" in output
+
+
+def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {("raydali", 1): 4000.0, ("raydali", 2): 8000.0, ("reader", 1): 1000.0, ("pyav", 1): 500.0}
+
+    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["GPU"] * 2)
+
+    def deliver(task: Any, gpus: int) -> list[Any]:
+        from raydali.bench.measurement import Delivered, MeasurementFailed
+
+        assert (task.batch_size, task.sequence_length, task.workers) == (8, 30, 1)
+        if (task.loader, gpus) not in rates:
+            raise MeasurementFailed("it broke")
+        return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", deliver)
+    with pytest.raises(BenchFailed, match="reader on 2 GPUs: it broke"):
+        video_bench.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
+    output = capsys.readouterr().out
+    for text in ("12.97", "97.45", "48.28", "103.80", "59.01", "8.00", "failed: see below"):
+        assert text in output, text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"frames": 0}, "--frames must be at least 1, not 0"),
+        ({"seconds": 0.0}, "--seconds must be above 0"),
+        ({"loaders": "decord"}, "no loader is called 'decord': --loaders takes raydali,reader,pyav,torchcodec"),
+        ({"loaders": "reader"}, "--loaders reader needs a GPU"),
+        ({"pipelines": "1,x"}, "--pipelines must be numbers of pipelines such as 1,4,7, not '1,x'"),
+        ({"pipelines": "0"}, "--pipelines must be .*at least 1 each"),
+        ({"gpus": "9"}, "--gpus 9: this machine"),
+        ({"batch_size": 99}, "68 clips are fewer than the 99 that batches of 99 on CPU take at once"),
+        ({"json": "/nowhere/x.json"}, "--json /nowhere/x.json cannot be written"),
+    ],
+)
+def test_what_cannot_be_met_is_refused(
+    monkeypatch: pytest.MonkeyPatch, folder: str, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("raydali.bench.measurement.measure", lambda *args: pytest.fail("measured"))
+    with pytest.raises(UsageError, match=message):
+        video_bench.main(replace(OPTIONS, data=folder, **options))
