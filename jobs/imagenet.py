@@ -1,8 +1,9 @@
-"""Train an image classifier on class folders, ImageNet's or your own, or on lists of files:
+"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, or on tar shards:
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
+    python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as WebDataset has them
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
@@ -10,11 +11,11 @@ The loop below is all there is to it: copy this file and change it. The driver r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.digits import digits_folder
-from raydali.data.labeled_files import LabeledFiles
+from raydali.data.labeled_files import LabeledSource
 from raydali.data.labeled_images import train_and_val
 from raydali.data.stream import OrderedPass
 from raydali.errors import UsageError
@@ -35,10 +36,11 @@ class Config(TrainingOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/ of class folders. Default: the built-in handwritten digits."""
+    """Folder or URI (s3://, gs://) with train/ and val/ of class folders or of tar shards. Default: the built-in
+    handwritten digits."""
     val_data: str | None = None
-    """Validation images; --data is then the training images alone. Each is a folder of class folders, or a list: a text
-    or CSV file with a line path,label for each image."""
+    """Validation images; --data is then the training images alone. Each is a folder of class folders or tar shards; a
+    list: a text or CSV file with a line path,label for each image; or shards by name: `shard-{000..146}.tar`."""
     root: str | None = None
     """Folder or URI that relative paths in lists begin at. Default: the folder of each list."""
     model: str = "resnet50"
@@ -96,8 +98,8 @@ DIGITS = Config(
 class Data:
     """The indexes, made by the driver and shared by the workers of a node."""
 
-    train: LabeledFiles
-    val: LabeledFiles
+    train: LabeledSource
+    val: LabeledSource
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.mixing import mixing
     from raydali.train.models import build_model
     from raydali.train.normalisation import Normalized
-    from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
+    from raydali.train.optimisation import learning_rate, parameter_groups
     from raydali.train.precision import Precision
     from raydali.train.step import ForwardBackward
 
@@ -154,23 +156,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Checkpoints: a run resumes on any number of workers, to the sample
 
-    if run.saved is not None:
-        model.load_state_dict(run.saved["model"])
-        load_optimizer(optimizer, run.saved["optimizer"])
-        if run.saved["scaler"]:
-            precision.scaler.load_state_dict(run.saved["scaler"])
-        if ema is not None and run.saved["ema"] is not None:
-            ema.load_state_dict(run.saved["ema"])
-
-    def state() -> dict[str, Any]:
-        return {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scaler": precision.scaler.state_dict(),
-            "ema": ema.state_dict() if ema is not None else None,
-        }
-
-    run.saves(state, prepare=lambda: statistics.average(worker))
+    run.keeps(
+        before_saving=lambda: statistics.average(worker),
+        model=model,
+        optimizer=optimizer,
+        scaler=precision.scaler,
+        ema=ema,
+    )
 
     # -- Data
 

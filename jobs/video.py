@@ -123,7 +123,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.batchnorm import RunningStatistics
     from raydali.train.evaluation import Validation, evaluate
     from raydali.train.normalisation import Normalized
-    from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
+    from raydali.train.optimisation import learning_rate, parameter_groups
     from raydali.train.precision import Precision
     from raydali.train.step import ForwardBackward
     from raydali.train.video_models import KINETICS_MEAN, KINETICS_STD, build_video_model
@@ -159,20 +159,12 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Checkpoints: a run resumes on any number of workers, to the clip
 
-    if run.saved is not None:
-        model.load_state_dict(run.saved["model"])
-        load_optimizer(optimizer, run.saved["optimizer"])
-        if run.saved["scaler"]:
-            precision.scaler.load_state_dict(run.saved["scaler"])
-
-    def state() -> dict[str, Any]:
-        return {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scaler": precision.scaler.state_dict(),
-        }
-
-    run.saves(state, prepare=lambda: statistics.average(worker))
+    run.keeps(
+        before_saving=lambda: statistics.average(worker),
+        model=model,
+        optimizer=optimizer,
+        scaler=precision.scaler,
+    )
 
     # -- Data
 

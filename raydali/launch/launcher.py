@@ -18,7 +18,7 @@ from raydali.report.run_folder import RunFolder
 
 POLL_SECONDS = 0.2
 KEPT_CHECKPOINTS = 3
-STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed")
+STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
 """What a resume must repeat, or the stream would be another."""
 WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures"}
 """What a resume may change as it likes: where it runs, not what."""

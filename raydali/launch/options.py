@@ -35,6 +35,8 @@ class LaunchOptions:
     """Samples of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
     seed: int = 0
     """Of weights, order, crops and everything else that is drawn at random."""
+    shuffle_block: int = 0
+    """For slow disks: shuffle blocks of as many neighbouring samples, and samples within 16 blocks; 0: all samples."""
     sync_bn: bool = False
     """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
     checkpoint_every: int = 0
@@ -51,6 +53,7 @@ class LaunchOptions:
         for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
             require(self, name, least=1)
         require(self, "checkpoint_every", least=0)
+        require(self, "shuffle_block", least=0)
         require(self, "max_failures", least=-1)
 
     @cached_property
@@ -84,6 +87,7 @@ class LaunchOptions:
             batch_size=self.batch_size,
             global_batch_size=self.global_batch_size,
             seed=self.seed,
+            shuffle_block=self.shuffle_block,
         )
 
 

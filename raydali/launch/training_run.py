@@ -3,8 +3,7 @@
 The loop stands in the job; it asks this for its steps and says what it did:
 
     run = TrainingRun(config, session, samples=len(data.train))
-    ...                                     model, optimiser; load `run.saved` into them
-    run.saves(state, prepare=...)           what a checkpoint is to hold
+    run.keeps(model=model, ...)             as the newest checkpoint has them, and for all that follow
     run.rehearse(loader, train_step, ...)   compile, capture, measure the ceiling
     for step in run.steps():
         run.trained(train_step(batches, run.meter))
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,11 +30,24 @@ from raydali.measure.meter import EpochMeter
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.samples import SampleTrace, drop_samples
 from raydali.train.checkpoints import snapshot
+from raydali.train.optimisation import load_optimizer
 from raydali.train.precision import Precision
 from raydali.train.rehearsal import rehearse
 
 TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
 """One step of the optimiser on this rank's next micro-batches; returns them."""
+
+
+class Stateful(Protocol):
+    """What can be saved and loaded: modules, optimisers, gradient scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; empty for nothing."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object:
+        """Become what the state says."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,6 @@ class TrainingRun:
         worker, stream: who this is, and the stream of ids of the run.
         micro_batches: how many of a global batch's micro-batches this rank takes.
         start: global batches that the newest checkpoint covers; 0 on a fresh run.
-        saved: what `state` returned for that checkpoint, or None.
         meter: of the epoch under way.
     """
 
@@ -75,11 +86,11 @@ class TrainingRun:
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self.meter = self._new_meter()
         self.start = 0
-        self.saved: dict[str, Any] | None = None
+        self._saved: dict[str, Any] | None = None
         self._segments: list[list[RankRecord]] = []
         self._best: float | None = None
         self._ceiling: float | None = None
-        self._state: Callable[[], dict[str, Any]] = dict
+        self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._done = self._checkpointed = 0
         self._resume()
@@ -93,7 +104,7 @@ class TrainingRun:
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self._ceiling = checkpoint["ceiling"]
-            self.saved = checkpoint["state"]
+            self._saved = checkpoint["state"]
         self._done = self._checkpointed = self.start
         if self.worker.rank == 0:
             self._folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= self.start)
@@ -131,14 +142,22 @@ class TrainingRun:
             "threads": self.worker.cpus,
         }
 
-    def saves(self, state: Callable[[], dict[str, Any]], *, prepare: Callable[[], None] = lambda: None) -> None:
-        """Say what a checkpoint holds.
+    def keeps(self, *, before_saving: Callable[[], None] = lambda: None, **parts: "Stateful | None") -> None:
+        """Load these parts from the newest checkpoint, if there is one, and save them in all that follow.
 
         Args:
-            state: tensors and plain values; called on rank 0 alone.
-            prepare: called on every rank before it.
+            before_saving: called on every rank.
+            parts: by the name they have in checkpoints; None for what this run does without. An optimiser keeps its
+                settings: only momenta are loaded.
         """
-        self._state, self._prepare = state, prepare
+        self._prepare = before_saving
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        for name, part in self._parts.items():
+            if saved := (self._saved or {}).get(name):
+                if isinstance(part, Optimizer):
+                    load_optimizer(part, saved)
+                else:
+                    part.load_state_dict(saved)
 
     def rehearse(
         self,
@@ -153,7 +172,7 @@ class TrainingRun:
         Args:
             modules: all that a step changes: the model, and its moving average.
         """
-        measures = self._config.ceiling and self.saved is None
+        measures = self._config.ceiling and self._saved is None
         if self._on_gpu or measures:
             began = time.perf_counter()
             micro_batch = self.stream.micro_batch(0, self.worker.rank)
@@ -176,7 +195,7 @@ class TrainingRun:
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left; between two of them a checkpoint is made where one is due."""
-        self.saved = None
+        self._saved = None
         # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
         gc.collect()
         gc.freeze()
@@ -241,7 +260,7 @@ class TrainingRun:
         if self.worker.rank == 0:
             state = snapshot(
                 {
-                    "state": self._state(),
+                    "state": {name: part.state_dict() for name, part in self._parts.items()},
                     "stream": self.stream.state(self._done),
                     "segments": [[asdict(record) for record in segment] for segment in segments],
                     "best": self._best,
