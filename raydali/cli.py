@@ -16,8 +16,11 @@ from tyro.extras import SubcommandApp
 
 from raydali.bench.loader_bench import LoaderBench
 from raydali.bench.results import BenchFailed
+from raydali.bench.strategies_bench import StrategiesBench
 from raydali.bench.train_bench import TrainBench
+from raydali.bench.video_bench import VideoBench
 from raydali.errors import DataError, UsageError
+from raydali.preview import Preview
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -39,9 +42,12 @@ def main(args: Sequence[str] | None = None) -> None:
 def _commands() -> SubcommandApp:
     bench = SubcommandApp()
     bench.command(name="loader")(LoaderBench)
+    bench.command(name="strategies")(StrategiesBench)
     bench.command(name="train")(TrainBench)
+    bench.command(name="video")(VideoBench)
     app = SubcommandApp()
     app.command(bench, name="bench", help="Measure loaders and training.")
+    app.command(name="preview")(Preview)
     return app
 
 

@@ -21,7 +21,7 @@ from raydali.bench.results import devices, gpu_names, require_writable
 from raydali.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from raydali.data.labeled_files import LabeledFiles
+    from raydali.data.labeled_files import LabeledSource
     from raydali.data.stream import MicroBatch, Order
     from raydali.report.sheet import Picture, Sheet
 
@@ -112,7 +112,7 @@ def _device(options: Preview) -> str:
     return f"cuda:{int(asked)}"
 
 
-def _images(options: Preview) -> tuple["LabeledFiles", str]:
+def _images(options: Preview) -> tuple["LabeledSource", str]:
     """The images of --data, and where they are listed."""
     from raydali.data.labeled_images import check_root, labeled_images
 
@@ -139,7 +139,7 @@ def _is_folder(path: str) -> bool:
     return bool(found.type == FileType.Directory)
 
 
-def _sheet(options: Preview, source: "LabeledFiles", place: str, device: str) -> "Sheet":
+def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -> "Sheet":
     from raydali.report.sheet import Sheet
 
     pipeline = _pipeline(options)
@@ -190,7 +190,7 @@ def _pipeline(options: Preview) -> Any:
     )
 
 
-def _order(options: Preview, source: "LabeledFiles") -> "Order":
+def _order(options: Preview, source: "LabeledSource") -> "Order":
     from raydali.data.stream import OrderedPass, Stream
 
     size, workers, samples = options.batch_size, options.workers, len(source)
@@ -220,7 +220,7 @@ class _First:
 
 
 def _first_batch(
-    options: Preview, source: "LabeledFiles", pipeline: Any, order: "Order", rank: int, device: str
+    options: Preview, source: "LabeledSource", pipeline: Any, order: "Order", rank: int, device: str
 ) -> tuple[list["Picture"], list[int]]:
     """What is shown of a rank's first batch, and all its ids."""
     from raydali.data.loader import make_loader

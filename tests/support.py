@@ -15,9 +15,11 @@ from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
 from raydali.train.worker import Worker
 
-# Torch and DALI are imported once, then every rank is a fork of that clean process.
+# What takes seconds to import is imported once, then every rank is a fork of that clean process.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "tests.support"])
+_context.set_forkserver_preload(
+    ["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "torchmetrics.functional.image", "tests.support"]
+)
 
 
 class Stopped(Exception):

@@ -14,7 +14,9 @@ from raydali.errors import UsageError
 HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
 
 
-@pytest.mark.parametrize("command", ["", "bench", "bench loader", "bench train"])
+@pytest.mark.parametrize(
+    "command", ["", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview"]
+)
 def test_help_imports_nothing_heavy(command: str) -> None:
     script = (
         "import sys, raydali.cli\n"

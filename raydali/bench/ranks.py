@@ -61,6 +61,15 @@ def run_ranks(function: Callable[..., Any], task: Any, world_size: int, *, timeo
             _kill(process)
 
 
+def meet(rank: int, world_size: int, port: int) -> None:
+    """Make these processes torch's default group, gloo's; one alone needs none."""
+    import torch.distributed as dist
+
+    if world_size > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it asks what address the host's name has
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+
+
 def _answer(receiver: Any, rank: int, process: Any) -> Any:
     try:
         answer, error = receiver.recv()

@@ -1,12 +1,12 @@
 """A rank of `raydali bench train`: it joins the others, builds the step and measures it, as train_stretches.py says."""
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.loaders import LOADERS, Task
+from raydali.bench.ranks import meet
 from raydali.bench.train_feed import Feed
 from raydali.bench.train_stretches import Stretch, Stretches, is_plain
 from raydali.data import hardware_queues
@@ -95,14 +95,10 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
 
 def _join(delivery: Task, port: int) -> "Worker":
     import torch
-    import torch.distributed as dist
 
     from raydali.train.worker import Worker
 
-    if delivery.world_size > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it asks what address the host's name has
-        init = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=init, rank=delivery.rank, world_size=delivery.world_size)
+    meet(delivery.rank, delivery.world_size, port)
     worker = Worker.join(torch.device(delivery.device), cpus=delivery.threads, node="local")
     if delivery.gpu and is_plain(delivery):
         torch.cuda.set_stream(torch.cuda.default_stream(worker.device))

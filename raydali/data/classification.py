@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.hashing import uniforms
-from raydali.data.labeled_files import LabeledFiles
+from raydali.data.labeled_files import LabeledSource
 from raydali.data.pipeline import Device, Inputs, Pipeline
 from raydali.errors import UsageError
 
@@ -25,7 +25,7 @@ Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[LabeledFiles]):
+class Images(Pipeline[LabeledSource]):
     """What training and validation images have in common.
 
     Args:
@@ -88,7 +88,7 @@ class TrainImages(Images):
             f"flip_probability must lie in 0..1, not {self.flip_probability}",
         )
 
-    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> Inputs:
+    def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
@@ -106,13 +106,13 @@ class TrainImages(Images):
             flips = corners
         return starts.astype(np.int32), sizes.astype(np.int32), flips, labels
 
-    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Decodes the windows only, resizes with antialiasing and flips."""
         from raydali.data.classification_dali import train_graph
 
         return train_graph(self, *inputs, device=device)
 
-    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same crop and flip by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         from raydali.data.classification_pillow import train_sample
 
@@ -144,7 +144,7 @@ class ValidationImages(Images):
             f"try {round(self.image_size * 256 / 224)}",
         )
 
-    def inputs(self, source: LabeledFiles, ids: Ids, epochs: Ids) -> Inputs:
+    def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Files and labels (N,) int64; nothing is random."""
         return source.files(ids), source.labels[ids]
 
@@ -159,13 +159,13 @@ class ValidationImages(Images):
         scale = originals / resized
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
 
-    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Decodes, resizes what the centre crop shows and nothing beside it."""
         from raydali.data.classification_dali import validation_graph
 
         return validation_graph(self, *inputs, device=device)
 
-    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+    def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         from raydali.data.classification_pillow import validation_sample
 

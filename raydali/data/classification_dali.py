@@ -23,7 +23,7 @@ def train_graph(
     settings: TrainImages, encoded: Any, start: Any, size: Any, flips: Any, labels: Any, *, device: Device
 ) -> tuple[Any, Any]:
     """`TrainImages.graph`."""
-    images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **_decoder(settings, device))
+    images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **decoder(settings, device))
     if device == "cpu":
         images = resize_cpu.each(images, partial(resize_cpu.resize_to_square, side=settings.image_size))
         return fn.flip(images, horizontal=flips), labels
@@ -33,7 +33,7 @@ def train_graph(
 
 def validation_graph(settings: ValidationImages, encoded: Any, *inputs: Any, device: Device) -> tuple[Any, Any]:
     """`ValidationImages.graph`."""
-    images = fn.decoders.image(encoded, **_decoder(settings, device))
+    images = fn.decoders.image(encoded, **decoder(settings, device))
     if device == "cpu":
         (labels,) = inputs
         shorter, side = settings.resize_size, settings.image_size
@@ -43,7 +43,8 @@ def validation_graph(settings: ValidationImages, encoded: Any, *inputs: Any, dev
     return fn.resize(images, size=square, roi_start=start, roi_end=end), labels.gpu()
 
 
-def _decoder(settings: Images, device: Device) -> dict[str, Any]:
+def decoder(settings: Images, device: Device) -> dict[str, Any]:
+    """Options of DALI's decoders."""
     if device == "cpu":
         return {"device": "cpu"}
     return {

@@ -9,14 +9,14 @@ from torchvision.transforms.v2 import functional as F
 
 from raydali.data.augment import crop_windows
 from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.labeled_files import LabeledFiles
+from raydali.data.labeled_files import LabeledSource
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
-def train_sample(settings: TrainImages, source: LabeledFiles, id: int, epoch: int) -> Sample:
+def train_sample(settings: TrainImages, source: LabeledSource, id: int, epoch: int) -> Sample:
     """`TrainImages.sample`."""
-    image = _decoded(source.read(id))
+    image = decoded(source.read(id))
     draws, flips = settings.draws(np.array([id]), np.array([epoch]))
     shapes = np.array([[image.height, image.width]])
     (start,), (size,) = crop_windows(shapes, draws, settings.random_aspect)
@@ -24,13 +24,14 @@ def train_sample(settings: TrainImages, source: LabeledFiles, id: int, epoch: in
     return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
 
-def validation_sample(settings: ValidationImages, source: LabeledFiles, id: int) -> Sample:
+def validation_sample(settings: ValidationImages, source: LabeledSource, id: int) -> Sample:
     """`ValidationImages.sample`."""
-    image = F.resize(_decoded(source.read(id)), [settings.resize_size])
+    image = F.resize(decoded(source.read(id)), [settings.resize_size])
     return _tensors(F.center_crop(image, [settings.image_size]), source, id)
 
 
-def _decoded(data: bytes) -> Image.Image:
+def decoded(data: bytes) -> Image.Image:
+    """The image in a file's content, upright, in 8-bit RGB."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if image.mode.startswith("I;16"):
         # convert("RGB") would cut 16-bit values off at 255; DALI scales them.
@@ -38,5 +39,5 @@ def _decoded(data: bytes) -> Image.Image:
     return image.convert("RGB")
 
 
-def _tensors(image: Image.Image, source: LabeledFiles, id: int) -> Sample:
+def _tensors(image: Image.Image, source: LabeledSource, id: int) -> Sample:
     return F.pil_to_tensor(image), torch.tensor(source.labels[id])

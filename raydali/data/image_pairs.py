@@ -77,6 +77,11 @@ class ImagePairs:
         """The absolute paths or URIs of a pair, for messages."""
         return f"{self.inputs.path(id)} and {self.targets.path(id)}"
 
+    @property
+    def dali_reads(self) -> bool:
+        """See `Files.dali_reads`."""
+        return self.inputs.dali_reads
+
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits of the relative paths; not of the root, so the data may move."""

@@ -4,16 +4,46 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.files import Files, absolute, digest
 from raydali.data.listing import list_tree
+from raydali.data.pipeline import Source
 from raydali.errors import UsageError
 
 _log = logging.getLogger(__name__)
+
+
+class LabeledSource(Source, Protocol):
+    """N files by id 0..N-1 with a class each, wherever they lie: what classifiers of images need of a source.
+
+    `LabeledFiles` is one; `TarShards`, whose files are parts of archives, another.
+    """
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Indices into classes, (N,)."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """These files for a DALI graph, uint8 each: paths where `dali_reads`, else contents."""
+        ...
+
+    def read(self, id: int) -> bytes:
+        """The content of a file."""
+        ...
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the data at another root."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +89,7 @@ class LabeledFiles(Files):
         if not any(counts.values()):
             raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {', '.join(extensions)}")
         if empty := [class_ for class_ in classes if not counts[class_]]:
-            _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), _some(empty))
+            _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), some(empty))
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
         return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes))
@@ -71,14 +101,14 @@ class LabeledFiles(Files):
         return digest(classes, self.packed_paths.data, labels.data)
 
 
-def check_classes(train: LabeledFiles, val: LabeledFiles) -> None:
+def check_classes(train: LabeledSource, val: LabeledSource) -> None:
     """Refuses a validation set with other classes than the training set's: its labels would mean something else.
 
     Raises:
         UsageError: names some of the classes that are missing or too many, or says that their order differs.
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
-    parts = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
+    parts = [f"{what} {some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
     if parts:
         raise UsageError(
             f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
@@ -91,5 +121,6 @@ def check_classes(train: LabeledFiles, val: LabeledFiles) -> None:
         )
 
 
-def _some(names: list[str], limit: int = 3) -> str:
+def some(names: list[str], limit: int = 3) -> str:
+    """The first of these names and the number of the rest, for messages."""
     return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

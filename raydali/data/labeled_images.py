@@ -1,49 +1,74 @@
-"""Labelled images, or videos, as people name them: class folders, or a list of paths and labels."""
+"""Labelled images, or videos, as people name them: class folders, a list of paths and labels, or tar shards."""
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 from raydali.data.file_list import FileList, is_list
 from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import LabeledFiles, check_classes
+from raydali.data.labeled_files import LabeledFiles, LabeledSource, check_classes
+from raydali.data.tar_shards import TarShards, is_shards, names_shards
+from raydali.data.tfrecord import names_tfrecords, refuse_tfrecords
 from raydali.errors import UsageError
 
 Scan = Callable[[str], LabeledFiles]
 
 
 def labeled_images(
-    data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan = ImageFolder.scan
-) -> LabeledFiles:
-    """The images of class folders, `ImageFolder.scan`, or of a list, `FileList.from_file`.
+    data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan | None = None
+) -> LabeledSource:
+    """The images of class folders, `ImageFolder.scan`, of a list, `FileList.from_file`, or of tar shards,
+    `TarShards.scan`.
 
     Args:
-        data: a folder or a list; local, or an `s3://` or `gs://` URI.
-        root: where a list's relative paths lie; of no use to a folder.
-        classes: those that a list may name; a folder has its own.
-        scan: for folders of other files than images.
+        data: a folder, a list, or shards; local, or an `s3://` or `gs://` URI.
+        root: where a list's relative paths lie; of no use to others.
+        classes: those that a list or shards may name; a folder has its own.
+        scan: for folders of other files than images, which are not looked for in shards.
 
     Raises:
         UsageError: it cannot be indexed.
     """
-    return FileList.from_file(data, root, classes) if is_list(data) else scan(data)
+    if _is_list(data):
+        return FileList.from_file(data, root, classes)
+    if scan is not None:
+        return scan(data)
+    refuse_tfrecords(data)
+    return TarShards.scan(data, classes) if is_shards(data) else ImageFolder.scan(data)
+
+
+@overload
+def train_and_val(
+    data: str, val_data: str | None = None, root: str | None = None
+) -> tuple[LabeledSource, LabeledSource]: ...
+
+
+@overload
+def train_and_val(
+    data: str, val_data: str | None, root: str | None, scan: Scan
+) -> tuple[LabeledFiles, LabeledFiles]: ...
 
 
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, scan: Scan = ImageFolder.scan
-) -> tuple[LabeledFiles, LabeledFiles]:
+    data: str, val_data: str | None = None, root: str | None = None, scan: Scan | None = None
+) -> tuple[LabeledSource, LabeledSource]:
     """The training and the validation images, of the same classes.
 
     Args:
-        data: a folder that holds `train/` and `val/` of class folders; with `val_data`, the training images alone.
+        data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, the
+            training images alone.
         val_data: the validation images, as `labeled_images` takes them.
         root: where the relative paths of lists lie. Default: beside each list.
         scan: for folders of other files than images.
 
     Raises:
-        UsageError: they cannot be indexed; their classes differ; one list but not two; a root but no list.
+        UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
     """
     if val_data is None:
-        if is_list(data):
+        if _is_list(data):
             raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
+        refuse_tfrecords(data)
+        if names_shards(data):
+            raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
         data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
     check_root(root, data, val_data)
     train = labeled_images(data, root, scan=scan)
@@ -58,5 +83,9 @@ def check_root(root: str | None, *data: str) -> None:
     Raises:
         UsageError: names both.
     """
-    if root is not None and not any(map(is_list, data)):
+    if root is not None and not any(map(_is_list, data)):
         raise UsageError(f"--root {root} is of no use to {' and '.join(data)}: only lists have paths below a root")
+
+
+def _is_list(data: str) -> bool:
+    return is_list(data) and not names_shards(data) and not names_tfrecords(data)

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.permutation import Permutation
+from raydali.data.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
 
 
@@ -80,9 +80,11 @@ class Stream:
         batch_size: samples of a micro-batch, what one device holds at once.
         global_batch_size: G, samples of an optimiser step; a multiple of batch_size.
         seed: key of every order, 0 or more.
+        shuffle_block: 0, and an order is a `Permutation` of all samples; else blocks of as many neighbours are
+            shuffled, `BlockPermutation`.
 
     Raises:
-        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed.
+        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed or block.
     """
 
     samples: int
@@ -90,6 +92,7 @@ class Stream:
     batch_size: int
     global_batch_size: int
     seed: int
+    shuffle_block: int = 0
 
     def __post_init__(self) -> None:
         for name in ("samples", "epochs", "batch_size", "global_batch_size"):
@@ -97,6 +100,8 @@ class Stream:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
+        if self.shuffle_block < 0:
+            raise UsageError(f"shuffle_block must be at least 0, not {self.shuffle_block}")
         if self.global_batch_size % self.batch_size:
             raise UsageError(
                 f"global batch size {self.global_batch_size} is not a multiple of batch size {self.batch_size}: "
@@ -158,7 +163,7 @@ class Stream:
         ids = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            ids[here] = _permutation(self.samples, self.seed, int(epoch))(offsets[here])
+            ids[here] = _order(self.samples, self.shuffle_block, self.seed, int(epoch))(offsets[here])
         return MicroBatch(step, index, step * self.micro_batches_per_step + index, ids, epochs)
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
@@ -190,5 +195,5 @@ class Stream:
 
 
 @lru_cache(maxsize=4)
-def _permutation(samples: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(samples, seed, epoch)
+def _order(samples: int, block: int, seed: int, epoch: int) -> Permutation | BlockPermutation:
+    return BlockPermutation(samples, block, seed, epoch) if block else Permutation(samples, seed, epoch)

@@ -15,10 +15,11 @@ _COLUMNS = (
     ("wait", "loader_wait_fraction", 6, ".1%"),
     ("loss", "loss", 7, ".4f"),
     ("lr", "learning_rate", 8, ".2g"),
-    ("top-1", "top1", 7, ".4f"),
-    ("top-5", "top5", 7, ".4f"),
-    ("seconds", "seconds", 8, ".1f"),
 )
+_OF_CLASSIFIERS = ("top-1", "top1", 7, ".4f"), ("top-5", "top5", 7, ".4f")
+_OF_RESTORATION = ("psnr", "psnr", 7, ".2f"), ("of input", "input_psnr", 8, ".2f"), ("ssim", "ssim", 7, ".4f")
+_OF_DETECTORS = ("mAP", "map", 7, ".4f"), ("mAP@50", "map_50", 7, ".4f")
+_SECONDS = ("seconds", "seconds", 8, ".1f")
 
 
 class Console:
@@ -28,7 +29,7 @@ class Console:
         self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._progress: tuple[Progress, TaskID] | None = None
         self._last = (0.0, 0)
-        self._header_shown = False
+        self._columns: tuple[tuple[str, str, int, str], ...] = ()
 
     def say(self, text: str) -> None:
         """One line."""
@@ -93,9 +94,10 @@ class Console:
         self._last = now
 
     def _show_epoch(self, message: dict[str, Any]) -> None:
-        if not self._header_shown:
-            self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in _COLUMNS))
-            self._header_shown = True
         record = (message["record"]["validation"] or {}) | message["record"]
-        values = ((record.get(name), width, form) for _, name, width, form in _COLUMNS)
+        if not self._columns:
+            of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
+            self._columns = *_COLUMNS, *of_task, _SECONDS
+            self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
+        values = ((record.get(name), width, form) for _, name, width, form in self._columns)
         self.say(" ".join(f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in values))

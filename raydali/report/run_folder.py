@@ -4,6 +4,7 @@ config.json     settings and the facts about the data that a resume is checked a
 epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end; written by the driver
 samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
+samples.png     of restoration: some test images as input, output and truth (triptychs.py)
 best/           the weights with the best validation so far
 checkpoint_*/   Ray Train's checkpoints
 """

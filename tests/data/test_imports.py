@@ -11,7 +11,9 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
 @pytest.mark.parametrize(
     "code",
     [
+        "import jobs.detection as job; job.make_pipelines(job.SHAPES, max_boxes=1)",
         "import jobs.imagenet as job; job.make_pipelines(job.DIGITS)",
+        "import jobs.restoration as job; job.make_pipelines(job.BLURRED)",
         "import jobs.video as job; job.make_pipelines(job.DISCS)",
         "import raydali.data.classification",
         "import raydali.data.digits",

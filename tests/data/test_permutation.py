@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency, chisquare
 
-from raydali.data.permutation import Permutation
+from raydali.data.permutation import WINDOW_BLOCKS, BlockPermutation, Permutation
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 10_000)
@@ -155,3 +155,80 @@ def test_a_billion_samples_cost_nothing() -> None:
 def test_a_size_below_one_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"at least 1 element, not {size}"):
         Permutation(size, 0, 0)
+
+
+def block_order(size: int, block: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return BlockPermutation(size, block, seed, epoch)(np.arange(size))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 16, 100, 301])
+def test_small_sizes_are_permuted_in_blocks(block: int) -> None:
+    for size in range(1, 301, 1 if block < 4 else 3):
+        assert sorted(block_order(size, block, 5, 2).tolist()) == list(range(size)), f"size {size}"
+
+
+@given(st.integers(1, 20_000), st.integers(1, 3000), SEEDS, EPOCHS)
+def test_sizes_are_permuted_in_blocks(size: int, block: int, seed: int, epoch: int) -> None:
+    np.testing.assert_array_equal(np.sort(block_order(size, block, seed, epoch)), np.arange(size))
+
+
+@given(st.integers(1, 3000), st.integers(1, 60), SEEDS, st.data())
+def test_ids_in_blocks_do_not_depend_on_what_else_is_asked(
+    size: int, block: int, seed: int, data: st.DataObject
+) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, size - 1))), np.int64)
+    ids = BlockPermutation(size, block, seed, 0)(positions)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == block_order(size, block, seed, 0)[positions].tolist()
+
+
+def test_ids_in_blocks_have_the_shape_of_the_positions() -> None:
+    ids, permutation = block_order(1000, 7, 3, 4), BlockPermutation(1000, 7, 3, 4)
+    np.testing.assert_array_equal(permutation(np.arange(1000).reshape(10, 5, 20)), ids.reshape(10, 5, 20))
+    assert [permutation(position).item() for position in range(1000)] == ids.tolist()
+
+
+@pytest.mark.parametrize("size", [100_000, 100_037])
+def test_a_window_holds_few_blocks(size: int) -> None:
+    block = 100
+    for window in block_order(size, block, 1, 2)[: size - size % block].reshape(-1, block)[:320].reshape(-1, 1600):
+        # One of them may be cut in two by the short block.
+        assert len(np.unique(window // block)) in (WINDOW_BLOCKS, WINDOW_BLOCKS + 1)
+        assert abs(np.corrcoef(window, np.arange(1600))[0, 1]) < 5 / 40
+        assert len(np.unique(window[:160] // block)) > 8
+
+
+def test_orders_of_blocks_differ_by_epoch_and_by_seed() -> None:
+    orders = np.stack([block_order(5000, 64, *key) for key in product([0, 1, 2**63 - 1], range(3))])
+    for i in range(len(orders)):
+        for j in range(i):
+            assert (orders[i] == orders[j]).sum() <= 60
+
+
+def test_the_short_block_comes_anywhere() -> None:
+    places = [int(np.flatnonzero(block_order(35, 1 + 9, 0, epoch) >= 30).mean()) for epoch in range(200)]
+    assert 12 < np.mean(places) < 22
+
+
+def test_a_block_of_everything_mixes_everything() -> None:
+    assert abs(np.corrcoef(block_order(5000, 5000, 0, 0), np.arange(5000))[0, 1]) < 5 / np.sqrt(5000)
+    assert sorted(block_order(5000, 10_000, 0, 0).tolist()) == list(range(5000))
+
+
+def test_a_billion_samples_in_blocks_cost_nothing() -> None:
+    positions = np.arange(BILLION - 256, BILLION)
+    permutation = BlockPermutation(BILLION, 1024, 0, 0)
+    assert best_seconds(lambda: BlockPermutation(BILLION, 1024, 0, 1)) < 1e-3
+    assert best_seconds(lambda: permutation(positions)) < 1e-3
+
+
+def test_the_order_of_blocks_stays_what_it_was() -> None:
+    """A checkpoint of an older release must go on in the same order."""
+    assert block_order(10, 4, 0, 0).tolist() == [4, 0, 7, 8, 5, 1, 6, 2, 3, 9]
+    assert BlockPermutation(BILLION, 1000, 1, 2)(np.arange(4)).tolist() == [636576136, 507481574, 234615515, 431127136]
+
+
+@pytest.mark.parametrize(("size", "block"), [(0, 1), (1, 0), (5, -1)])
+def test_blocks_below_one_are_refused(size: int, block: int) -> None:
+    with pytest.raises(ValueError, match=f"blocks of 1, not {size} and {block}"):
+        BlockPermutation(size, block, 0, 0)

@@ -1,6 +1,7 @@
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydali.data.permutation import Permutation
+from raydali.data.permutation import BlockPermutation, Permutation
 from raydali.data.stream import MicroBatch, OrderedPass, Stream
 from raydali.errors import UsageError
 
@@ -32,6 +33,7 @@ def streams(draw: st.DrawFn) -> Stream:
         batch_size=batch_size,
         global_batch_size=global_batch_size,
         seed=draw(st.integers(0, 2**63 - 1)),
+        shuffle_block=draw(st.sampled_from([0, 0, 1, 2, 3, 7, 50])),
     )
 
 
@@ -39,7 +41,10 @@ def reference(stream: Stream) -> list[Sample]:
     """Every epoch's order, one after the other, as long as whole global batches last."""
     everything = []
     for epoch in range(stream.epochs):
-        for sample in Permutation(stream.samples, stream.seed, epoch)(np.arange(stream.samples)).tolist():
+        order: Permutation | BlockPermutation = Permutation(stream.samples, stream.seed, epoch)
+        if stream.shuffle_block:
+            order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, epoch)
+        for sample in order(np.arange(stream.samples)).tolist():
             everything.append((epoch, sample))
     while len(everything) % stream.global_batch_size:
         everything.pop()
@@ -108,7 +113,7 @@ def test_ranks_end_with_the_run(stream: Stream, data: st.DataObject) -> None:
 def test_the_seed_alone_orders_the_samples(stream: Stream) -> None:
     """Batch sizes cut the stream and leave its order alone."""
     whole = [*stream.micro_batches(0, 1)]
-    cut = stream_of(samples=stream.samples, epochs=stream.epochs, batch_size=1, global_batch_size=1, seed=stream.seed)
+    cut = replace(stream, batch_size=1, global_batch_size=1)
     ids = np.concatenate([batch.ids for batch in whole])
     np.testing.assert_array_equal(ids, np.concatenate([batch.ids for batch in cut.micro_batches(0, 1)])[: len(ids)])
 

@@ -29,6 +29,9 @@ CASES = {
     "data-without-images": ("--data {data}/no-images", "no images in the 2 class folders of {data}/no-images/train"),
     "data-of-other-classes": ("--data {data}/differing", "{data}/differing/val lacks 'dog' and has besides 'cow'"),
     "data-of-an-unknown-kind": ("--data ftp://host/data", "cannot read ftp://host/data"),
+    "shards-alone": ("--data {data}/0.tar", "0.tar names training shards alone: give --val-data"),
+    "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of the 2 files .* are missing"),
+    "tfrecord": ("--data {data}/train-*-of-00010", "names TFRecord files: DALI's reader gives no ids .* or write tar"),
     # What no option takes
     "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
     "stray-word": ("32", "Unrecognized .*32"),
@@ -71,6 +74,7 @@ CASES = {
     "cutmix": ("--cutmix -1", "cutmix.*-1"),
     "ema-decay": ("--ema-decay 1", "ema.decay.*1"),
     "checkpoint-every": ("--checkpoint-every -1", "checkpoint.every.*-1"),
+    "shuffle-block": ("--shuffle-block -1", "shuffle.block.*at least 0, not -1"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),
     "storage-below-a-file": ("--storage {data}/file", "--storage {data}/file cannot be written"),

@@ -85,6 +85,16 @@ def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
     assert output().split()[-3:] == ["-", "-", "205.5"]
 
 
+def test_restoration_has_figures_of_its_own(output: Output) -> None:
+    console = Console()
+    validation = {"images": 45, "loss": 0.02, "psnr": 30.094, "ssim": 0.9351, "input_psnr": 24.637, "seconds": 1.0}
+    for _ in range(2):
+        console.show({"kind": "epoch", "record": RECORD | {"validation": validation}})
+    heading, *lines = output().splitlines()
+    assert heading.split()[-6:] == ["lr", "psnr", "of", "input", "ssim", "seconds"] and "top-1" not in heading
+    assert [line.split()[-5:] for line in lines] == [["0.05", "30.09", "24.64", "0.9351", "205.5"]] * 2
+
+
 def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> None:
     Console().show({"kind": "epoch", "record": RECORD | {"loss": float("nan")}})
     assert output().splitlines()[1].split()[5] == "nan"

@@ -1,0 +1,322 @@
+"""`raydali bench strategies`: what training on several GPUs, mixed precision and DALI bring, each by itself.
+
+    raydali bench strategies --data ~/imagenet/train --gpus 4 --json s.json --plot s.png
+    raydali bench strategies --strategies one,ddp --precisions amp --loaders dali
+
+    one       one GPU
+    dp        torch.nn.DataParallel: one process for all GPUs, one loader for all, its batches split and losses gathered
+    ddp       DistributedDataParallel: a process a GPU, each with a loader of its own
+    sync-bn   ddp with SyncBatchNorm
+
+Each in fp32 (convolutions in TF32, torch's default) and amp (fp16 with a GradScaler), with Pillow in torch's DataLoader
+and with DALI; eager, as the usual scripts are, and so no measure of what raydali's jobs do: `raydali bench train` is.
+No job of raydali trains with DataParallel. Without a GPU one process and DDP with two of them are measured.
+"""
+
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydali.bench import asked
+from raydali.bench.results import BenchFailed, devices, gpu_names, machine, number, show, write_json
+from raydali.errors import UsageError
+
+if TYPE_CHECKING:
+    from raydali.bench.strategies_rank import StrategyTask
+
+STRATEGIES = {"one": "one GPU", "dp": "DataParallel", "ddp": "DDP", "sync-bn": "DDP + SyncBatchNorm"}
+"""What --strategies may name, and what they are called."""
+ON_CPU = ("one", "ddp")
+CPU_PROCESSES = 2
+"""Of DDP without a GPU."""
+PRECISIONS = ("fp32", "amp")
+LOADERS = ("torch", "dali")
+POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "steps", "repeats")
+MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategiesBench:
+    """One GPU, DataParallel, DDP, SyncBatchNorm, in fp32 and AMP, with torch's loader and DALI: what each brings."""
+
+    data: str | None = None
+    """Folder of class folders of images. Default: made ones."""
+    make: int | None = None
+    """Without --data: how many images to make, noise like photographs, 130 KB each, in a temporary folder. Default:
+    16384, or 512 for the CPU."""
+    gpus: int | None = None
+    """Of all strategies but one. Default: all of the machine; 0 is the CPU alone."""
+    model: str = "resnet50"
+    """A torchvision classification model by name, or digits, a small network."""
+    batch_size: int = 128
+    """Images of a batch, for each GPU: DataParallel's one loader makes batches for all of them."""
+    image_size: int = 224
+    """Side of the square images that the model gets, in pixels."""
+    threads: int = 8
+    """Of DALI, for each GPU: DataParallel's one loader has those of all."""
+    workers: int = 8
+    """Processes of torch's DataLoader, for each GPU: DataParallel's one loader has those of all."""
+    steps: int = 40
+    """Of each measured stretch; with torch's DataLoader rounded up to whole turns of its workers."""
+    repeats: int = 3
+    """How many stretches are measured; medians are reported, and the lowest and the highest."""
+    strategies: str = ",".join(STRATEGIES)
+    """Which to measure. Those that need several GPUs are left out where there is one."""
+    precisions: str = ",".join(PRECISIONS)
+    """fp32, amp (fp16 with a GradScaler)."""
+    loaders: str = ",".join(LOADERS)
+    """torch (Pillow in torch's DataLoader), dali."""
+    timeout: float = 300.0
+    """Seconds for each row, its start included."""
+    json: str | None = None
+    """File for the results, written anew after each row."""
+    plot: str | None = None
+    """File for a picture of them, PNG."""
+
+
+def main(options: StrategiesBench) -> dict[str, Any]:
+    """Measure, show, write.
+
+    Returns:
+        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"strategy", "precision", "loader",
+        "gpus" (0: the CPU), "processes", "error", the figures of `figures`, "to_one" (its rate to that of strategy
+        one in the same precision with the same loader)}. Null: not measured.
+
+    Raises:
+        UsageError: an option that cannot be met; before anything is measured.
+        BenchFailed: a row could not be measured; after the others' results were shown and written.
+    """
+    from raydali.bench.photographs import photographs
+    from raydali.bench.strategies_plot import plot
+    from raydali.data.image_folder import ImageFolder
+
+    wanted = _rows(options)
+    gpus = max(row["gpus"] for row in wanted)
+    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
+    images = len(ImageFolder.scan(options.data)) if options.data is not None else make
+    _check_images(options, images, wanted)
+    settings = asdict(options) | {"gpus": gpus, "make": None if options.data else make, "images": images}
+    rows: list[dict[str, Any]] = []
+    result = {"command": "bench strategies", "machine": machine(), "settings": settings, "rows": rows}
+    try:
+        with photographs(options.data, make) as root:
+            for row in wanted:
+                rows.append(_measure(_task(options, root, row), row, options.timeout))
+                rows[-1]["to_one"] = to_one(rows[-1], rows)
+                print(_line(rows[-1]), flush=True)
+                if options.json:
+                    write_json(result, options.json)
+    finally:
+        if rows:
+            _show_table(result)
+            if options.plot:
+                plot(result, options.plot)
+    failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"]]
+    if failed:
+        raise BenchFailed("\n".join(failed))
+    return result
+
+
+def figures(measured: dict[str, Any]) -> dict[str, Any]:
+    """What a row says of what its processes measured.
+
+    Returns:
+        {"images_per_second" (over all GPUs, the median), "low", "high", "repeats" (each one's rate),
+        "loader_wait_fraction" (of the time in which GPUs had no data, the median), "memory" (of each GPU, bytes:
+        "allocated_bytes" and "reserved_bytes" are torch's peaks behind the warm-up; "used_bytes" is what the driver
+        says is taken at the end, by DALI, CUDA, NCCL and other programs too), "memory_balance" (the smallest to the
+        largest "used_bytes"), "busy_seconds" (that each GPU computes for a step, in any kernel but NCCL's), and
+        "busy_balance" (the smallest to the largest of these)}. Balances are null where there are no two GPUs.
+    """
+    rates = [each["images_per_second"] for each in measured["rounds"]]
+    memory, busy = measured["memory"], measured["busy_seconds"]
+    return {
+        "images_per_second": statistics.median(rates),
+        "low": min(rates),
+        "high": max(rates),
+        "repeats": rates,
+        "loader_wait_fraction": statistics.median(each["loader_wait_fraction"] for each in measured["rounds"]),
+        "memory": memory,
+        "memory_balance": balance([each["used_bytes"] for each in memory or []]),
+        "busy_seconds": busy,
+        "busy_balance": balance(busy or []),
+    }
+
+
+def balance(loads: list[float]) -> float | None:
+    """The smallest load to the largest: 1 where all bear the same. Null for fewer than two, or none at all."""
+    return min(loads) / max(loads) if len(loads) > 1 and max(loads) > 0 else None
+
+
+def to_one(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
+    """The row's rate to that of strategy one in the same precision with the same loader; null where one has none."""
+    same = [
+        each["images_per_second"]
+        for each in rows
+        if (each["strategy"], each["precision"], each["loader"]) == ("one", row["precision"], row["loader"])
+    ]
+    if not same or same[0] is None or row["images_per_second"] is None:
+        return None
+    return float(row["images_per_second"] / same[0])
+
+
+NOTHING = dict.fromkeys(
+    (
+        "images_per_second",
+        "low",
+        "high",
+        "repeats",
+        "loader_wait_fraction",
+        "memory",
+        "memory_balance",
+        "busy_seconds",
+        "busy_balance",
+    )
+)
+"""The figures of a row that could not be measured."""
+
+
+def _rows(options: StrategiesBench) -> list[dict[str, Any]]:
+    """What is to be measured: rows without figures. What cannot be on so many GPUs is left out, which a line says."""
+    asked.check(options, positive=POSITIVE, loaders=LOADERS)
+    strategies = _chosen("strategies", options.strategies, STRATEGIES)
+    precisions = _chosen("precisions", options.precisions, PRECISIONS)
+    if not 0 < options.timeout < float("inf"):
+        raise UsageError(f"--timeout must be above 0 seconds, not {options.timeout}")
+    if options.model != "digits":
+        from raydali.train.models import check_model  # imports torchvision: seconds
+
+        check_model(options.model)
+    gpus = len(gpu_names()) if options.gpus is None else asked.gpu_counts(str(options.gpus))[0]
+    possible = STRATEGIES if gpus > 1 else ON_CPU if not gpus else ("one",)
+    left_out = [STRATEGIES[each] for each in strategies if each not in possible]
+    if left_out:
+        needs = f"need at least 2 GPUs, and this is on {devices(gpus) if gpus else 'the CPU'}"
+        if len(left_out) == len(strategies):
+            raise UsageError(f"--strategies {options.strategies} {needs}: add one, or raise --gpus")
+        print(f"left out: {', '.join(left_out)}: they {needs}", file=sys.stderr)
+    return [
+        {
+            "strategy": strategy,
+            "precision": precision,
+            "loader": loader,
+            "gpus": min(1, gpus) if strategy == "one" else gpus,
+            "processes": 1 if strategy in ("one", "dp") else gpus or CPU_PROCESSES,
+        }
+        for strategy in strategies
+        if strategy in possible
+        for precision in precisions
+        for loader in asked.names(options.loaders)
+    ]
+
+
+def _chosen(option: str, listed: str, choice: Any) -> list[str]:
+    chosen = asked.names(listed)
+    if not chosen:
+        raise UsageError(f"--{option} names none: choose from {','.join(choice)}")
+    for each in chosen:
+        if each not in choice:
+            raise UsageError(f"--{option} {listed}: {each!r} is none of them: choose from {','.join(choice)}")
+    return chosen
+
+
+def _check_images(options: StrategiesBench, images: int, rows: list[dict[str, Any]]) -> None:
+    needed = options.batch_size * max(max(row["gpus"], row["processes"]) for row in rows)
+    if images < needed:
+        where, remedy = (f" in {options.data}", "") if options.data else ("", f", or --make {needed} of them")
+        raise UsageError(
+            f"{images} images{where} are fewer than the {needed} that one step takes with batches of "
+            f"{options.batch_size}: lower --batch-size{remedy}"
+        )
+
+
+def _task(options: StrategiesBench, root: str, row: dict[str, Any]) -> "StrategyTask":
+    from raydali.bench.strategies_rank import StrategyTask
+
+    gpus_each = max(1, row["gpus"] // row["processes"])
+    return StrategyTask(
+        root=root,
+        strategy=row["strategy"],
+        precision=row["precision"],
+        loader=row["loader"],
+        model=options.model,
+        gpus=row["gpus"],
+        processes=row["processes"],
+        batch_size=options.batch_size * gpus_each,
+        image_size=options.image_size,
+        threads=gpus_each * (options.workers if row["loader"] == "torch" else options.threads),
+        steps=options.steps,
+        rounds=options.repeats,
+    )
+
+
+def _measure(task: "StrategyTask", row: dict[str, Any], timeout: float) -> dict[str, Any]:
+    from raydali.bench.ranks import RanksFailed, run_ranks
+    from raydali.bench.strategies_rank import measure
+
+    print(f"{name(row)} ...", file=sys.stderr, flush=True)
+    try:
+        return row | {"error": None} | figures(run_ranks(measure, task, task.processes, timeout=timeout))
+    except RanksFailed as error:
+        return row | {"error": str(error)} | NOTHING
+
+
+def name(row: dict[str, Any]) -> str:
+    """A row in words."""
+    return f"{strategy_name(row)}, {row['precision']}, {row['loader']}"
+
+
+def strategy_name(row: dict[str, Any]) -> str:
+    """A row's strategy, and what it runs on."""
+    if not row["gpus"]:
+        return "one process" if row["strategy"] == "one" else f"DDP, {row['processes']} processes"
+    return STRATEGIES[row["strategy"]] + (f", {devices(row['gpus'])}" if row["gpus"] > 1 else "")
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"{name(row)}: failed: {row['error'].strip().splitlines()[-1]}"
+    return f"{name(row)}: {number(row['images_per_second'])} images/s"
+
+
+def _show_table(result: dict[str, Any]) -> None:
+    settings, rows = result["settings"], result["rows"]
+
+    def memory(row: dict[str, Any], figure: str) -> str:
+        return " ".join(f"{each[figure] / GIB:.1f}" for each in row["memory"] or []) or "-"
+
+    show(
+        f"{settings['model']}, {settings['images']:,} images to {settings['image_size']} x {settings['image_size']} "
+        f"pixels, batches of {settings['batch_size']} a GPU, {settings['threads']} threads or {settings['workers']} "
+        "workers a GPU; amp: fp16\n"
+        "GiB of each GPU: torch's peak (of its tensors), and all that is taken at the end (DALI, CUDA, NCCL, other "
+        "programs too);\n"
+        "balance: the smallest to the largest of the GPUs, in all that is taken, and in time computing for a step",
+        (
+            "strategy, precision, loader",
+            "images/s",
+            "lowest .. highest",
+            "/ one",
+            "no data",
+            "GiB: torch",
+            "GiB: all",
+            "balance: GiB",
+            "time",
+        ),
+        [
+            (
+                name(row),
+                number(row["images_per_second"]),
+                "failed: see below" if row["error"] else f"{number(row['low'])} .. {number(row['high'])}",
+                number(row["to_one"], ".2f"),
+                number(row["loader_wait_fraction"], ".0%"),
+                memory(row, "allocated_bytes"),
+                memory(row, "used_bytes"),
+                number(row["memory_balance"], ".2f"),
+                number(row["busy_balance"], ".2f"),
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,34 @@
+"""The DALI graph of restoration.py:
+
+    contents of inputs and targets --> decode the window --> flip
+    windows, placed by draws from (seed, epoch, id) --^        ^-- flips
+
+On the CPU the pixels are Pillow's, bit for bit; on a GPU JPEGs differ by the rounding of its decoder.
+"""
+
+from typing import Any
+
+from nvidia.dali import fn
+
+from raydali.data.pipeline import Device
+from raydali.data.restoration import Pairs
+
+
+def pair_graph(
+    settings: Pairs, inputs: Any, targets: Any, starts: Any, flips: Any, *, device: Device
+) -> tuple[Any, Any]:
+    """`Pairs.graph`."""
+    decoder: dict[str, Any] = {"device": "cpu"}
+    if device == "gpu":
+        decoder = {
+            "device": "mixed",
+            "hw_decoder_load": settings.hw_decoder_load,
+            "preallocate_height_hint": settings.largest_image[0],
+            "preallocate_width_hint": settings.largest_image[1],
+        }
+
+    def cropped(encoded: Any) -> Any:
+        images = fn.decoders.image_slice(encoded, start=starts, shape=settings.crop_size, axes=[0, 1], **decoder)
+        return fn.flip(images, vertical=flips[0], horizontal=flips[1])
+
+    return cropped(inputs), cropped(targets)

@@ -1,0 +1,49 @@
+"""A sheet of restored images: a row each of the input, the output and the truth, with their PSNR."""
+
+import io
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+SMALLEST_SIDE = 192
+"""Of a picture as it is drawn, pixels: smaller ones are enlarged by a whole number."""
+_GAP, _CAPTION = 8, 24
+
+Pixels = NDArray[np.uint8]
+
+
+def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> bytes:
+    """The sheet as a PNG.
+
+    Args:
+        inputs, outputs, truths: (N, 3, H, W), uint8, on any device.
+    """
+    pixels = (images.permute(0, 2, 3, 1).cpu().numpy() for images in (inputs, outputs, truths))
+    rows = [_row(*triptych) for triptych in zip(*pixels, strict=True)]
+    sheet = Image.new("RGB", (rows[0].width, sum(row.height for row in rows)), "white")
+    for i, row in enumerate(rows):
+        sheet.paste(row, (0, i * row.height))
+    data = io.BytesIO()
+    sheet.save(data, "PNG")
+    return data.getvalue()
+
+
+def _row(input: Pixels, output: Pixels, truth: Pixels) -> Image.Image:
+    scale = -(-SMALLEST_SIDE // min(truth.shape[:2]))
+    height, width = scale * truth.shape[0], scale * truth.shape[1]
+    row = Image.new("RGB", (3 * width + 4 * _GAP, height + _CAPTION + _GAP), "white")
+    canvas, font = ImageDraw.Draw(row), ImageFont.load_default(14)
+    captions = f"input, {_psnr(input, truth)}", f"output, {_psnr(output, truth)}", "truth"
+    for i, (pixels, caption) in enumerate(zip((input, output, truth), captions, strict=True)):
+        left = _GAP + i * (width + _GAP)
+        canvas.text((left, _CAPTION / 2), caption, "black", font, "lm")
+        picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
+        row.paste(picture, (left, _CAPTION))
+    return row
+
+
+def _psnr(image: Pixels, truth: Pixels) -> str:
+    error = ((image.astype(float) - truth) ** 2).mean()
+    return f"{10 * np.log10(255**2 / error):.1f} dB" if error else "the truth itself"

@@ -1,0 +1,80 @@
+"""Validation of a detector: each image exactly once at any number of workers."""
+
+import time
+from collections.abc import Iterable
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torchmetrics.detection import MeanAveragePrecision
+
+from raydali.data.coco import Coco
+from raydali.data.detection import Boxes, unfitted
+from raydali.data.loader import Batch
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+
+Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]
+"""An image's id, and boxes (K, 4) in its pixels, scores (K,) and labels (K,) of what was found in it."""
+
+
+class Detection(TypedDict):
+    """Over all images of all ranks; map is COCO's mean average precision, map_50 that at an IoU of 0.5, in 0..1."""
+
+    images: int
+    map: float
+    map_50: float
+    seconds: float
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], source: Coco, worker: Worker, precision: Precision
+) -> Detection:
+    """mAP of the unwrapped model over batches of "images" and "sizes", against the source's boxes, crowds and all.
+
+    Ranks may get unequal numbers of batches, or none: nothing is exchanged until, at the end, rank 0 gets what all have
+    found, and tells the figures to all.
+    """
+    began = time.perf_counter()
+    training = model.training
+    model.eval()
+    found: list[Found] = []
+    for batch in batches:
+        images, sizes = batch["images"], batch["sizes"].cpu().numpy()
+        with precision.autocast():
+            results = model(images)
+        for id, size, result in zip(batch.ids.tolist(), sizes, results, strict=True):
+            boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
+            found.append((id, unfitted(boxes, size, images.shape[-1]), scores.astype(np.float32), labels))
+    model.train(training)
+    of_ranks = worker.gather(found)
+    figures = torch.zeros(3, dtype=torch.float64)
+    if worker.rank == 0:
+        of_all = sorted((one for of_rank in of_ranks for one in of_rank), key=lambda one: one[0])
+        figures += torch.tensor([len(of_all), *mean_average_precision(of_all, source)])
+    images_seen, map_, map_50 = worker.sum(figures).tolist()
+    return {"images": int(images_seen), "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
+
+
+def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float, float]:
+    """COCO's mAP and mAP at an IoU of 0.5, as pycocotools compute them over these images.
+
+    What was found in a crowd is neither right nor wrong; what was found in an image without boxes is wrong.
+    """
+    # Whoever calls has gathered what counts: on its own, the metric would wait for the other ranks.
+    metric = MeanAveragePrecision(backend="pycocotools", sync_on_compute=False)
+    metric.warn_on_many_detections = False
+    for id, *of_found in found:
+        boxes, scores, labels = map(torch.from_numpy, of_found)
+        truth = source.boxes_of(id)
+        target = {
+            "boxes": torch.tensor(source.boxes[truth]),
+            "labels": torch.tensor(source.labels[truth]),
+            "iscrowd": torch.tensor(source.crowd[truth].astype(np.int64)),
+        }
+        metric.update([{"boxes": boxes, "scores": scores, "labels": labels}], [target])
+    result = metric.compute()
+    return float(result["map"]), float(result["map_50"])

@@ -1,0 +1,267 @@
+"""`bench strategies` on the CPU: rows, files, refusals, and the arithmetic of its figures. How fast a strategy is, no
+test says."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raydali.bench import strategies_bench
+from raydali.bench.ranks import RanksFailed
+from raydali.bench.results import BenchFailed
+from raydali.bench.strategies_bench import NOTHING, STRATEGIES, StrategiesBench, balance, figures, strategy_name, to_one
+from raydali.bench.strategies_plot import plot
+from raydali.bench.strategies_rank import StrategyTask, covered, is_computing
+from raydali.errors import UsageError
+
+OPTIONS = StrategiesBench(
+    make=32,
+    gpus=0,
+    model="digits",
+    precisions="fp32",
+    loaders="dali",
+    batch_size=4,
+    image_size=32,
+    threads=1,
+    workers=1,
+    steps=2,
+    repeats=2,
+)
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's threads wait for each other by spinning, which on a busy machine takes longest of all."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
+    """What the processes of a row measured: two rounds, the GPUs unevenly loaded."""
+    memory = [
+        {"allocated_bytes": gib << 30, "reserved_bytes": gib << 30, "used_bytes": gib + 1 << 30}
+        for gib in range(1, gpus + 1)
+    ]
+    return {
+        "rounds": [
+            {"images_per_second": rate, "loader_wait_fraction": 0.1},
+            {"images_per_second": 3 * rate, "loader_wait_fraction": 0.2},
+        ],
+        "memory": memory or None,
+        "busy_seconds": [0.1 * i for i in range(1, gpus + 1)] or None,
+    }
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    for module in ("strategies_bench", "asked", "results"):
+        monkeypatch.setattr(f"raydali.bench.{module}.gpu_names", lambda: ["A"] * gpus)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measured
+
+
+def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
+    result = strategies_bench.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
+    assert json.loads(Path(files["json"]).read_text()) == result
+    assert Path(files["plot"]).read_bytes().startswith(PNG)
+    assert result["command"] == "bench strategies"
+    assert (result["settings"]["images"], result["settings"]["gpus"]) == (32, 0)
+    (row,) = result["rows"]
+    assert (row["strategy"], row["processes"], row["gpus"], row["error"]) == ("ddp", 2, 0, None)
+    assert set(NOTHING) < set(row)
+    assert len(row["repeats"]) == 2 and all(0 < rate < math.inf for rate in row["repeats"])
+    assert 0 < row["loader_wait_fraction"] < 1
+    for figure in ("memory", "memory_balance", "busy_seconds", "busy_balance", "to_one"):
+        assert row[figure] is None
+    heard = capfd.readouterr()
+    assert "left out: DataParallel, DDP + SyncBatchNorm: they need at least 2 GPUs, and this is on the CPU" in heard.err
+    assert "DDP, 2 processes, fp32, dali" in heard.out
+
+
+def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def here(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
+        return function(task, 0, 0)
+
+    monkeypatch.setattr("raydali.bench.ranks.run_ranks", here)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is so again afterwards
+    options = replace(OPTIONS, strategies="one", precisions="amp", loaders="torch", workers=2, repeats=1)
+    (row,) = strategies_bench.main(options)["rows"]
+    assert (row["precision"], row["loader"], row["error"]) == ("amp", "torch", None)
+    assert row["images_per_second"] > 0 and row["to_one"] == 1
+
+
+def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four GPUs that are not there: every strategy has its row, its task and its place in the table."""
+    tasks: list[StrategyTask] = []
+
+    def run(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
+        assert processes == task.processes
+        tasks.append(task)
+        if task.strategy == "dp":
+            raise RanksFailed("rank 0: Traceback\nout of memory")
+        return measured(100, task.gpus)
+
+    monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
+    with_gpus(monkeypatch, 4)
+    files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
+    options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
+    with pytest.raises(BenchFailed, match=r"DataParallel, 4 GPUs, amp, dali: .*\nout of memory"):
+        strategies_bench.main(options)
+    written = json.loads(Path(files["json"]).read_text())
+    assert written["settings"]["gpus"] == 4
+    rows = written["rows"]
+    assert [row["strategy"] for row in rows] == [strategy for strategy in STRATEGIES for _ in range(4)]
+    assert [row["error"] is not None for row in rows] == [row["strategy"] == "dp" for row in rows]
+    assert [row["to_one"] for row in rows] == [None if row["strategy"] == "dp" else 1 for row in rows]
+    assert Path(files["plot"]).read_bytes().startswith(PNG)
+    # DataParallel's one loader makes the batches, and has the threads and workers, of all.
+    shapes = {(task.strategy, task.loader): (task.processes, task.batch_size, task.threads) for task in tasks}
+    assert shapes == {
+        ("one", "torch"): (1, 4, 3),
+        ("one", "dali"): (1, 4, 1),
+        ("dp", "torch"): (1, 16, 12),
+        ("dp", "dali"): (1, 16, 4),
+        **{(strategy, "torch"): (4, 4, 3) for strategy in ("ddp", "sync-bn")},
+        **{(strategy, "dali"): (4, 4, 1) for strategy in ("ddp", "sync-bn")},
+    }
+    gpus = {task.strategy: [list(task.gpus_of(rank)) for rank in range(task.processes)] for task in tasks}
+    assert gpus["one"] == [[0]] and gpus["dp"] == [[0, 1, 2, 3]] and gpus["ddp"] == [[0], [1], [2], [3]]
+    # Whole turns of the workers: 12 of DataParallel's make 12 batches at once.
+    assert {task.stretch for task in tasks if task.loader == "dali"} == {2}
+    assert {(task.strategy, task.stretch) for task in tasks if task.loader == "torch"} >= {("one", 3), ("dp", 12)}
+
+
+@pytest.mark.parametrize(("gpus", "needed"), [(1, "one"), (2, "one,dp,ddp,sync-bn")])
+def test_what_needs_several_gpus_is_left_out(
+    gpus: int, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "raydali.bench.ranks.run_ranks", lambda function, task, *args, **options: measured(1, task.gpus)
+    )
+    with_gpus(monkeypatch, gpus)
+    result = strategies_bench.main(replace(OPTIONS, gpus=None))
+    assert [row["strategy"] for row in result["rows"]] == needed.split(",")
+    said = "left out: DataParallel, DDP, DDP + SyncBatchNorm: they need at least 2 GPUs, and this is on 1 GPU\n"
+    assert (said in capsys.readouterr().err) == (gpus == 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def test_figures() -> None:
+    row = figures(measured(100, 4))
+    assert (row["images_per_second"], row["low"], row["high"], row["repeats"]) == (200, 100, 300, [100, 300])
+    assert row["loader_wait_fraction"] == pytest.approx(0.15)
+    assert row["memory_balance"] == 2 / 5
+    assert row["busy_balance"] == pytest.approx(1 / 4)
+    assert set(row) == set(NOTHING)
+    one = figures(measured(100, 1))
+    assert (one["memory_balance"], one["busy_balance"]) == (None, None)
+
+
+def test_balance() -> None:
+    assert balance([2.0, 2.0]) == 1
+    assert balance([1.0, 4.0, 2.0]) == 0.25
+    assert balance([3.0]) is None
+    assert balance([0.0, 0.0]) is None
+
+
+def test_against_one() -> None:
+    def row(strategy: str, rate: float | None, loader: str = "dali") -> dict[str, Any]:
+        return {"strategy": strategy, "precision": "fp32", "loader": loader, "images_per_second": rate}
+
+    rows = [row("one", 100), row("one", 50, "torch"), row("one", None, "other")]
+    assert to_one(row("ddp", 350), rows) == 3.5
+    assert to_one(row("ddp", 350, "torch"), rows) == 7
+    assert to_one(row("ddp", 350, "other"), rows) is None
+    assert to_one(row("ddp", None), rows) is None
+    assert to_one(row("ddp", 350), []) is None
+
+
+def test_overlapping_kernels_count_once() -> None:
+    assert covered([]) == 0
+    assert covered([(3, 4), (0, 2), (1, 2.5), (1, 1.5)]) == 3.5
+
+
+def test_which_device_events_are_computing() -> None:
+    def event(name: str, *, on: str = "CUDA", annotation: bool = False) -> Any:
+        return SimpleNamespace(name=name, device_type=SimpleNamespace(name=on), is_user_annotation=annotation)
+
+    assert is_computing(event("sm90_xmma_fprop_implicit_gemm"))
+    assert not is_computing(event("aten::conv2d", on="CPU"))
+    assert not is_computing(event("DataParallel.forward", annotation=True))
+    assert not is_computing(event("ncclDevKernel_AllReduce_Sum_f32_RING_LL"))
+    assert not is_computing(event("Memcpy PtoP (Device -> Device)"))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_plots_what_there_is(rows: int, tmp_path: Path) -> None:
+    def each() -> Iterator[dict[str, Any]]:
+        for gpus, strategy in (1, "one"), (2, "dp"):
+            row = {"strategy": strategy, "precision": "amp", "loader": "dali", "gpus": gpus, "processes": 1}
+            yield row | {"error": None} | figures(measured(100, gpus))
+
+    result = {
+        "command": "bench strategies",
+        "machine": {"gpus": ["A", "A"], "cpus": 2},
+        "settings": {"model": "a", "image_size": 8, "batch_size": 8, "repeats": 1, "gpus": 2},
+        "rows": [*list(each())[:rows], {"error": "oh"}],
+    }
+    plot(result, str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_names() -> None:
+    assert strategy_name({"strategy": "one", "gpus": 1, "processes": 1}) == "one GPU"
+    assert strategy_name({"strategy": "sync-bn", "gpus": 4, "processes": 4}) == "DDP + SyncBatchNorm, 4 GPUs"
+    assert strategy_name({"strategy": "one", "gpus": 0, "processes": 1}) == "one process"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1, not 0"),
+        ({"workers": 0}, "--workers must be at least 1, not 0"),
+        ({"timeout": math.inf}, "--timeout must be above 0 seconds, not inf"),
+        ({"loaders": "torch,native"}, "'native': --loaders takes torch,dali"),
+        ({"strategies": "one,fsdp"}, "--strategies one,fsdp: 'fsdp' is none of them: choose from one,dp,ddp,sync-bn"),
+        ({"strategies": ","}, "--strategies names none: choose from one,dp,ddp,sync-bn"),
+        ({"precisions": "bf16"}, "--precisions bf16: 'bf16' is none of them: choose from fp32,amp"),
+        ({"strategies": "dp,sync-bn"}, "--strategies dp,sync-bn need at least 2 GPUs, and this is on the CPU: add one"),
+        ({"model": "resnet51"}, "resnet51 is not a model .*resnet50"),
+        ({"gpus": -1}, "--gpus must be numbers of GPUs such as 1,2,4, not '-1'"),
+        ({"gpus": 1000}, "--gpus 1000: this machine has .*: ask for"),
+        ({"batch_size": 17}, r"32 images are fewer than the 34 that one step takes .*lower --batch-size, or --make 34"),
+        ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
+        ({"data": "/nowhere"}, "/nowhere is missing"),
+        ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json cannot be written"),
+        ({"plot": "/"}, "--plot / cannot be written"),
+    ],
+)
+def test_refuses(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        strategies_bench.main(replace(OPTIONS, **changed))
+
+
+def test_options_are_cheap_to_import() -> None:
+    code = (
+        "import sys, raydali.bench.strategies_bench; "
+        "assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

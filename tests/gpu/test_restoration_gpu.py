@@ -1,0 +1,63 @@
+"""Pairs on a GPU: the windows and flips of the CPU, its pixels but for rounding, and unusable pairs named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydali.data.image_pairs import ImagePairs
+from raydali.data.loader import make_loader
+from raydali.data.restoration import TrainPairs, ValidationPairs
+from raydali.data.stream import OrderedPass, Stream
+from raydali.errors import DataError
+from tests.data.pictures import encoded, photograph
+
+pytestmark = pytest.mark.gpu
+
+CROP = (96, 128)
+STREAM = Stream(samples=16, epochs=3, batch_size=8, global_batch_size=8, seed=1)
+PASS = OrderedPass(samples=16, batch_size=6)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for id in range(16):
+        image = photograph(("china", "flower")[id % 2], (150 + 9 * id, 120 + 7 * id))
+        for folder, kind in (("img", "JPEG"), ("gt", ("JPEG", "PNG")[id % 2])):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{id:02}.{kind.lower()}").write_bytes(encoded(image, kind))
+    return tmp_path
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_windows_and_flips_are_the_cpus(root: Path, training: bool) -> None:
+    source = ImagePairs.scan(str(root))
+    pipeline = TrainPairs(crop_size=CROP, seed=3) if training else ValidationPairs(crop_size=CROP)
+    order = STREAM if training else PASS
+    with (
+        make_loader("dali", source, pipeline, order) as cpu,
+        make_loader("dali", source, pipeline, order, device="cuda", threads=4) as gpu,
+    ):
+        for batch, expected in zip(gpu, cpu, strict=True):
+            for name in ("inputs", "targets"):
+                images = batch[name]
+                assert images.device.type == "cuda" and images.dtype == torch.uint8
+                assert images.shape == expected[name].shape == (len(batch.ids), 3, *CROP)
+                assert images.is_contiguous(memory_format=torch.channels_last)
+                difference = (images.cpu().float() - expected[name].float()).abs()
+                assert difference.mean((1, 2, 3)).max() < 2
+
+
+@pytest.mark.parametrize("size", [(60, 300), (150, 121)])
+def test_a_pair_that_cannot_be_used_is_named(root: Path, size: tuple[int, int]) -> None:
+    """Smaller than the crop, and of another size than its input."""
+    (root / "gt/00.jpeg").write_bytes(encoded(photograph(size=size)))
+    if size == (60, 300):
+        (root / "img/00.jpeg").write_bytes(encoded(photograph(size=size)))
+    source = ImagePairs.scan(str(root))
+    with (
+        make_loader("dali", source, TrainPairs(crop_size=CROP, seed=3), PASS, device="cuda") as loader,
+        pytest.raises(DataError, match=rf"sample 0 cannot be read: {root}.*(smaller than|must have one size)"),
+    ):
+        for _ in loader:
+            pass
