@@ -75,9 +75,10 @@ class Config(TrainingOptions):
     def __post_init__(self) -> None:
         """Refuse what cannot be; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
-        for name, value in (("--annotations", self.annotations), ("--val-data", self.val_data)):
+        for name in ("annotations", "val_data", "val_annotations"):
+            value = getattr(self, name)
             if value is not None and self.data is None:
-                raise UsageError(f"{name} {value} needs the training images too: give --data")
+                raise UsageError(f"--{name.replace('_', '-')} {value} needs the training images too: give --data")
         for name in ("cuda_graph", "compile"):
             if getattr(self, name):
                 raise UsageError(f"--{name.replace('_', '-')} is not for detectors, whose shapes change: leave it out")

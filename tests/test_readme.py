@@ -32,6 +32,7 @@ BENCH = (
 ACTIVATE = "source .venv/bin/activate"
 TRAIN = "python jobs/imagenet.py --data ~/pets --name pets --model resnet18 --epochs 10 --batch-size 32"
 HELP = "python jobs/imagenet.py --help"
+PREVIEW = "raydali preview --data ~/pets --workers 2 -o ~/sheet.png"
 RESUME = f"{TRAIN} --workers 1"
 TOKEN = ("ray get-auth-token --generate", "chmod 600 ~/.ray/auth_token")
 SUBMIT = "ray job submit --working-dir . -- " + TRAIN.replace(
@@ -54,7 +55,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, RESUME, *TOKEN, SUBMIT, *BENCH}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH}
     assert lines[:2] == ["$ make demo", "$ make test"]
 
 
@@ -203,6 +204,9 @@ def assert_as_shown(output: str, *, finished: str) -> None:
 def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: dict[str, str], tmp_path: Path) -> None:
     code, output = run(HELP, env, tmp_path / "help")
     assert code == 0 and "--data" in output
+    code, output = run(PREVIEW, env, tmp_path / "preview")
+    assert code == 0 and "16 ids, none twice" in output, output
+    assert Image.open(home / "sheet.png").width > 1000
 
     folder = RunFolder(str(home / "raydali-runs"), "pets")
     with shell(TRAIN, env, tmp_path / "train") as process:

@@ -65,7 +65,7 @@ class StrategiesBench:
     strategies: str = ",".join(STRATEGIES)
     """Which to measure. Those that need several GPUs are left out where there is one."""
     precisions: str = ",".join(PRECISIONS)
-    """fp32, amp (fp16 with a GradScaler)."""
+    """fp32, amp (fp16 with a GradScaler; without a GPU bf16)."""
     loaders: str = ",".join(LOADERS)
     """torch (Pillow in torch's DataLoader), dali."""
     timeout: float = 300.0
@@ -290,7 +290,7 @@ def _show_table(result: dict[str, Any]) -> None:
     show(
         f"{settings['model']}, {settings['images']:,} images to {settings['image_size']} x {settings['image_size']} "
         f"pixels, batches of {settings['batch_size']} a GPU, {settings['threads']} threads or {settings['workers']} "
-        "workers a GPU; amp: fp16\n"
+        "workers a GPU\n"
         "GiB of each GPU: torch's peak (of its tensors), and all that is taken at the end (DALI, CUDA, NCCL, other "
         "programs too);\n"
         "balance: the smallest to the largest of the GPUs, in all that is taken, and in time computing for a step",

@@ -127,7 +127,7 @@ def _unwritable(place: Path, error: OSError) -> UsageError:
 
 
 def _lines(path: str, size: int) -> list[str]:
-    lines = []
+    lines: list[str] = []
     try:
         with open(path, "rb", buffering=0) as file:
             position = 0

@@ -37,7 +37,6 @@ from raydali.errors import DataError, UsageError
 SHUFFLE_BUFFER = 1024
 """Records that a rank holds, of which the next is drawn: DALI's default."""
 PREFETCHED_BATCHES = 2
-_NO_LABEL = -(1 << 62)
 
 
 class TFRecordLoader:
@@ -61,7 +60,7 @@ class TFRecordLoader:
         unseen: samples that no rank is given in an epoch.
 
     Raises:
-        UsageError: a batch size below 1, no such rank; to train, fewer records than a batch for each rank.
+        UsageError: a batch size below 1, no such rank, fewer records than ranks; to train, fewer than a batch for each.
     """
 
     def __init__(
@@ -87,6 +86,8 @@ class TFRecordLoader:
         self.device, self.threads = torch.device(device), max(1, threads)
         self._image, self._label, self._first_label = image, label, first_label
         samples = len(records)
+        if samples < world_size:
+            raise UsageError(f"{samples} records are fewer than the {world_size} workers: lower --workers")
         self._shard = samples * (rank + 1) // world_size - samples * rank // world_size
         self.batches, self.unseen = -(-self._shard // batch_size), 0
         if isinstance(pipeline, TrainImages):
@@ -106,8 +107,6 @@ class TFRecordLoader:
             DataError: a record that cannot be decoded, or has no label.
         """
         self._done = epoch, 0
-        if not self.batches:
-            return
         pipeline = self._built(epoch)
         try:
             for batch in range(self.batches):
@@ -166,12 +165,12 @@ class TFRecordLoader:
             seed=int(keyed(self._seed, epoch, self.rank)) >> 33,
         )
         with pipeline:
-            read = fn.readers.tfrecord(
+            read: Any = fn.readers.tfrecord(
                 path=[self.records.paths[file] for file in order],
                 index_path=[self.records.index_paths[file] for file in order],
                 features={
-                    self._image: features.FixedLenFeature((), features.string, ""),
-                    self._label: features.FixedLenFeature([1], features.int64, _NO_LABEL),
+                    self._image: features.FixedLenFeature([], features.string, ""),
+                    self._label: features.FixedLenFeature([1], features.int64, -1),
                 },
                 shard_id=self.rank,
                 num_shards=self.world_size,
@@ -189,10 +188,11 @@ class TFRecordLoader:
             images, labels = pipeline.run(torch.cuda.current_stream(self.device) if on_gpu else None)
         except RuntimeError as error:
             raise DataError(f"a record of rank {self.rank} cannot be read: {error}") from error
-        numbers = from_dlpack(labels.as_tensor()).reshape(-1) - self._first_label
-        if int(numbers.min()) < 0:
+        numbers = from_dlpack(labels.as_tensor()) - self._first_label
+        # Of a record without it DALI makes a number of no dimension, which need not be the default.
+        if numbers.dim() != 2 or int(numbers.min()) < 0:
             raise DataError(f"a record of rank {self.rank} has no {self._label!r} of at least {self._first_label}")
-        return from_dlpack(images.as_tensor()).movedim(3, 1), numbers.to(self.device, non_blocking=True)
+        return from_dlpack(images.as_tensor()).movedim(3, 1), numbers[:, 0].to(self.device, non_blocking=True)
 
 
 def _graph(settings: TrainImages | ValidationImages, encoded: Any, on: str) -> Any:

@@ -1,6 +1,7 @@
 """Images with boxes on the CPU: boxes follow crop, fit and flip; DALI is Pillow; each image once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,8 @@ def test_empty_images_and_crowds_have_no_boxes_to_learn(photographs: Coco) -> No
     boxes, labels = padded(photographs, np.arange(12), 3)
     assert (labels[[0, 4, 8]] == PADDING).all() and (boxes[[0, 4, 8]] == 0).all()
     assert (labels[1] == [1, PADDING, PADDING]).all()
-    crowded = Coco(**{**vars_of(photographs), "crowd": np.ones(len(photographs.boxes), bool)})
+    crowded = replace(photographs, crowd=np.ones(len(photographs.boxes), bool))
     assert (padded(crowded, np.arange(12), 3)[1] == PADDING).all()
-
-
-def vars_of(source: Coco) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in source.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("name", DECODING)
@@ -200,7 +197,7 @@ def test_validation_fits_whole_images_and_boxes_come_back(filled: Coco) -> None:
 def test_an_image_of_another_size_than_annotated_is_refused(name: LoaderName, pipeline: Any, photographs: Coco) -> None:
     sizes = photographs.sizes.copy()
     sizes[5] = sizes[5, ::-1]
-    wrong = Coco(**{**vars_of(photographs), "sizes": sizes})
+    wrong = replace(photographs, sizes=sizes)
     height, width = photographs.sizes[5].tolist()
     message = rf"sample 5 .*05.img: {width}x{height} pixels.*but {height}x{width} in the annotations.*correct the"
     with (
@@ -209,7 +206,7 @@ def test_an_image_of_another_size_than_annotated_is_refused(name: LoaderName, pi
     ):
         next(iter(loader))
     sizes[5] = 0  # nothing annotated
-    unknown = Coco(**{**vars_of(photographs), "sizes": sizes})
+    unknown = replace(photographs, sizes=sizes)
     assert len(one_batch(pipeline, unknown)[0]) == 12
 
 

@@ -218,8 +218,8 @@ def test_a_block_of_everything_mixes_everything() -> None:
 def test_a_billion_samples_in_blocks_cost_nothing() -> None:
     positions = np.arange(BILLION - 256, BILLION)
     permutation = BlockPermutation(BILLION, 1024, 0, 0)
-    assert best_seconds(lambda: BlockPermutation(BILLION, 1024, 0, 1)) < 1e-3
-    assert best_seconds(lambda: permutation(positions)) < 1e-3
+    assert best_seconds(lambda: BlockPermutation(BILLION, 1024, 0, 1)) < 4e-3
+    assert best_seconds(lambda: permutation(positions)) < 4e-3
 
 
 def test_the_order_of_blocks_stays_what_it_was() -> None:

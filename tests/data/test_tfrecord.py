@@ -70,7 +70,8 @@ def test_files_are_counted_and_indexed_once(write: Write, cache: Path, tmp_path:
     offset = 0
     with open(records.paths[1], "rb") as file:
         for line in Path(records.index_paths[1]).read_text().splitlines():
-            assert line.split() == [str(offset), str(size := 16 + struct.unpack("<Q", file.read(8))[0])]
+            size = 16 + struct.unpack("<Q", file.read(8))[0]
+            assert line.split() == [str(offset), str(size)]
             offset += size
             file.seek(offset)
     made = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
@@ -89,9 +90,7 @@ def test_what_is_no_tfrecord_file(write: Write, cache: Path, tmp_path: Path) -> 
     for content in (whole[:-1], whole[:5], b"no record" * 100, whole + b"rest"):
         path = tmp_path / "bad.tfrecord"
         path.write_bytes(content)
-        with pytest.raises(
-            UsageError, match=r"bad\.tfrecord is no TFRecord file, a compressed one, or cut off: record"
-        ):
+        with pytest.raises(UsageError, match=r"bad\.tfrecord is no TFRecord file, .*, or cut off: record"):
             TFRecords.scan(str(path))
     with pytest.raises(UsageError, match=r"1 of the 1 files .*none\.tfrecord are missing"):
         TFRecords.scan(str(tmp_path / "none.tfrecord"))
@@ -130,7 +129,7 @@ def test_ranks_train_on_as_many_full_batches_of_different_records(world_size: in
     assert [label for batch in loader.epoch(1) for label in batch["labels"].tolist()] == orders[1][-len(batches) * 4 :]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_validation_has_each_record_once(world_size: int, write: Write) -> None:
     records = write(2, 1, first_label=1)
     seen = []
@@ -149,9 +148,7 @@ def test_a_run_goes_on_at_epoch_starts_alone(write: Write) -> None:
     assert [(state["epoch"], state["batches"]) for state in states] == [(5, 1), (6, 0)]
     for world_size in (1, 2, 3):
         assert TFRecordLoader(records, TRAIN, batch_size=2, world_size=world_size).epoch_of(states[1]) == 6
-    with pytest.raises(
-        UsageError, match=r"lies 1 batches inside epoch 5, where .* reader cannot begin: go on from one"
-    ):
+    with pytest.raises(UsageError, match=r"lies 1 batches inside epoch 5, where .* cannot begin: go on from one"):
         loader.epoch_of(states[0])
     with pytest.raises(UsageError, match=r"cannot begin, and its shards were those of 2 workers, not 3: go on"):
         TFRecordLoader(records, TRAIN, batch_size=2, world_size=3).epoch_of(states[0])
@@ -165,6 +162,8 @@ def test_records_that_cannot_be_used(write: Write, tmp_path: Path) -> None:
     records = write(7)
     with pytest.raises(UsageError, match="7 records are fewer than a batch of 4 for each of 2 workers: lower"):
         TFRecordLoader(records, TRAIN, batch_size=4, world_size=2)
+    with pytest.raises(UsageError, match="7 records are fewer than the 8 workers: lower --workers"):
+        TFRecordLoader(records, VALIDATION, batch_size=1, world_size=8)
     with pytest.raises(UsageError, match=r"rank must lie in 0\.\.1, not 2"):
         TFRecordLoader(records, TRAIN, batch_size=1, rank=2, world_size=2)
     for content, message in (
