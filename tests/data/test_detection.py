@@ -137,9 +137,9 @@ def test_what_a_window_shows_of_a_box() -> None:
 
 
 def test_a_box_thinner_than_float32_tells_is_dropped() -> None:
-    thin = np.array([[[90.0, 10, np.nextafter(np.float32(90), np.float32(91)), 20]]], np.float32)
-    size = np.array([[100, 100]])
-    _, labels = moved(thin, np.array([[1]]), np.array([[0, 0]]), size, np.array([0], np.int32), 1)
+    thin = np.array([[[1, 10, np.nextafter(np.float32(1), np.float32(2)), 20]]], np.float32)
+    size, flips = np.array([[100, 100]]), np.array([1], np.int32)  # flipped it lies at 99, where float32 is coarser
+    _, labels = moved(thin, np.array([[1]]), np.array([[0, 0]]), size, flips, 100)
     assert labels.tolist() == [[PADDING]]
 
 
