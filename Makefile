@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-all check lock format clean
 
 setup: .venv/ready

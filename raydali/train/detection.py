@@ -65,7 +65,13 @@ def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float,
     What was found in a crowd is neither right nor wrong; what was found in an image without boxes is wrong.
     """
     # Whoever calls has gathered what counts: on its own, the metric would wait for the other ranks.
-    metric = MeanAveragePrecision(backend="pycocotools", sync_on_compute=False)
+    # Thresholds are pycocotools', in double precision: torchmetrics' own are rounded, which moves mAP by some 0.0001.
+    metric = MeanAveragePrecision(
+        backend="pycocotools",
+        sync_on_compute=False,
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+        rec_thresholds=np.linspace(0, 1, 101).tolist(),
+    )
     metric.warn_on_many_detections = False
     for id, *of_found in found:
         boxes, scores, labels = map(torch.from_numpy, of_found)
