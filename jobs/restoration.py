@@ -103,6 +103,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from raydali.data.hashing import keyed
     from raydali.data.loader import Batch, make_loader
+    from raydali.data.permutation import Permutation
     from raydali.data.stream import MicroBatch
     from raydali.launch.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
@@ -146,6 +147,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     loader = make_loader(config.loader, data.train, augment, stream, start=run.start, **where)
     in_order = OrderedPass(samples=len(data.test), batch_size=config.batch_size)
     test_loader = make_loader(config.loader, data.test, centre, in_order, **where)
+    shown = Permutation(len(data.test), seed=0, epoch=0)(range(min(ROWS_SHOWN, len(data.test)))).tolist()
 
     # -- A step, as it is trained and as it is rehearsed
 
@@ -181,8 +183,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         run.meter.enter("validation")
         result = evaluate(from_8_bits, test_loader, worker, precision)
         if worker.rank == 0:
-            ids = range(0, len(data.test), -(-len(data.test) // ROWS_SHOWN))
-            inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in ids), strict=True))
+            inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in shown), strict=True))
             outputs = restore(from_8_bits, inputs.to(worker.device), precision)
             session.folder.write("samples.png", draw(inputs, outputs, targets))
         run.meter.enter("loop")
