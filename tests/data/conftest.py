@@ -1,4 +1,5 @@
 from tests.data.object_stores import gcs, s3, s3_url
+from tests.data.tars import pack, tar_cache
 from tests.data.trees import nasty
 
-__all__ = ["gcs", "nasty", "s3", "s3_url"]
+__all__ = ["gcs", "nasty", "pack", "s3", "s3_url", "tar_cache"]
