@@ -112,7 +112,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    from raydali.data.hashing import keyed
     from raydali.data.loader import Batch, make_loader
     from raydali.data.stream import MicroBatch
     from raydali.launch.training_run import TrainingRun
@@ -188,12 +187,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         """One step of the optimiser on this rank's next micro-batches."""
         consumed = []
         statistics.begin_step()
-        for index in range(run.micro_batches):
-            meter.enter("loader_wait")
-            batch = next(batches)
-            meter.first_batch()
-            meter.enter("step")
-            torch.manual_seed(int(keyed(config.seed, batch.micro_batch.number)) >> 1)
+        for index, batch in run.take_step(batches, meter):
             images, labels = mix(batch["images"], batch["labels"])
             loss = forward_backward(images, labels, last=index == run.micro_batches - 1)
             statistics.after_micro_batch(index)

@@ -114,7 +114,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.hashing import keyed
     from raydali.data.loader import Batch
     from raydali.data.stream import MicroBatch
     from raydali.data.video_loader import make_video_loader
@@ -190,12 +189,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         """One step of the optimiser on this rank's next micro-batches."""
         consumed = []
         statistics.begin_step()
-        for index in range(run.micro_batches):
-            meter.enter("loader_wait")
-            batch = next(batches)
-            meter.first_batch()
-            meter.enter("step")
-            torch.manual_seed(int(keyed(config.seed, batch.micro_batch.number)) >> 1)
+        for index, batch in run.take_step(batches, meter):
             loss = forward_backward(batch["clips"], batch["labels"], last=index == run.micro_batches - 1)
             statistics.after_micro_batch(index)
             meter.add(loss, len(batch.ids))

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from raydali.data.hashing import keyed
 from raydali.data.loader import Batch, Loader
 from raydali.data.stream import MicroBatch
 from raydali.launch.options import TrainingOptions
@@ -208,6 +209,16 @@ class TrainingRun:
             yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
             if every and self._done % every == 0 and self._checkpointed < self._done:
                 self._checkpoint()
+
+    def take_step(self, batches: Iterator[Batch], meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
+        """This rank's batches of a step, numbered from 0; what draws random numbers is seeded for each of them."""
+        for index in range(self.micro_batches):
+            meter.enter("loader_wait")
+            batch = next(batches)
+            meter.first_batch()
+            meter.enter("step")
+            torch.manual_seed(int(keyed(self._config.seed, batch.micro_batch.number)) >> 1)
+            yield index, batch
 
     def trained(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Say that a step is done, and what it trained on: for the trace and the driver."""
