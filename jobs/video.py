@@ -62,8 +62,8 @@ class Config(TrainingOptions):
     """The shorter side is resized to this before the crop."""
     flip_probability: float = 0.5
     """Training: how often a clip is mirrored."""
-    pipelines: int | None = None
-    """Of DALI on each device. Default: one for each of a GPU's video engines; 1 on CPUs."""
+    decoders: int | None = None
+    """Clips that each GPU decodes at once. Default: two for each of its video engines."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd, with momentum; adamw, for transformers such as MViT and Swin."""
     label_smoothing: float = 0.1
@@ -76,7 +76,7 @@ class Config(TrainingOptions):
             if value is not None and self.data is None:
                 raise UsageError(f"{name} {value} needs the training videos too: give --data")
         check_clips(self.sequence_length, self.stride, self.step)
-        require(self, "pipelines", least=1)
+        require(self, "decoders", least=1)
         require(self, "label_smoothing", least=0, below=1)
 
 
@@ -168,7 +168,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Data
 
     augment, centre = make_pipelines(config)
-    where = run.loader_settings() | {"pipelines": config.pipelines}
+    where = run.loader_settings() | {"decoders": config.decoders}
     loader = make_video_loader(config.loader, data.train, augment, stream, start=run.start, **where)
     in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
     val_loader = make_video_loader(config.loader, data.val, centre, in_order, **where)

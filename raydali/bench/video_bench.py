@@ -1,6 +1,6 @@
 """`raydali bench video`: how many frames a second loaders of clips deliver when nobody uses them.
 
-    raydali bench video --data ~/kinetics/train --gpus 1,2,4 --pipelines 1,7 --json video.json
+    raydali bench video --data ~/kinetics/train --gpus 1,2,4 --decoders 1,7 --json video.json
     raydali bench video --codec mjpeg --height 240 --make 16 --frames 60 --loaders raydali,pyav
     raydali bench video --seed-table --gpus 1,2,4
 
@@ -50,15 +50,15 @@ class VideoBench:
     make: int = 64
     """Without --data: how many videos to make, in a temporary folder."""
     codec: VideoCodec = "h264"
-    """Of made videos. Without a GPU, DALI decodes vp9 and mjpeg."""
+    """Of made videos."""
     frames: int = 300
     """Of each made video; every 30th is a keyframe."""
     height: int = 1080
     """Of made videos, pixels; their width is 16/9 of it."""
     gpus: str | None = None
     """Numbers of GPUs, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
-    pipelines: str | None = None
-    """Numbers of DALI pipelines of raydali on each device, such as 1,4,7. Default: one for each video engine."""
+    decoders: str | None = None
+    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: two for each video engine."""
     batch_size: int = 8
     """Clips of a batch, for each GPU."""
     sequence_length: int = 16
@@ -88,7 +88,7 @@ def main(options: VideoBench) -> dict[str, Any]:
 
     Returns:
         What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "gpus" (0: the CPU),
-        "pipelines" (null: as many as engines), "frames_per_second" (over all GPUs, the median), "low", "high",
+        "decoders" (null: two for each engine), "frames_per_second" (over all GPUs, the median), "low", "high",
         "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one pipeline on as many GPUs),
         "to_cpu" (the faster of pyav and torchcodec), "scaling" (to itself at the fewest GPUs), "error"}; with
         --seed-table also "pass_seconds" and "published_seconds". What was not measured is null.
@@ -104,8 +104,8 @@ def main(options: VideoBench) -> dict[str, Any]:
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
     if not 0 < options.seconds < float("inf"):
         raise UsageError(f"--seconds must be above 0, not {options.seconds}")
-    counts, pipelines = asked.gpu_counts(options.gpus), _pipelines(options.pipelines)
-    rows = _rows(options, counts, pipelines)
+    counts, decoders = asked.gpu_counts(options.gpus), _decoders(options.decoders)
+    rows = _rows(options, counts, decoders)
     with made_videos(options.data, Made(options.codec, options.make, options.frames, options.height)) as root:
         clips = VideoClips.scan(root, sequence_length=options.sequence_length, stride=options.stride)
         needed = options.batch_size * max(1, *counts)
@@ -127,17 +127,17 @@ def main(options: VideoBench) -> dict[str, Any]:
     return result
 
 
-def _pipelines(listed: str | None) -> list[int | None]:
+def _decoders(listed: str | None) -> list[int | None]:
     try:
         counts = [int(part) for part in listed.split(",")] if listed is not None else [1]
     except ValueError:
         counts = [0]
     if min(counts) < 1:
-        raise UsageError(f"--pipelines must be numbers of pipelines such as 1,4,7, not {listed!r}: at least 1 each")
+        raise UsageError(f"--decoders must be numbers of decoders such as 1,4,7, not {listed!r}: at least 1 each")
     return [None] if listed is None else list(counts)
 
 
-def _rows(options: VideoBench, counts: list[int], pipelines: list[int | None]) -> list[dict[str, Any]]:
+def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) -> list[dict[str, Any]]:
     from raydali.bench.video_loaders import VIDEO_LOADERS
 
     rows = []
@@ -147,8 +147,8 @@ def _rows(options: VideoBench, counts: list[int], pipelines: list[int | None]) -
         for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
             if name == "reader" and gpus == 0:
                 continue
-            for count in pipelines if name == "raydali" else [None]:
-                row: dict[str, Any] = {"loader": name, "gpus": gpus, "pipelines": count, "repeats": [], "seconds": 0.0}
+            for count in decoders if name == "raydali" else [None]:
+                row: dict[str, Any] = {"loader": name, "gpus": gpus, "decoders": count, "repeats": [], "seconds": 0.0}
                 rows.append(row | {"error": NOT_INSTALLED if missing else None})
     if not rows:
         raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
@@ -174,7 +174,7 @@ def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None
                 seconds=options.seconds,
                 sequence_length=options.sequence_length,
                 stride=options.stride,
-                pipelines=row["pipelines"],
+                decoders=row["decoders"],
             )
             try:
                 delivered = measure(task, row["gpus"])
@@ -207,13 +207,13 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         row["to_reader"] = ratio(row, rates(loader="reader", gpus=row["gpus"]))
         row["to_cpu"] = ratio(row, on_cpu)
-        own = rates(loader=row["loader"], pipelines=row["pipelines"])
+        own = rates(loader=row["loader"], decoders=row["decoders"])
         row["scaling"] = ratio(row, own) if row["gpus"] else None
 
 
 def _name(row: dict[str, Any]) -> str:
-    count = row["pipelines"]
-    return f"{row['loader']}, {count} pipeline{'s' * (count > 1)}" if count else str(row["loader"])
+    count = row["decoders"]
+    return f"{row['loader']}, {count} decoder{'s' * (count > 1)}" if count else str(row["loader"])
 
 
 def _show(result: dict[str, Any]) -> None:

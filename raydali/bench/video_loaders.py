@@ -1,6 +1,6 @@
 """The loaders of clips that are measured: ours, and the ways in which others read videos, as their users would.
 
-    raydali      VideoClips in the stream's order, with some DALI pipelines a GPU
+    raydali      VideoClips in the stream's order, with some decoders on a GPU
     reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
     pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
     torchcodec   the same with torchcodec, where it is installed
@@ -29,12 +29,12 @@ class VideoTask(Task):
         batch_size: clips of a batch.
         sequence_length: frames of a clip.
         stride: from one frame of a clip to its next.
-        pipelines: of DALI; None for one an engine.
+        decoders: of raydali on a GPU; None for as many as by default.
     """
 
     sequence_length: int
     stride: int
-    pipelines: int | None = None
+    decoders: int | None = None
 
     @property
     def measured(self) -> Measured:
@@ -64,7 +64,7 @@ def _raydali(task: Any) -> Deliveries:
     )
     pipeline = TrainClips(seed=0, image_size=task.image_size, resize_size=task.image_size)
     where = {"rank": task.rank, "world_size": task.world_size, "device": task.device, "threads": task.threads}
-    with make_video_loader("dali", clips, pipeline, order, pipelines=task.pipelines, **where) as loader:
+    with make_video_loader("dali", clips, pipeline, order, decoders=task.decoders, **where) as loader:
         yield from loader
 
 

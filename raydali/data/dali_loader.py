@@ -2,7 +2,7 @@
 
 import gc
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any
@@ -119,9 +119,28 @@ class DaliLoader(Loader):
             prefetch_queue_depth=self._prefetched,
         )
         with self._dali:
-            nodes = fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True)
+            nodes = self._external_sources(feed, fed)
             self._dali.set_outputs(*self.pipeline.graph(self.source, *nodes, device=self._where))
         self._dali.build()
+
+    def _external_sources(self, feed: Callable[[], tuple[Any, ...]], fed: int) -> list[Any]:
+        """Nodes of what `feed` returns, a batch at a time: the first `gpu_inputs` lie on the GPU."""
+        if not (resident := self.pipeline.gpu_inputs):
+            return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
+        parts: tuple[deque[Any], deque[Any]] = deque(), deque()
+
+        def of(side: int) -> tuple[Any, ...]:
+            if not parts[side]:
+                whole = feed()
+                parts[0].append(whole[:resident])
+                parts[1].append(whole[resident:])
+            part: tuple[Any, ...] = parts[side].popleft()
+            return part
+
+        # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
+        stream = torch.cuda.Stream(self.device).cuda_stream
+        on_gpu = fn.external_source(lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream)
+        return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
 
     # What DALI asks for ahead of time; StopIteration ends its epoch.
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 Device = Literal["cpu", "gpu"]
-Inputs = tuple[Sequence[NDArray[Any]] | NDArray[Any], ...]
-"""One or more batches: lists of arrays, or arrays of which each row belongs to a sample."""
+Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
+"""One or more batches: lists of arrays or tensors, or arrays of which each row belongs to a sample."""
 AnySource = TypeVar("AnySource", bound="Source", contravariant=True)
 
 
@@ -57,6 +57,8 @@ class Pipeline(Protocol[AnySource]):
 
     image_files: ClassVar[int] = 0
     """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
+    gpu_inputs: ClassVar[int] = 0
+    """How many of the inputs, from the first on, are torch tensors that lie on the GPU already."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """Video classification: clips of frames, resized, cropped and flipped as a whole.
 
-Here stand the settings and the random numbers, and nothing slow to import, as in classification.py. The pixels are
-video_dali.py's and, for the baseline, video_pyav.py's.
+Here stand the settings and the random numbers, and nothing slow to import, as in classification.py. Clips are decoded
+before they enter the DALI graph (video_dali.py): by FFmpeg (video_pyav.py), or by a GPU's video engines (video_gpu.py).
 """
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 
-_READING_THREADS = 8
+_DECODING_THREADS = 8
+_MARGIN = 2
+"""Times the pixels that become one: how far around a crop antialiasing looks."""
 _FLIP, _TOP, _LEFT = range(3)
 
 
@@ -38,6 +41,22 @@ class Crops:
     resized: NDArray[np.int64]
     starts: NDArray[np.int64]
     flips: NDArray[np.int32]
+
+
+class Part(NamedTuple):
+    """Of a frame: rows and columns, from an even one to an even one, since colours are coded for two by two pixels."""
+
+    rows: slice
+    columns: slice
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The parts of the frames that are kept, of n clips, and where the crops lie in them: float32 (n, 2) each."""
+
+    parts: list[Part]
+    starts: NDArray[np.float32]
+    ends: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,37 +89,43 @@ class Clips(Pipeline[VideoClips]):
         return "clips", "labels"
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
-        """Encoded clips (uint8), their frames (N, sequence_length) int32, crops' starts and ends (N, 2) float32 in the
-        frames as they are coded, flips (N,) int32, labels (N,) int64.
+        """Decoded clips (sequence_length, height, width, 3) uint8 RGB, the part around the crop; the crops' starts and
+        ends in them (N, 2) float32, flips (N,) int32, labels (N,) int64.
 
         Raises:
-            OSError: a video cannot be read; names its path.
+            OSError: a video cannot be read or decoded; names its path.
         """
-        with ThreadPoolExecutor(_READING_THREADS) as threads:
-            cuts = list(threads.map(source.cut, ids.tolist()))
+        from raydali.data.video_pyav import rgb_clip
+
         crops = self.crops(source, ids, epochs)
-        scale = source.shapes[source.places(ids)[0]] / crops.resized
-        starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
-        return (
-            [cut.content for cut in cuts],
-            np.stack([cut.frames for cut in cuts]),
-            starts.astype(np.float32),
-            ends.astype(np.float32),
-            crops.flips,
-            source.labels(ids),
-        )
+        regions = self.regions(source, ids, crops)
+        with ThreadPoolExecutor(_DECODING_THREADS) as threads:
+            clips = list(threads.map(partial(rgb_clip, source), ids.tolist(), regions.parts))
+        return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
 
     def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Decodes, resizes with antialiasing what the crop shows and nothing beside it, flips."""
+        """Resizes with antialiasing what the crop shows and nothing beside it, flips."""
         from raydali.data.video_dali import clips_graph
 
-        return clips_graph(self, source, *inputs, device=device)
+        return clips_graph(self, *inputs, device=device)
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label."""
         from raydali.data.video_pyav import clip_sample
 
         return clip_sample(self, source, id, epoch)
+
+    def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
+        """What of the frames is worth keeping: the crops as they lie in frames as they are coded, and a margin."""
+        shapes = source.shapes[source.places(ids)[0]]
+        scale = shapes / crops.resized
+        starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
+        margin = _MARGIN * np.ceil(np.maximum(scale, 1))
+        whole = np.maximum(shapes // 2 * 2, 1)
+        first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
+        last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
+        parts = [Part(*map(slice, low, high)) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+        return Regions(parts, (starts - first).astype(np.float32), (ends - first).astype(np.float32))
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Where these clips are cropped: in the centre, not mirrored."""

@@ -11,8 +11,9 @@ packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI without
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -150,7 +151,7 @@ class VideoClips:
 
     @property
     def dali_reads(self) -> bool:
-        """False: what DALI gets is no file, but a clip's part of one."""
+        """False: what DALI gets is no file, but decoded frames."""
         return False
 
     def at(self, root: str) -> Self:
@@ -166,11 +167,12 @@ class VideoClips:
         """The classes of these clips, int64."""
         return self.videos.labels[self.places(ids)[0]]
 
-    def cut(self, id: int) -> Cut:
+    @contextmanager
+    def cut(self, id: int) -> Iterator[Cut]:
         """The part of its video that a clip needs, and which of its frames are the clip's.
 
         Raises:
-            OSError: the video cannot be read, or has changed since; names its path.
+            OSError: the video cannot be read or decoded, or has changed since; names its path and the clip.
         """
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
         keys = slice(*self.key_offsets[video : video + 2].tolist())
@@ -184,7 +186,13 @@ class VideoClips:
             key_frames=self.key_frames[keys],
             key_times=self.key_times[keys],
         )
-        return cut(self.videos.path(video), facts, first, self.stride, self.sequence_length)
+        path = self.videos.path(video)
+        try:
+            with cut(path, facts, first, self.stride, self.sequence_length) as found:
+                yield found
+        except OSError as error:
+            reason = str(error).removeprefix(f"cannot read {path}: ")
+            raise OSError(f"sample {id} cannot be read: {self.path(id)}: {reason}") from error
 
     def path(self, id: int) -> str:
         """For messages: the video's absolute path or URI, and the clip's first frame in it."""

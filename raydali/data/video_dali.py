@@ -1,57 +1,51 @@
-"""The DALI graph of video.py:
+"""The DALI graphs of video.py, over decoded clips:
 
-    encoded clips --> decode the clip's frames --> resize the crop --> flip
-    frames ------------^     starts, ends ------------^       flips ----^
+    RGB clips -------------> resize the crop --> flip                     on the CPU
+    luma, chroma ----------> resize the crop --> RGB --> flip             on a GPU
+    starts, ends ------------------^      matrices, offsets ^   flips ^
 
-On the CPU DALI decodes VP8, VP9 and MJPEG; on a GPU its video engines decode these and H.264, HEVC, AV1 and MPEG-4.
+DALI 2.4.0's own `fn.decoders.video` is not used. It decodes from a file's first frame on, whichever is asked for; and
+on a GPU it makes a decoder for each clip, which takes a tenth of a second that all GPUs of a host share.
 """
 
 from typing import Any
 
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 from raydali.data.pipeline import Device
 from raydali.data.video import Clips
-from raydali.data.video_clips import VideoClips
-from raydali.errors import UsageError
-
-CPU_CODECS = ("vp8", "vp9", "mjpeg")
-GPU_CODECS = (*CPU_CODECS, "h264", "hevc", "av1", "mpeg4")
 
 
 def clips_graph(
+    settings: Clips, clips: Any, starts: Any, ends: Any, flips: Any, labels: Any, *, device: Device
+) -> tuple[Any, Any]:
+    """`Clips.graph`."""
+    clips = fn.reshape(clips.gpu() if device == "gpu" else clips, layout="FHWC")
+    clips = fn.resize(clips, size=[settings.image_size] * 2, roi_start=starts, roi_end=ends)
+    return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels
+
+
+def planes_graph(
     settings: Clips,
-    source: VideoClips,
-    contents: Any,
-    frames: Any,
+    luma: Any,
+    chroma: Any,
     starts: Any,
     ends: Any,
+    matrices: Any,
+    offsets: Any,
     flips: Any,
     labels: Any,
     *,
     device: Device,
 ) -> tuple[Any, Any]:
-    """`Clips.graph`.
+    """The same from clips as they are coded: luma (frames, height, width, 1), chroma at half the size (..., 2).
 
-    Raises:
-        UsageError: a codec that DALI does not decode there.
+    They become RGB behind the resize, where they are small.
     """
-    _check_codecs(source, device)
-    # Its threads would else be tied to the host's first cores, the same ones in each pipeline.
-    where = {"device": "cpu"} if device == "cpu" else {"device": "mixed", "affine": False}
-    clips = fn.decoders.video(contents, frames=frames, **where)
-    clips = fn.resize(clips, size=[settings.image_size] * 2, roi_start=starts, roi_end=ends)
-    clips = fn.flip(clips, horizontal=flips)
-    return clips, labels.gpu() if device == "gpu" else labels
-
-
-def _check_codecs(source: VideoClips, device: Device) -> None:
-    known = CPU_CODECS if device == "cpu" else GPU_CODECS
-    for video, codec in enumerate(source.codecs.tolist()):
-        if codec not in known:
-            where = "without a GPU" if codec in GPU_CODECS else "at all"
-            remedy = "train on GPUs, or with --loader torch" if codec in GPU_CODECS else "use --loader torch"
-            raise UsageError(
-                f"DALI does not decode {codec} {where}, such as {source.videos.path(video)}: {remedy}, or convert the "
-                f"videos to one of {', '.join(known)}"
-            )
+    size = [settings.image_size] * 2
+    luma, chroma = fn.reshape(luma, layout="FHWC"), fn.reshape(chroma, layout="FHWC")
+    luma = fn.resize(luma, size=size, roi_start=starts, roi_end=ends, dtype=types.FLOAT)
+    chroma = fn.resize(chroma, size=size, roi_start=starts / 2, roi_end=ends / 2, dtype=types.FLOAT)
+    clips = fn.coord_transform(fn.cat(luma, chroma, axis=3), M=matrices, T=offsets)
+    clips = fn.reshape(fn.cast(clips, dtype=types.UINT8), layout="FHWC")
+    return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels

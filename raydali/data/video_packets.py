@@ -1,13 +1,9 @@
 """What PyAV reads of a video without decoding it: how many frames it has, and the packets that a clip needs.
 
-    file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
-    cut                I-----------------                  a small Matroska file, which DALI decodes from its start
-
-DALI 2.4.0's `fn.decoders.video` decodes every frame from a file's first on, whichever it is asked for (its
-`build_index` does nothing), and so a clip at the end of a long video would take as long as all of it.
+file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
+packets            I-----------------                  what is decoded, by video_ffmpeg.py or video_nvdec.py
 """
 
-import io
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +17,10 @@ from raydali.data import object_store
 
 _NOT_SHOWN = 0x10
 """In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+_REORDERED = 16
+"""No codec has more frames decoded before one that is shown before them."""
+_IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
+_WITH_ORDER = ("mov,mp4,m4a,3gp,3g2,mj2", "mpegts")
 _WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
 """Not Matroska's: the times at which its packets are decoded are found by a look at them."""
 
@@ -50,15 +50,18 @@ class VideoFacts:
 
 @dataclass(frozen=True)
 class Cut:
-    """A clip's part of a video, as a file of its own.
+    """A clip's part of a video, while the video is open.
 
     Attributes:
-        content: the file, uint8.
-        frames: int32 (sequence_length,), the clip's frames in it, by their order in time.
+        stream: PyAV's, whose codec context can decode.
+        packets: PyAV's, from a keyframe on, as they are decoded.
+        times: the clip's frames, by the times at which they are shown, in units of the stream's time base; the last one
+            is repeated where the video is too short.
     """
 
-    content: NDArray[np.uint8]
-    frames: NDArray[np.int32]
+    stream: Any
+    packets: list[Any]
+    times: list[int]
 
 
 def read_facts(path: str) -> VideoFacts:
@@ -91,20 +94,21 @@ def read_facts(path: str) -> VideoFacts:
             frames=frames,
             height=context.height,
             width=context.width,
-            codec=context.name,
+            codec=context.codec.canonical_name,
             has_header=container.format.name in _WITH_HEADER,
             key_frames=before[is_key],
             key_times=times[is_key],
         )
 
 
-def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Cut:
+@contextmanager
+def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Iterator[Cut]:
     """The packets that frames first, first + stride, ... need, from the keyframe before them on.
 
     Frames past the video's end are its last one.
 
     Raises:
-        OSError: the video cannot be read, or is another than when it was indexed; names the path.
+        OSError: the video cannot be read or decoded, or is another than when it was indexed; names the path.
     """
     wanted = np.minimum(first + stride * np.arange(sequence_length), facts.frames - 1)
     with open_video(path, has_header=facts.has_header) as (container, stream):
@@ -113,13 +117,17 @@ def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: 
             before = int(facts.key_frames[max(key, 0)])
             packets, shown = _packets(container, stream, facts, max(key, 0), int(wanted[-1]) - before)
             # Frames that are decoded behind a keyframe and shown before it may need those of the keyframe before.
-            leading = bisect_right(shown, _pts(packets[0])) - 1
+            leading = bisect_right(shown, shown_at(packets[0])) - 1
             if key <= 0 or first >= before + leading:
                 break
             key -= 1
         if len(shown) <= wanted[-1] - before:
             raise ValueError(f"frame {wanted[-1]} of {facts.frames} is missing: index the data again")
-        return _write(container, stream, packets, [shown[frame - before] for frame in wanted.tolist()])
+        times = [shown[frame - before] for frame in wanted.tolist()]
+        begin = shown_at(packets[0])
+        last = max(i for i, packet in enumerate(packets) if shown_at(packet) <= times[-1])
+        kept = [packet for packet in packets[: last + 1] if shown_at(packet) >= begin]
+        yield Cut(stream, kept, times)
 
 
 @contextmanager
@@ -162,12 +170,15 @@ def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int
         packet = next(found, None)
     packets: list[Any] = []
     shown: list[int] = []
+    # Where the times at which packets are decoded are true, nothing that comes later is shown before them.
+    tells_order = container.format.name in _WITH_ORDER or stream.codec_context.codec.canonical_name in _IN_ORDER
     while packet is not None:
         packets.append(packet)
         if _counts(packet, stream):
-            insort(shown, _pts(packet))
-        # Whatever comes later in the file is shown no earlier than it is decoded.
-        if len(shown) > last and packet.dts is not None and packet.dts >= shown[last]:
+            insort(shown, shown_at(packet))
+        if len(shown) > last and (
+            packet.dts is not None and packet.dts >= shown[last] if tells_order else len(shown) > last + _REORDERED
+        ):
             break
         packet = next(found, None)
     if not packets:
@@ -197,26 +208,8 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
             frames -= _counts(packet, stream)
 
 
-def _write(container: Any, stream: Any, packets: list[Any], wanted: list[int]) -> Cut:
-    """A file of these packets as far as the wanted frames need them; these are given by their times."""
-    import av
-
-    begin, end = _pts(packets[0]), wanted[-1]
-    last = max(i for i, packet in enumerate(packets) if _pts(packet) <= end)
-    kept = [packet for packet in packets[: last + 1] if _pts(packet) >= begin]
-    times = sorted(_pts(packet) for packet in kept if _is_shown(packet, stream))
-    places = {time: place for place, time in enumerate(times)}
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as output:  # no random ids
-        target = output.add_stream_from_template(stream)
-        for packet in kept:
-            packet.stream = target
-            output.mux(packet)
-    frames = np.array([places[time] for time in wanted], np.int32)
-    return Cut(np.frombuffer(file.getbuffer(), np.uint8), frames)
-
-
-def _pts(packet: Any) -> int:
+def shown_at(packet: Any) -> int:
+    """When a packet's frame is shown, in units of the stream's time base."""
     return int(packet.dts if packet.pts is None else packet.pts)
 
 
@@ -226,8 +219,9 @@ def _time(packet: Any) -> int:
 
 
 def _counts(packet: Any, stream: Any) -> bool:
-    return not packet.is_discard and _is_shown(packet, stream)
+    return not packet.is_discard and is_shown(packet, stream)
 
 
-def _is_shown(packet: Any, stream: Any) -> bool:
-    return stream.codec_context.name not in ("vp8", "libvpx") or bool(memoryview(packet)[0] & _NOT_SHOWN)
+def is_shown(packet: Any, stream: Any) -> bool:
+    """Whether a packet's frame is shown at all, or only serves others."""
+    return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)

@@ -40,17 +40,17 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
 
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
-    result = video_bench.main(replace(OPTIONS, data=folder, pipelines="2", json=str(json_file)))
+    result = video_bench.main(replace(OPTIONS, data=folder, decoders="2", json=str(json_file)))
     ours, pyav, torchcodec = result["rows"]
     assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav", "torchcodec"]
     for row in (ours, pyav):
         assert row["error"] is None and row["gpus"] == 0 and row["scaling"] is None and row["to_reader"] is None
         assert 0 < row["low"] <= row["frames_per_second"] <= row["high"]
-    assert ours["pipelines"] == 2 and torchcodec["frames_per_second"] is None
+    assert ours["decoders"] == 2 and torchcodec["frames_per_second"] is None
     assert ours["to_cpu"] == ours["frames_per_second"] / pyav["frames_per_second"]
     assert json.loads(json_file.read_text()) == result
     output = capsys.readouterr().out
-    assert "68 clips of 4 frames in 34 videos" in output and "raydali, 2 pipelines" in output
+    assert "68 clips of 4 frames in 34 videos" in output and "raydali, 2 decoders" in output
     assert "not installed" in output
 
 
@@ -82,8 +82,8 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
         ({"seconds": 0.0}, "--seconds must be above 0"),
         ({"loaders": "decord"}, "no loader is called 'decord': --loaders takes raydali,reader,pyav,torchcodec"),
         ({"loaders": "reader"}, "--loaders reader needs a GPU"),
-        ({"pipelines": "1,x"}, "--pipelines must be numbers of pipelines such as 1,4,7, not '1,x'"),
-        ({"pipelines": "0"}, "--pipelines must be .*at least 1 each"),
+        ({"decoders": "1,x"}, "--decoders must be numbers of decoders such as 1,4,7, not '1,x'"),
+        ({"decoders": "0"}, "--decoders must be .*at least 1 each"),
         ({"gpus": "9"}, "--gpus 9: this machine"),
         ({"batch_size": 99}, "68 clips are fewer than the 99 that batches of 99 on CPU take at once"),
         ({"json": "/nowhere/x.json"}, "--json /nowhere/x.json cannot be written"),

@@ -1,4 +1,4 @@
-"""Clips on a GPU: what its video engines decode is what PyAV decodes, whatever the number of pipelines."""
+"""Clips on a GPU: what its video engines decode is what PyAV decodes, whatever the number of decoders."""
 
 import os
 import shutil
@@ -35,6 +35,8 @@ VIDEOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "h264-open-gops": ("mp4", "h264", {"options": {"x264-params": "bframes=3:b-adapt=0:open-gop=1:scenecut=0"}}),
     "h264-mkv": ("mkv", "h264", {}),
     "h264-ts": ("ts", "h264", {}),
+    "hevc": ("mp4", "hevc", {}),
+    "mpeg4": ("avi", "mpeg4", {}),
     "vp9": ("webm", "vp9", {}),
     "vp8": ("webm", "vp8", {}),
     "mjpeg": ("avi", "mjpeg", {}),
@@ -83,13 +85,29 @@ def test_frames_that_are_decoded_and_never_shown(tmp_path: Path, codec: str) -> 
     assert_like(clips, straight, ValidationClips(image_size=HEIGHT, resize_size=HEIGHT))
 
 
-def test_several_pipelines_hand_out_the_batches_of_one(root: Path) -> None:
+def test_one_decoder_takes_videos_of_all_sizes(tmp_path: Path) -> None:
+    sizes = [(144, 256), (240, 320), (144, 192), (360, 480), (144, 144)]
+    for i, (height, width) in enumerate(sizes):
+        write_video(tmp_path / "a" / f"{i}.mp4", moving(12, height=height, width=width, start=9 * i), "h264")
+    clips = VideoClips.scan(str(tmp_path), sequence_length=4)
+    stream = Stream(samples=len(clips), epochs=4, batch_size=3, global_batch_size=3, seed=1)
+    whole = TrainClips(image_size=112, resize_size=128, seed=2)
+    with make_video_loader("dali", clips, whole, stream, device="cuda", threads=4, decoders=1) as loader:
+        for batch in loader:
+            for clip, id, epoch in zip(
+                batch["clips"], batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True
+            ):
+                theirs, _ = whole.sample(clips, id, epoch)
+                assert (clip.cpu().int() - theirs.int()).abs().float().mean() < MEAN_TOLERANCE, clips.path(id)
+
+
+def test_several_decoders_hand_out_the_batches_of_one(root: Path) -> None:
     clips = VideoClips.scan(str(root), sequence_length=4)
     stream = Stream(samples=len(clips), epochs=2, batch_size=4, global_batch_size=8, seed=1)
     augment = TrainClips(image_size=112, resize_size=128, seed=2)
     runs = []
-    for pipelines in (1, None):
-        where: dict[str, Any] = {"device": "cuda", "threads": 8, "pipelines": pipelines}
+    for decoders in (1, None):
+        where: dict[str, Any] = {"device": "cuda", "threads": 8, "decoders": decoders}
         with make_video_loader("dali", clips, augment, stream, start=3, **where) as loader:
             runs.append([(batch.ids, batch["clips"].clone(), batch["labels"].clone()) for batch in loader])
     assert len(runs[0]) == 2 * (stream.steps - 3)

@@ -46,7 +46,7 @@ def test_a_run_cut_and_resumed_on_other_numbers_of_workers_is_the_undisturbed_on
     with pytest.raises(Stopped):
         run_ranks(2, train_rank_in_double, CONFIG, discs, folder, 7)  # checkpoint at 4; steps 4..6 run again
     weights = run_ranks(1, train_rank_in_double, CONFIG, discs, folder)[0]
-    undisturbed = run_ranks(1, train_rank_in_double, replace(CONFIG, pipelines=2), discs, whole)[0]
+    undisturbed = run_ranks(1, train_rank_in_double, replace(CONFIG, decoders=2), discs, whole)[0]
 
     stream = CONFIG.stream(len(discs.train))
     reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
@@ -93,7 +93,7 @@ def test_models_by_name() -> None:
         ({"val_data": "/val"}, "--val-data /val needs the training videos too: give --data"),
         ({"sequence_length": 0}, "--sequence-length must be at least 1, not 0"),
         ({"step": -1}, "--step must be at least 1, not -1"),
-        ({"pipelines": 0}, "--pipelines must be at least 1, not 0"),
+        ({"decoders": 0}, "--decoders must be at least 1, not 0"),
         ({"label_smoothing": 1.0}, "--label-smoothing must be at least 0 and below 1, not 1.0"),
     ],
 )
