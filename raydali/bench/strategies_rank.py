@@ -167,7 +167,10 @@ def _make_step(task: StrategyTask, worker: "Worker", *, classes: int) -> "Callab
 
     precision = Precision("fp32" if task.precision == "fp32" else AMP[worker.device.type], worker.device)
     model = build_model(task.model, classes).to(worker.device)
-    model = model.to(memory_format=torch.channels_last)
+    # DataParallel's replicas get their weights as pieces of one buffer, at addresses that cuDNN's kernels for
+    # channels-last images cannot read from (misaligned address).
+    layout = torch.contiguous_format if task.strategy == "dp" else torch.channels_last
+    model = model.to(memory_format=layout)
     if task.strategy == "sync-bn":
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=task.gpus > 0)
@@ -179,7 +182,7 @@ def _make_step(task: StrategyTask, worker: "Worker", *, classes: int) -> "Callab
     )
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        forward_backward(images, labels)
+        forward_backward(images.contiguous(memory_format=layout), labels)
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
