@@ -16,6 +16,7 @@ from tyro.extras import SubcommandApp
 
 from raydali.bench.loader_bench import LoaderBench
 from raydali.bench.results import BenchFailed
+from raydali.bench.scale_bench import ScaleBench
 from raydali.bench.strategies_bench import StrategiesBench
 from raydali.bench.train_bench import TrainBench
 from raydali.bench.video_bench import VideoBench
@@ -42,6 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def _commands() -> SubcommandApp:
     bench = SubcommandApp()
     bench.command(name="loader")(LoaderBench)
+    bench.command(name="scale")(ScaleBench)
     bench.command(name="strategies")(StrategiesBench)
     bench.command(name="train")(TrainBench)
     bench.command(name="video")(VideoBench)

@@ -1,0 +1,62 @@
+"""`bench scale`: its rows, what must grow in them and what must not, and refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.bench import scale_bench, scale_parts
+from raydali.bench.results import BenchFailed
+from raydali.bench.scale_bench import ScaleBench
+from raydali.errors import UsageError
+from raydali.report.run_folder import RunFolder
+
+OPTIONS = ScaleBench(ranks="1,4,16", samples=20_000, epochs=3, batch_size=64)
+
+
+def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scale.json"
+    result = scale_bench.main(replace(OPTIONS, json=str(path)))
+    assert json.loads(path.read_text())["rows"][0]["figures"].keys() == {"1", "4", "16"}
+    figures = {row["name"]: row["figures"] for row in result["rows"]}
+    assert all(value is not None and value > 0 for row in figures.values() for value in row.values())
+    line = figures["an epoch's line, sent to the driver too"]
+    assert 10 < (line[16] - line[1]) / (line[4] - line[1]) * 3 < 20  # so much for each rank
+    assert figures["epochs.jsonl of the run"][16] == 3 * line[16]
+    assert len(set(figures["the index, once a node"].values())) == 1
+    output = capsys.readouterr().out
+    assert "20,000 samples, 3 epochs, batches of 64 a worker" in output and "connect with each other (gloo)" in output
+
+
+def test_a_line_is_as_long_as_a_run_writes_it(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create()
+    folder.append("epochs.jsonl", scale_parts._line(4))
+    assert (tmp_path / "run/epochs.jsonl").stat().st_size == scale_parts.line_bytes(4)
+
+
+def test_what_cannot_be_measured_is_said_behind_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
+    with pytest.raises(BenchFailed, match=r"meet at the store, 1: 1002 files must be open at once, and .* allows 256"):
+        scale_bench.main(replace(OPTIONS, ranks="1"))
+    assert "epochs.jsonl of the run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"ranks": "1,x"}, "--ranks must be numbers from 1 to 16384 such as 1,64,1024, not '1,x'"),
+        ({"ranks": "0"}, "--ranks must be numbers from 1"),
+        ({"ranks": "99999"}, "--ranks must be numbers from 1"),
+        ({"epochs": 0}, "--epochs must be at least 1, not 0"),
+        ({"samples": 100}, "100 samples are fewer than the 1024 of one step of 16 workers: raise --samples, or lower"),
+        ({"json": "/nowhere/scale.json"}, "--json /nowhere/scale.json cannot be written"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        scale_bench.main(replace(OPTIONS, **options))
