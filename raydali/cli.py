@@ -20,7 +20,9 @@ from raydali.bench.scale_bench import ScaleBench
 from raydali.bench.strategies_bench import StrategiesBench
 from raydali.bench.train_bench import TrainBench
 from raydali.bench.video_bench import VideoBench
+from raydali.doctor.command import Doctor
 from raydali.errors import DataError, UsageError
+from raydali.local_cluster.command import Down, Status, Up
 from raydali.preview import Preview
 
 
@@ -49,6 +51,12 @@ def _commands() -> SubcommandApp:
     bench.command(name="video")(VideoBench)
     app = SubcommandApp()
     app.command(bench, name="bench", help="Measure loaders and training.")
+    cluster = SubcommandApp()
+    cluster.command(name="up")(Up)
+    cluster.command(name="down")(Down)
+    cluster.command(name="status")(Status)
+    app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
+    app.command(name="doctor")(Doctor)
     app.command(name="preview")(Preview)
     return app
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
 from raydali.train.worker import Worker
@@ -33,6 +34,7 @@ class LocalSession:
         self.folder = folder
         self.worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
         self.told: list[dict[str, Any]] = []
+        self.published: list[Figures] = []
         self._stop_at = stop_at
 
     def latest(self) -> dict[str, Any] | None:
@@ -58,6 +60,9 @@ class LocalSession:
     def tell_progress(self, *, step: int, **facts: Any) -> None:
         if step == self._stop_at:
             raise Stopped
+
+    def publish(self, figures: Figures) -> None:
+        self.published.append(figures)
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:

@@ -15,7 +15,11 @@ HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
 
 
 @pytest.mark.parametrize(
-    "command", ["", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview"]
+    "command",
+    [
+        *("", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview", "doctor"),
+        *("cluster", "cluster up", "cluster down", "cluster status"),
+    ],
 )
 def test_help_imports_nothing_heavy(command: str) -> None:
     script = (

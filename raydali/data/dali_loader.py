@@ -51,6 +51,7 @@ class DaliLoader(Loader):
             hardware_queues.widen()
         self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
         self._prepared: Iterator[Prepared] = iter(())
+        self._pending: deque[tuple[MicroBatch, Future[Inputs]]] = deque()
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
@@ -85,7 +86,7 @@ class DaliLoader(Loader):
             return micro_batch, self._threads.submit(self.pipeline.inputs, self.source, ids, epochs)
 
         submitted = map(submit, micro_batches)
-        pending = deque(islice(submitted, PREPARED_BATCHES))
+        pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
         while pending:
             micro_batch, inputs = pending.popleft()
             pending.extend(islice(submitted, 1))
@@ -93,6 +94,11 @@ class DaliLoader(Loader):
                 yield micro_batch, inputs.result()
             except OSError as error:  # it names the file
                 raise DataError(str(error)) from error
+
+    @property
+    def prepared_batches(self) -> int:
+        """Those whose inputs lie ready for DALI, PREPARED_BATCHES at most; what DALI has done of its own, it hides."""
+        return sum(inputs.done() for _, inputs in tuple(self._pending))
 
     def _build(self, micro_batch: MicroBatch, inputs: Inputs) -> None:
         """Build DALI's pipelines, for batches like this one: none of an order is larger than its first."""

@@ -132,6 +132,14 @@ class Loader(ABC):
             steps = last.step + complete
         return self.order.state(steps)
 
+    @property
+    def prepared_batches(self) -> int | None:
+        """How many batches lie ready in the loader's last queue that can be looked into; None: it has no queue.
+
+        Cheap, and never waits.
+        """
+        return None
+
     @abstractmethod
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         """The batches of these micro-batches, in order. Called again once the last call's generator is closed."""

@@ -52,6 +52,12 @@ class TorchLoader(Loader):
             named = zip(self.pipeline.outputs, tensors, strict=True)
             yield Batch({name: self._to_device(tensor) for name, tensor in named}, self._plan.under_way.popleft())
 
+    @property
+    def prepared_batches(self) -> int:
+        """Those that the worker processes have loaded; what came out of turn is left out."""
+        loaded: Any = self._loader._iterator
+        return 0 if loaded is None else int(loaded._data_queue.qsize())
+
     def close(self) -> None:
         """End the worker processes."""
         super().close()

@@ -1,5 +1,6 @@
 """The Ray that a job runs on: the one that RAY_ADDRESS names, or one of its own on this machine."""
 
+import importlib
 import logging
 import os
 import secrets
@@ -9,74 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import floor
 
 from raydali.errors import UsageError
+from raydali.launch.growth import UNKNOWN, counted, growth_of, present_groups, read_config
 from raydali.launch.options import LaunchOptions
+from raydali.launch.preflight import DEFAULT_CPU_WORKERS, Cluster
 
 WORKERS_PER_CORE = 8
 """How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
-DEFAULT_CPU_WORKERS = 2
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How many workers, and what each one reserves; `minimum` < `maximum` is elastic."""
-
-    minimum: int
-    maximum: int
-    cpus: int
-    gpu: bool
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What a Ray has: CPUs and GPUs of each node."""
-
-    nodes: tuple[tuple[float, float], ...]
-    own: bool
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all nodes."""
-        return int(sum(gpus for _, gpus in self.nodes))
-
-    def fitting(self, cpus: int, gpu: bool) -> int:
-        """How many workers that reserve `cpus` CPUs, and with `gpu` one GPU, the nodes hold when idle."""
-        return sum(floor(min(c / cpus, g) if gpu else c / cpus) for c, g in self.nodes)
-
-    def __str__(self) -> str:
-        cpus = sum(cpus for cpus, _ in self.nodes)
-        return f"{_counted(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs"
-
-
-def place(options: LaunchOptions, cluster: Cluster) -> Placement:
-    """The placement that the options ask of this cluster, defaults filled in.
-
-    Workers default to one a GPU, or 2 on CPUs; CPUs a worker to the cores a GPU has, or an equal share.
-
-    Raises:
-        UsageError: what is asked cannot be met, with both figures.
-    """
-    gpu = options.gpu or (cluster.gpus > 0 and not options.no_gpu)
-    minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
-    if gpu and not cluster.gpus:
-        raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): use --no-gpu")
-    if options.cpus_per_worker is not None:
-        cpus = options.cpus_per_worker
-    elif gpu:
-        cpus = max(1, min(floor(c / g) for c, g in cluster.nodes if g))
-    else:
-        shares = range(max(1, int(max(c for c, _ in cluster.nodes))), 0, -1)
-        cpus = next((share for share in shares if cluster.fitting(share, gpu) >= maximum), 1)
-    if cluster.fitting(cpus, gpu) < minimum:
-        each = _counted(cpus, "CPU") + (" and 1 GPU" if gpu else "")
-        raise UsageError(
-            f"{minimum} workers of {each} each were asked for, but the cluster ({cluster}) holds "
-            f"{cluster.fitting(cpus, gpu)}: lower --workers or --cpus-per-worker"
-        )
-    return Placement(minimum, maximum, cpus, gpu)
 
 
 def check_own_ray(options: LaunchOptions) -> None:
@@ -114,7 +55,10 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Before Ray's threads run: beside them the loader of MKL, a part of torch, ends the process now and then.
+    importlib.import_module("torch")
     if os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
         with _joined() as cluster:
             yield cluster
         return
@@ -155,14 +99,10 @@ def _own_cpus(options: LaunchOptions) -> int:
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
-            f"{workers} workers of {_counted(cpus, 'CPU')} each were asked for, but this machine's {cores} cores "
+            f"{workers} workers of {counted(cpus, 'CPU')} each were asked for, but this machine's {cores} cores "
             f"take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
         )
     return max(cores, workers * cpus)
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 @contextmanager
@@ -175,9 +115,22 @@ def _joined() -> Iterator[Cluster]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:
-        yield Cluster(_nodes(), own=False)
+        yield _cluster()
     finally:
         ray.shutdown()
+
+
+def _cluster() -> Cluster:
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    try:
+        config = read_config()
+    except LookupError:
+        return Cluster(_nodes(), own=False, growth=UNKNOWN)
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    present = present_groups([*status.active_nodes, *status.idle_nodes])
+    return Cluster(_nodes(), own=False, growth=growth_of(config, present), autoscaler=config)
 
 
 def _nodes() -> tuple[tuple[float, float], ...]:

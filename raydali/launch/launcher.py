@@ -6,21 +6,27 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import UsageError
-from raydali.launch.cluster import Placement, check_own_ray, connect, place
+from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.options import LaunchOptions
+from raydali.launch.preflight import Cluster, Placement, place
 from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run, readable_record
+from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
 from raydali.report.run_folder import RunFolder
+from raydali.report.tracking import tracked
+
+if TYPE_CHECKING:
+    from raydali.launch.metrics import RunMetrics
 
 POLL_SECONDS = 0.2
 KEPT_CHECKPOINTS = 3
 STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
 """What a resume must repeat, or the stream would be another."""
-WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures"}
+WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures", "track"}
 """What a resume may change as it likes: where it runs, not what."""
 
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
@@ -82,9 +88,13 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         cores = len(os.sched_getaffinity(0))
         if cluster.own and placement.maximum * placement.cpus > cores:
             console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
-        folder.write_json(CONFIG, _settings(job, options))
+        if placement.reachable < placement.maximum:
+            console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
+        settings = _settings(job, options)
+        folder.write_json(CONFIG, settings)
         console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
-        _run(job, options, placement, folder, console)
+        with tracked(folder, options.trackers, settings, console.warn) as track:
+            _run(job, options, placement, cluster, folder, console, track)
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
@@ -118,19 +128,29 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
         )
 
 
-def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFolder, console: Console) -> None:
+def _run(
+    job: Job,
+    options: LaunchOptions,
+    placement: Placement,
+    cluster: Cluster,
+    folder: RunFolder,
+    console: Console,
+    track: Callable[[Mapping[str, Any]], None],
+) -> None:
     """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     from raydali.launch.mailbox import Mailbox
+    from raydali.launch.metrics import RunMetrics
+    from raydali.launch.process_group import NodeAddresses
     from raydali.launch.ray_session import run_worker
     from raydali.launch.watcher import Watcher
 
     mailbox = Mailbox(f"raydali-{uuid.uuid4().hex}")
-    elastic = placement.minimum < placement.maximum
-    workers = (placement.minimum, placement.maximum) if elastic else placement.maximum
+    elastic = placement.minimum < placement.reachable
+    workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
     trainer = TorchTrainer(
         run_worker,
         train_loop_config={
@@ -140,7 +160,7 @@ def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFold
             "folder": folder,
             "mailbox": mailbox,
         },
-        torch_config=TorchConfig(backend="gloo"),
+        torch_config=NodeAddresses(backend="gloo"),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
             use_gpu=placement.gpu,
@@ -158,11 +178,15 @@ def _run(job: Job, options: LaunchOptions, placement: Placement, folder: RunFold
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_error_of(trainer.fit)), daemon=True, name="fit")
     thread.start()
-    ear = _Ear(mailbox, folder, console)
+    waiting = Waiting(placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic)
+    if cluster.own:
+        waiting.over()  # it was given what its workers need
+    ear = _Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name))
     try:
         while thread.is_alive() and not ear.final:
             thread.join(POLL_SECONDS)
             ear.listen()
+            waiting.poll()
         ear.listen()
     except KeyboardInterrupt:
         folder.append("events.jsonl", _event("interrupt"))
@@ -189,13 +213,22 @@ def _error_of(call: Callable[[], Any]) -> BaseException | None:
 class _Ear:
     """Takes messages out of the mailbox to where they belong: the events, the console, or a list of errors."""
 
-    def __init__(self, mailbox: Any, folder: RunFolder, console: Console) -> None:
+    def __init__(
+        self,
+        mailbox: Any,
+        folder: RunFolder,
+        console: Console,
+        waiting: Waiting,
+        track: Callable[[Mapping[str, Any]], None],
+        metrics: "RunMetrics",
+    ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         """Of the newest worker group that had any."""
         self.final = False
         """Whether one of them would recur on every retry."""
         self._failed = False
-        self._mailbox, self._folder, self._console = mailbox, folder, console
+        self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
+        self._track, self._metrics = track, metrics
         self._began = time.monotonic()
 
     def listen(self) -> None:
@@ -205,13 +238,18 @@ class _Ear:
                 self._failed, self.final = False, self.final or message["final"]
             elif message["kind"] == "event":
                 self._failed = message["event"] == "failure"
+                (self._waiting.again if self._failed else self._waiting.over)()
                 message["seconds"] = round(time.monotonic() - self._began, 3)
                 facts = {name: value for name, value in message.items() if name != "kind"}
                 try:
                     self._folder.append("events.jsonl", _event(**facts))
                 except OSError as error:
                     self._console.warn(f"an event could not be written to {self._folder}: {error}")
+                if message["event"] in ("start", "resume"):
+                    self._metrics.started()
             self._console.show(message)
+            if message["kind"] == "epoch":
+                self._track(message["record"])
 
 
 def _event(event: str, **facts: Any) -> dict[str, Any]:

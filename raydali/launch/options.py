@@ -9,6 +9,7 @@ import tyro
 
 from raydali.data.stream import Stream
 from raydali.errors import UsageError
+from raydali.report.tracking import asked_trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,11 @@ class LaunchOptions:
     max_failures: int = 0
     """How often a failed worker group is started again from the newest checkpoint; -1: always."""
 
+    track: str | None = None
+    """Programs to keep the run in beside TensorBoard, where they are installed: mlflow, wandb, or mlflow,wandb."""
+
     def __post_init__(self) -> None:
-        _ = self.worker_range
+        _ = self.worker_range, self.trackers
         if self.gpu and self.no_gpu:
             raise UsageError("--gpu and --no-gpu exclude each other: give one of them, or neither")
         for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
@@ -73,6 +77,15 @@ class LaunchOptions:
         if not 1 <= minimum <= maximum:
             raise UsageError(f"--workers {self.workers} must be at least 1, and in MIN:MAX not MIN above MAX")
         return minimum, maximum
+
+    @cached_property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `track`.
+
+        Raises:
+            UsageError: an unknown name, or a package that is not installed.
+        """
+        return asked_trackers(self.track)
 
     def stream(self, samples: int) -> Stream:
         """The stream of ids that a run over that many training samples consumes.

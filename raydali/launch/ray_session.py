@@ -13,8 +13,11 @@ import ray.train
 import ray.train.torch
 import torch
 
+from raydali.doctor.checks import unfit
 from raydali.errors import DataError, UsageError
 from raydali.launch.mailbox import Mailbox
+from raydali.launch.metrics import RankMetrics
+from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
 from raydali.train.worker import Worker
@@ -32,6 +35,7 @@ class RaySession:
             _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
         )
         self._mailbox = mailbox
+        self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
         self._uploaded = threading.Event()
         self._uploaded.set()
         self._resumed = False
@@ -101,6 +105,10 @@ class RaySession:
             self._last_progress = now
             self.tell("progress", step=step, steps=steps, epoch=epoch, samples_consumed=samples_consumed)
 
+    def publish(self, figures: Figures) -> None:
+        """See Session. To Ray's metrics, which Prometheus collects."""
+        self._metrics.publish(figures)
+
 
 def _device() -> torch.device:
     """The device that Ray Train gave this worker; the CPU where GPUs are declared but none exists."""
@@ -113,6 +121,9 @@ def run_worker(config: dict[str, Any]) -> None:
     mailbox: Mailbox = config["mailbox"]
     try:
         session = RaySession(config["folder"], mailbox)
+        if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
+            for text in unfit():
+                session.tell("warning", rank=session.worker.rank, text=text)
         config["train"](config["options"], ray.get(config["data"]), session)
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
 from raydali.train.worker import Worker
 
@@ -43,4 +44,8 @@ class Session(Protocol):
 
     def tell_progress(self, *, step: int, steps: int, epoch: int, samples_consumed: int) -> None:
         """Tell the driver, from rank 0 and now and then, how far training is; cheap enough for every step."""
+        ...
+
+    def publish(self, figures: Figures) -> None:
+        """Hand on what this rank measured in the last seconds, to whoever watches the cluster."""
         ...

@@ -28,6 +28,7 @@ from raydali.data.stream import MicroBatch
 from raydali.launch.options import TrainingOptions
 from raydali.launch.session import Session
 from raydali.measure.meter import EpochMeter
+from raydali.measure.pulse import Pulse
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.samples import SampleTrace, drop_samples
 from raydali.train.checkpoints import snapshot
@@ -89,12 +90,14 @@ class TrainingRun:
         self.start = 0
         self._saved: dict[str, Any] | None = None
         self._segments: list[list[RankRecord]] = []
+        self._loader: Loader | None = None
         self._best: float | None = None
         self._ceiling: float | None = None
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._done = self._checkpointed = 0
         self._resume()
+        self._pulse = self._new_pulse()
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
 
     def _resume(self) -> None:
@@ -126,6 +129,17 @@ class TrainingRun:
     def _new_meter(self) -> EpochMeter:
         worker = self.worker
         return EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+
+    def _new_pulse(self) -> Pulse:
+        share = self.micro_batches / self.stream.micro_batches_per_step
+        return Pulse(
+            self.meter,
+            batch_size=self._config.batch_size,
+            micro_batches=self.micro_batches,
+            ceiling_images_per_second=self._ceiling * share if self._ceiling else None,
+            prepared=lambda: self._loader.prepared_batches if self._loader is not None else None,
+            publish=self._session.publish,
+        )
 
     @property
     def can_capture(self) -> bool:
@@ -173,6 +187,7 @@ class TrainingRun:
         Args:
             modules: all that a step changes: the model, and its moving average.
         """
+        self._loader = loader
         measures = self._config.ceiling and self._saved is None
         if self._on_gpu or measures:
             began = time.perf_counter()
@@ -204,6 +219,7 @@ class TrainingRun:
         of_run = self._config.epochs * self.stream.samples
         self.meter = self._new_meter()
         self.meter.enter("loop")
+        self._pulse = self._new_pulse()
         for index in range(self.start, self.stream.steps):
             progress = (index + 0.5) * self.stream.global_batch_size / of_run
             yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
@@ -233,12 +249,14 @@ class TrainingRun:
         self._session.tell_progress(
             step=self._done, steps=steps, epoch=self.stream.epoch_of(step), samples_consumed=consumed
         )
+        self._pulse.beat()
 
     def close_epoch(
         self, validation: Mapping[str, Any], *, learning_rate: float, score: float, weights: nn.Module
     ) -> None:
         """Write the epoch's line and a checkpoint, which keeps the weights in `best/` if the score is the highest."""
         self._segments.append(self.worker.gather(self.meter.record()))
+        self._pulse.end_epoch()
         if self.worker.rank == 0:
             record = epoch_record(
                 self._segments,

@@ -18,6 +18,7 @@ class StageClock:
         self._on_gpu = device.type == "cuda"
         self._marks: deque[tuple[str, torch.cuda.Event | float]] = deque()
         self._totals: defaultdict[str, float] = defaultdict(float)
+        self._ended: defaultdict[str, int] = defaultdict(int)
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -36,10 +37,16 @@ class StageClock:
             self._add_up(wait=True)
         return dict(self._totals)
 
+    def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Seconds of each stage, and how often it was, as far as the device is known to be through; never waits."""
+        self._add_up(wait=False)
+        return dict(self._totals), dict(self._ended)
+
     def reset(self) -> None:
         """Forget what was added up; the running stage goes on from now."""
         self.totals()
         self._totals.clear()
+        self._ended.clear()
 
     def _add_up(self, *, wait: bool) -> None:
         while len(self._marks) > 1:
@@ -52,4 +59,5 @@ class StageClock:
                 elif not end.query():
                     return
                 self._totals[stage] += begin.elapsed_time(end) / 1000
+            self._ended[stage] += 1
             self._marks.popleft()

@@ -38,6 +38,15 @@ class EpochMeter:
         if not self._seen_first:
             self._first_batch_seconds, self._seen_first = time.perf_counter() - self._created, True
 
+    @property
+    def images(self) -> int:
+        """Counted since the last reset; a GPU may still be at the last of them."""
+        return self._images
+
+    def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Seconds of each stage since the last reset, and how often it was; see `StageClock.so_far`."""
+        return self._clock.so_far()
+
     def record(self) -> RankRecord:
         """What was measured since the last reset; waits for the device."""
         times = self._clock.totals()

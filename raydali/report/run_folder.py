@@ -4,6 +4,8 @@ config.json     settings and the facts about the data that a resume is checked a
 epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end; written by the driver
 samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
+tensorboard/    the numbers of each epoch, for TensorBoard; written by the driver (tensorboard.py)
+tracking.json   with --track: the ids of the run in other programs (tracking.py)
 samples.png     of restoration: some test images as input, output and truth (triptychs.py)
 best/           the weights with the best validation so far
 checkpoint_*/   Ray Train's checkpoints
@@ -160,14 +162,22 @@ class RunFolder:
             rows.append(json.loads(rest))
         return rows
 
+    def extend(self, file: str, contents: bytes) -> None:
+        """Add to the end of a file, which need not exist; on object stores it is rewritten, so only for small ones."""
+        if isinstance(self.filesystem, arrow_fs.LocalFileSystem):
+            os.makedirs(os.path.dirname(self.path(file)), exist_ok=True)
+            with open(self.path(file), "ab") as stream:
+                stream.write(contents)
+                stream.flush()
+                os.fsync(stream.fileno())
+        else:
+            self.write(file, (self.read(file) if self.exists(file) else b"") + contents)
+
     def append(self, file: str, row: Row) -> None:
         """Add a row to a JSONL file. Object stores cannot append: there the file, which is small, is rewritten."""
         local = isinstance(self.filesystem, arrow_fs.LocalFileSystem)
         if local and self.exists(file) and self.read(file).endswith(b"\n"):
-            with open(self.path(file), "ab") as stream:
-                stream.write(_lines([row]))
-                stream.flush()
-                os.fsync(stream.fileno())
+            self.extend(file, _lines([row]))
         else:  # a line that was cut short, too, must not run into the new one
             self.write(file, _lines([*self.rows(file), row]))
 

@@ -90,6 +90,7 @@ def head(env: dict[str, str], log: Path) -> Iterator[str]:
     command += ["--include-dashboard=true", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
     command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
     env = env | {"PATH": f"{Path(RAY).parent}:{env['PATH']}", "PYTHONPATH": ""}
+    env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # else it would wait 30 s for the actor that keeps Train's state
     address = f"http://127.0.0.1:{dashboard}"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=output)

@@ -62,6 +62,21 @@ def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
                 assert labels.tolist() == source.labels[batch.ids].tolist()
 
 
+@pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("synthetic", None)])
+def test_how_many_batches_lie_ready(name: LoaderName, most: int | None, source: ImageFolder) -> None:
+    with make_loader(name, source, TRAIN, STREAM) as loader:
+        assert loader.prepared_batches in (0, None)
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 20
+        while most and loader.prepared_batches == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert loader.prepared_batches is None if most is None else 0 < (loader.prepared_batches or 0) <= most
+        for _ in batches:
+            pass
+        assert loader.prepared_batches in (0, None)
+
+
 def test_the_synthetic_batch_is_resident_noise(source: ImageFolder) -> None:
     first, *others = make_loader("synthetic", source, VALIDATION, PASS)
     assert abs(float(first["images"].float().mean()) - 127.5) < 2 and len(first["images"].unique()) == 256

@@ -75,6 +75,7 @@ CASES = {
     "ema-decay": ("--ema-decay 1", "ema.decay.*1"),
     "checkpoint-every": ("--checkpoint-every -1", "checkpoint.every.*-1"),
     "shuffle-block": ("--shuffle-block -1", "shuffle.block.*at least 0, not -1"),
+    "track": ("--track tensorbard", "--track tensorbard must be a comma list of mlflow, wandb"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),
     "storage-below-a-file": ("--storage {data}/file", "--storage {data}/file cannot be written"),

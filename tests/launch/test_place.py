@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.cluster import Cluster, _own_cpus, place
+from raydali.launch.cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
+from raydali.launch.preflight import Cluster, place
 
 
 def cluster(*nodes: tuple[float, float]) -> Cluster:
@@ -86,7 +87,7 @@ def test_wishes(
 def test_what_does_not_fit_is_refused_with_both_figures(
     nodes: list[tuple[float, float]], options: dict[str, Any], asked: str, held: int
 ) -> None:
-    message = rf"{asked} were asked for, but the cluster \(.*\) holds {held}: lower --workers or --cpus-per-worker"
+    message = rf"{asked} were asked for, but the cluster \(.*\) holds {held}: .* would fit"
     with pytest.raises(UsageError, match=message):
         placed(nodes, **options)
 

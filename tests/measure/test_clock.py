@@ -85,3 +85,14 @@ def test_stages_add_up_to_the_wall_time() -> None:
     ended = time.perf_counter()
     total = sum(clock.totals().values())
     assert ended - began <= total <= time.perf_counter() - before
+
+
+def test_so_far_is_what_has_ended(passing: Time) -> None:
+    clock = cpu_clock()
+    assert clock.so_far() == ({}, {})
+    for stage in ("wait", "step", "wait", "step"):
+        clock.enter(stage)
+        passing.passes(1.0)
+    assert clock.so_far() == ({"wait": 2.0, "step": 1.0}, {"wait": 2, "step": 1})
+    clock.reset()
+    assert clock.so_far() == ({}, {})

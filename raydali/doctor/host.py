@@ -1,0 +1,156 @@
+"""What this host has, asked of its own libraries: neither torch nor CUDA is started, and no GPU memory is taken."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGES = ("ray", "torch", "torchvision", "nvidia-dali-cuda120", "raydali")
+"""That must be the same on all nodes."""
+NVJPEG, NVDEC = "libnvjpeg.so.12", "libnvcuvid.so.1"
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One of the host's GPUs, whether this process may use it or not; memory in bytes."""
+
+    name: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What was found; an empty text is something that is not there.
+
+    Attributes:
+        driver: version of NVIDIA's driver.
+        gpus: None without a driver.
+        nvjpeg, nvdec: why the library cannot be used; empty where it can.
+        cuda: version that torch was built for, such as 13.2.
+        shared_memory: bytes of /dev/shm, used or not.
+        open_files: how many a process may open, once Ray has raised its soft limit.
+        versions: of Python and of PACKAGES.
+    """
+
+    name: str
+    driver: str
+    gpus: tuple[Gpu, ...]
+    nvjpeg: str
+    nvdec: str
+    cuda: str
+    shared_memory: int
+    open_files: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU, seen by its driver or by the kernel alone."""
+        return bool(self.gpus) or _kernel_sees_gpu()
+
+
+def this_host() -> Host:
+    """The host of this process."""
+    driver, gpus = _gpus()
+    return Host(
+        name=socket.gethostname(),
+        driver=driver,
+        gpus=gpus,
+        nvjpeg=why_no_nvjpeg(),
+        nvdec=why_no_nvdec(),
+        cuda=_cuda_of_torch(),
+        shared_memory=_shared_memory(),
+        open_files=_open_files(),
+        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+    )
+
+
+def why_no_nvjpeg() -> str:
+    """Why DALI cannot decode JPEGs on GPUs here: the library that its wheel asks for does not load; else empty."""
+    try:
+        files = importlib.metadata.files("nvidia-nvjpeg-cu12") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    places = [str(file.locate()) for file in files if file.name == NVJPEG]
+    return _why_not_loaded(*places, NVJPEG)
+
+
+def why_no_nvdec() -> str:
+    """Why DALI cannot decode videos on GPUs here: the driver's library does not load; else empty."""
+    return _why_not_loaded(NVDEC)
+
+
+def _why_not_loaded(*libraries: str) -> str:
+    error = ""
+    for library in libraries:
+        try:
+            ctypes.CDLL(library)
+            return ""
+        except OSError as reason:
+            error = str(reason)
+    return error
+
+
+def _gpus() -> tuple[str, tuple[Gpu, ...]]:
+    """The driver's version and its GPUs, from NVML, which shows all of them whatever CUDA_VISIBLE_DEVICES says."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "", ()
+    if nvml.nvmlInit_v2():
+        return "", ()
+    try:
+        text, count = ctypes.create_string_buffer(96), ctypes.c_uint()
+        driver = "" if nvml.nvmlSystemGetDriverVersion(text, len(text)) else text.value.decode()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        return driver, tuple(_gpu(nvml, index) for index in range(count.value))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+    device, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), (ctypes.c_ulonglong * 3)()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+    nvml.nvmlDeviceGetName(device, name, len(name))
+    nvml.nvmlDeviceGetMemoryInfo(device, memory)  # total, free, used
+    return Gpu(name=name.value.decode(), free=memory[1], total=memory[0])
+
+
+def _kernel_sees_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _cuda_of_torch() -> str:
+    """From torch's own file of versions, since importing torch takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _shared_memory() -> int:
+    try:
+        size = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0
+    return size.f_blocks * size.f_frsize
+
+
+def _open_files() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if hard == resource.RLIM_INFINITY else hard
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

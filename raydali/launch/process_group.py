@@ -1,0 +1,50 @@
+"""Ray Train's process group, at the addresses at which Ray itself reaches the nodes."""
+
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+
+
+class NodeAddresses(TorchConfig):
+    """A TorchConfig whose workers listen at their node's address.
+
+    By itself gloo listens at the address that the host's name stands for, which for many hosts is 127.0.0.1 or
+    127.0.1.1: workers on other nodes then try to connect with themselves, and time out.
+    """
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        """What Ray Train sets up the workers with."""
+        return _Backend
+
+
+class _Backend(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        worker_group.execute(listen_at_node_address)
+        super().on_start(worker_group, backend_config)
+
+
+def listen_at_node_address() -> None:
+    """Name the network interface with the node's address to gloo, unless the user has named one."""
+    address = ray.util.get_node_ip_address()
+    for _, interface in socket.if_nameindex():
+        if _address(interface) == address:
+            os.environ.setdefault(VARIABLE, interface)
+
+
+def _address(interface: str) -> str | None:
+    """Of an interface in IPv4, the one that Ray's nodes have."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
+        found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(found[20:24])
+    return None

@@ -1,0 +1,99 @@
+"""What a rank says of itself while it trains: figures of the last seconds, taken without waiting for the device."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raydali.measure.meter import EpochMeter
+
+PULSE_SECONDS = 5.0
+"""Between two pulses. Ray passes metrics on every 10 s, and drops what was not set again for 20."""
+SHORTEST_SECONDS = 1.0
+"""An epoch's rest that is shorter says nothing of speed, if the epoch had a pulse before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """One rank's, since its pulse before; None for what could not be measured."""
+
+    images: int
+    """Trained on, one by one: none is left out, none counted twice."""
+    images_per_second: float | None = None
+    """Of this rank; validation's time is left out."""
+    of_ceiling: float | None = None
+    """The same as a share of this rank's part of the ceiling."""
+    loader_wait_fraction: float | None = None
+    """Share of the time, but for validation's, in which the rank waited for the loader."""
+    step_seconds: float | None = None
+    """Forward, backward and optimiser, mean over steps."""
+    prepared_batches: int | None = None
+    """In the loader, see `Loader.prepared_batches`."""
+
+
+class Pulse:
+    """Now and then publishes figures of what a meter has measured since the time before.
+
+    On a GPU they are of the steps that the device is through with, which the host is a little ahead of.
+
+    Args:
+        meter: of the epoch under way.
+        batch_size: of a micro-batch.
+        micro_batches: that a step takes of this rank.
+        ceiling_images_per_second: of this rank; None where it was not measured.
+        prepared: the loader's `prepared_batches`.
+        publish: takes the figures.
+    """
+
+    def __init__(
+        self,
+        meter: EpochMeter,
+        *,
+        batch_size: int,
+        micro_batches: int,
+        ceiling_images_per_second: float | None,
+        prepared: Callable[[], int | None],
+        publish: Callable[[Figures], None],
+    ) -> None:
+        self._meter, self._batch_size, self._micro_batches = meter, batch_size, micro_batches
+        self._ceiling, self._prepared, self._publish = ceiling_images_per_second, prepared, publish
+        self._begin()
+
+    def beat(self) -> None:
+        """Publish, if it is time; cheap enough for every step."""
+        if time.monotonic() - self._taken >= PULSE_SECONDS:
+            self._publish(self._figures())
+
+    def end_epoch(self) -> None:
+        """Publish the rest of the epoch; the meter is about to be reset."""
+        self._publish(self._figures())
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken = time.monotonic()
+        self._images = self._ended = 0
+        self._seconds = self._waited = self._stepped = 0.0
+
+    def _figures(self) -> Figures:
+        images, self._images = self._meter.images - self._images, self._meter.images
+        seconds_of, ended_of = self._meter.so_far()
+        sums = (
+            sum(seconds for stage, seconds in seconds_of.items() if stage != "validation"),
+            seconds_of.get("loader_wait", 0.0),
+            seconds_of.get("step", 0.0),
+        )
+        ended = ended_of.get("step", 0)
+        seconds, waited, stepped = sums[0] - self._seconds, sums[1] - self._waited, sums[2] - self._stepped
+        batches = ended - self._ended
+        self._taken, prepared = time.monotonic(), self._prepared()
+        if not batches or seconds <= 0 or (self._ended and seconds < SHORTEST_SECONDS):
+            return Figures(images=images, prepared_batches=prepared)
+        (self._seconds, self._waited, self._stepped), self._ended = sums, ended
+        rate = batches * self._batch_size / seconds
+        return Figures(
+            images=images,
+            images_per_second=rate,
+            of_ceiling=rate / self._ceiling if self._ceiling else None,
+            loader_wait_fraction=waited / seconds,
+            step_seconds=stepped / batches * self._micro_batches,
+            prepared_batches=prepared,
+        )

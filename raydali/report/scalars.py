@@ -1,0 +1,30 @@
+"""The numbers of a line of `epochs.jsonl` by name, as charts of TensorBoard, MLflow and Weights & Biases group them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+GROUPS = {
+    "train": ("loss", "learning_rate"),
+    "speed": (
+        "images_per_second",
+        "ceiling_images_per_second",
+        "of_ceiling",
+        "loader_wait_fraction",
+        "loader_images_per_second",
+    ),
+    "time": ("seconds", "loader_wait_seconds", "step_seconds", "first_batch_seconds", "checkpoint_seconds"),
+    "run": ("epoch", "images", "samples_consumed", "world_size"),
+}
+"""Fields of the line; beside them, all numbers of its `validation`."""
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Such as "train/loss" and "validation/top1"; what is null or not finite is left out."""
+    named = {f"{group}/{name}": record.get(name) for group, names in GROUPS.items() for name in names}
+    named |= {f"validation/{name}": value for name, value in (record.get("validation") or {}).items()}
+    return {
+        name: float(value)
+        for name, value in named.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

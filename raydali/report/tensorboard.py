@@ -1,0 +1,76 @@
+"""TensorBoard's files of a run, in its `tensorboard/`: the numbers of each epoch at the optimiser step that closed it.
+
+The messages are tensorboardX's. Its writers are not used, nor torch's: they know object stores only by clients and
+settings of their own, and a thread of theirs decides when a file is written.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raydali.report.run_folder import RunFolder
+from raydali.report.scalars import scalars
+
+FOLDER = "tensorboard"
+_BEFORE, _AFTER = 12, 4  # bytes around a message: its length and a checksum; another one
+
+
+class TensorBoard:
+    """Writes a file of its own: each start of a run has one, and TensorBoard shows them as one run.
+
+    Epochs that are in `epochs.jsonl` and in no file yet, because the driver died just then, are written with the first
+    one that comes. Where a resume repeats an epoch, TensorBoard shows what came later.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        # TensorBoard reads a run's files by the order of their names.
+        self._file = f"{FOLDER}/events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+        self._begun = False
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a line of `epochs.jsonl`.
+
+        Raises:
+            OSError: the storage does not take it.
+        """
+        from tensorboardX.proto.event_pb2 import Event  # takes a moment, so not before it is needed
+
+        now = time.time()
+        events, rows = [], [record]
+        if not self._begun:
+            files = self._folder.files(FOLDER)
+            there = {event.step for file in files for event in events_of(self._folder.read(f"{FOLDER}/{file}"))}
+            earlier = (row for row in self._folder.rows("epochs.jsonl") if row["step"] < record["step"])
+            rows = [*(row for row in earlier if row["step"] not in there), record]
+            events = [Event(wall_time=now, file_version="brain.Event:2")]
+        for row in rows:
+            values = [{"tag": tag, "simple_value": value} for tag, value in scalars(row).items()]
+            events.append(Event(wall_time=now, step=row["step"], summary={"value": values}))
+        self._folder.extend(self._file, b"".join(_framed(event.SerializeToString()) for event in events))
+        self._begun = True
+
+
+def events_of(contents: bytes) -> Iterator[Any]:
+    """The Event messages in a file; one that was cut short at its end is left out."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    at = 0
+    while at + _BEFORE <= len(contents):
+        (length,) = struct.unpack_from("<Q", contents, at)
+        message = contents[at + _BEFORE : at + _BEFORE + length]
+        at += _BEFORE + length + _AFTER
+        if at <= len(contents):
+            yield Event.FromString(message)
+
+
+def _framed(message: bytes) -> bytes:
+    """A record of a TFRecord file."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = struct.pack("<Q", len(message))
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, message)]
+    return length + checksums[0] + message + checksums[1]

@@ -1,0 +1,253 @@
+"""`raydali cluster`: up, status, down; jobs that make it grow, and jobs that grow with it. GPUs are declared only."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raydali.report.run_folder import RunFolder
+from tests.cluster.support import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
+
+IDLE_SECONDS = 15
+
+
+def raydali(*arguments: str, env: dict[str, str], timeout: float = 120) -> tuple[int, str]:
+    """Exit code and output of a `raydali` command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "raydali.cli", *arguments],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
+
+
+def processes_of(folder: str) -> list[int]:
+    """Whose command lines name the cluster's folder, and all below them."""
+    named = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and f"{folder}/" in name_of(int(entry.name))
+    ]
+    return sorted({*named, *(below for pid in named for below in descendants(pid))})
+
+
+@contextmanager
+def cluster(env: dict[str, str], name: str, *, nodes: int = 4) -> Iterator[tuple[str, dict[str, str]]]:
+    """A cluster that may grow to so many nodes: its folder, and the environment of those who use it."""
+    folder, file = f"/tmp/rdt-{os.getpid()}-{name}", Path(env["HOME"]) / f"{name}.yaml"
+    config = yaml.safe_load((ROOT / "cluster/local.yaml").read_text())
+    config["idle_timeout_minutes"] = IDLE_SECONDS / 60
+    config["max_workers"] = config["available_node_types"]["gpu"]["max_workers"] = nodes
+    file.write_text(yaml.safe_dump(config))
+    ports = [f"--{option}=0" for option in ("port", "dashboard-port", "client-port")]
+    try:
+        code, output = raydali("cluster", "up", "--folder", folder, "--file", str(file), *ports, env=env)
+        assert code == 0, output
+        assert f"source {folder}/env" in output
+        yield folder, env | exported(folder)
+    finally:
+        raydali("cluster", "down", "--folder", folder, env=env)
+
+
+def exported(folder: str) -> dict[str, str]:
+    """What `source FOLDER/env` puts into a shell."""
+    shell = ["bash", "-c", f"source {folder}/env && env --null"]
+    lines = subprocess.run(shell, env={}, capture_output=True, text=True, check=True).stdout.split("\0")
+    pairs = dict(line.split("=", 1) for line in lines if line)
+    return {name: value for name, value in pairs.items() if name.startswith("RAY_")} | {
+        "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"
+    }
+
+
+def submit(env: dict[str, str], *arguments: str, wait: bool = True, timeout: float = 280) -> tuple[int, str]:
+    """`ray job submit` of the image job."""
+    command = [RAY, "job", "submit", *([] if wait else ["--no-wait"]), "--working-dir", ".", "--"]
+    done = subprocess.run(
+        [*command, "python", "jobs/imagenet.py", *arguments],
+        env=env | {"PYTHONPATH": ""},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
+
+
+def nodes_of(env: dict[str, str], folder: str) -> int:
+    """Nodes beside the head, by `raydali cluster status`."""
+    code, output = raydali("cluster", "status", "--folder", folder, env=env)
+    assert code == 0, output
+    return sum(line.startswith("node ") for line in output.splitlines())
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float, why: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    home = tmp_path / "home"
+    home.mkdir()
+    return environment(home)
+
+
+def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
+    with cluster(env, "a") as (folder, using):
+        assert os.stat(folder).st_mode & 0o777 == 0o700 and os.stat(f"{folder}/token").st_mode & 0o777 == 0o600
+        code, output = raydali("cluster", "status", "--folder", folder, env=env)
+        assert code == 0 and "head" in output and using["RAY_ADDRESS"] in output, output
+        code, output = raydali("cluster", "up", "--folder", folder, env=env)
+        assert code == 2 and "a cluster is up" in output, output
+
+        stranger = {name: value for name, value in using.items() if not name.startswith("RAY_AUTH")}
+        listed = subprocess.run([RAY, "job", "list"], env=stranger, capture_output=True, timeout=60)
+        assert listed.returncode != 0
+
+        # Impossible: said within seconds, with both figures and what would fit.
+        began = time.monotonic()
+        code, output = submit(using, "--workers", "9", "--storage", str(tmp_path / "runs"))
+        assert code == 1 and time.monotonic() - began < 40, output
+        assert "9 workers of 2 CPUs and 1 GPU each were asked for" in output, output
+        assert "its autoscaler can add 4 nodes: 4 gpu of 2 CPUs and 1 GPU) holds 4: --workers 4 would fit" in output
+
+        # The doctor goes in as a job, and tells of the node that there is.
+        code, output = raydali("doctor", "--cluster", "--json", "--storage", str(tmp_path / "runs"), env=using)
+        found = json.loads(output[output.index("{") :])
+        assert [node["storage"] for node in found["nodes"]] == [""]
+        assert code == any(row["status"] == "fail" for row in found["rows"])
+
+        # Somebody else's Ray, as far as names tell.
+        other = subprocess.Popen(["bash", "-c", "exec -a ray::IDLE sleep 600"], start_new_session=True)
+        try:
+            before = processes_of(folder)
+            assert len(before) > 5
+            code, output = raydali("cluster", "down", "--folder", folder, env=env)
+            assert code == 0 and "processes ended" in output, output
+            left = [name for pid in before if (name := name_of(pid))] + [name_of(pid) for pid in processes_of(folder)]
+            assert not left
+            assert other.poll() is None
+        finally:
+            other.kill()
+            other.wait()
+        assert not os.path.exists(folder)
+        assert raydali("cluster", "status", "--folder", folder, env=env)[0] == 1
+        assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
+    assert [path.name for path in Path(env["HOME"]).iterdir()] == ["a.yaml"], "the home folder is touched"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_come_for_a_job_and_go_after_it(env: dict[str, str], tmp_path: Path) -> None:
+    with cluster(env, "b") as (folder, using):
+        assert nodes_of(env, folder) == 0
+        storage = str(tmp_path / "runs")
+        code, output = submit(using, "--workers", "3", "--epochs", "3", "--storage", storage, "--name", "grows")
+        assert code == 0, output
+        assert "waiting for 3 more gpu nodes; 0 of 3 workers would fit now" in output
+        assert ": 3 workers on cpu, first step after" in output
+        rows = RunFolder(storage, "grows").rows("epochs.jsonl")
+        assert [row["world_size"] for row in rows] == [3, 3, 3]
+        assert nodes_of(env, folder) == 3
+
+        # More than it can add is not asked of it: it would add nothing.
+        options = ["--workers", "1:9", "--epochs", "1", "--storage", storage, "--name", "limited"]
+        code, output = submit(using, *options, "--global-batch-size", "288")
+        assert code == 0, output
+        assert "of up to 9 workers the cluster" in output and "holds 4" in output
+        wait_for(lambda: nodes_of(env, folder) == 0, seconds=IDLE_SECONDS + 90)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(env: dict[str, str], tmp_path: Path) -> None:
+    storage = str(tmp_path / "runs")
+    with cluster(env, "c", nodes=1) as (folder, using), cluster(env, "d") as (other, _):
+        options = ["--epochs", "2000", "--storage", storage, "--workers", "1"]
+        code, output = submit(using, *options, "--name", "holds", wait=False)
+        assert code == 0, output
+        holds = RunFolder(storage, "holds")
+        wait_for(lambda: bool(holds.rows("epochs.jsonl")), seconds=180)
+        code, output = submit(using, *options, "--name", "waits", wait=False)
+        assert code == 0, output
+        job = next(word for word in output.split() if word.strip("'").startswith("raysubmit_")).strip("'")
+
+        def log() -> str:
+            return subprocess.run([RAY, "job", "logs", job], env=using, capture_output=True, text=True).stdout
+
+        wait_for(lambda: "other jobs hold 1 of 1 GPUs; 0 of 1 workers would fit now" in log(), seconds=90, why=log)
+
+        before, others = processes_of(folder), processes_of(other)
+        assert any("jobs/imagenet.py" in name_of(pid) for pid in before), "a job's driver is among them"
+        code, output = raydali("cluster", "down", "--folder", folder, env=env)
+        assert code == 0, output
+        assert not [name for pid in before if (name := name_of(pid))]
+        assert all(name_of(pid) for pid in others)
+        assert nodes_of(env, other) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Path) -> None:
+    """The nodes are added by hand: an autoscaler gives all three at once."""
+    storage = str(tmp_path / "runs")
+    folder_of_run = RunFolder(storage, "elastic")
+    with ExitStack() as stack:
+        folder, using = stack.enter_context(cluster(env, "e", nodes=0))
+        head = json.loads(Path(folder, "cluster.json").read_text())["head"]
+
+        def add_node(number: int) -> None:
+            command = [RAY, "start", f"--address={head}", "--block", "--num-cpus=1", "--num-gpus=1"]
+            command += ["--object-store-memory=100000000", "--dashboard-agent-listen-port=0"]
+            command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+            with (tmp_path / f"node-{number}").open("wb") as output:
+                process = subprocess.Popen(command, env=using, stdout=output, stderr=output, start_new_session=True)
+            stack.callback(end, process)
+            wait_for(lambda: nodes_of(env, folder) == number, seconds=60, why=(tmp_path / f"node-{number}").read_text)
+
+        add_node(1)
+        options = ["--workers", "1:3", "--epochs", "2000", "--storage", storage, "--name", "elastic"]
+        code, output = submit(using, *options, wait=False)
+        assert code == 0, output
+        wait_for(lambda: bool(folder_of_run.rows("epochs.jsonl")), seconds=180)
+        for number in (2, 3):
+            add_node(number)
+        # Ray looks for new nodes every 60 s.
+        wait_for(
+            lambda: any(row["world_size"] == 3 for row in folder_of_run.rows("epochs.jsonl")),
+            seconds=240,
+            why=lambda: str(folder_of_run.rows("events.jsonl")),
+        )
+        rows = folder_of_run.rows("epochs.jsonl")
+        assert rows[0]["world_size"] == 1
+        assert [row["epoch"] for row in rows] == list(range(len(rows))), "no epoch twice, none missing"
+        events = [event for event in folder_of_run.rows("events.jsonl") if event["event"] in ("start", "resume")]
+        assert events[0]["event"] == "start" and events[-1]["world_size"] == 3
+        below = processes_of(folder)
+        assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
+    assert not wait_until_gone(below)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a node that was added by hand, and all that it started."""
+    below = [process.pid, *descendants(process.pid)]
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    wait_until_gone(below, timeout=3)
+    kill(below)
+    process.wait()

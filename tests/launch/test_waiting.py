@@ -1,0 +1,93 @@
+"""What a job says while its workers have no place yet, and how often."""
+
+from typing import Any
+
+import pytest
+
+from raydali.launch.growth import Group, Growth
+from raydali.launch.preflight import Placement
+from raydali.launch.waiting import Moment, Waiting, in_words
+
+HEAD = (0.0, 0.0)
+ASKED = Placement(3, 3, cpus=2, gpu=True, reachable=3)
+
+
+def moment(
+    nodes: list[tuple[float, float]], free: list[tuple[float, float]] | None = None, more: int = 4, **facts: Any
+) -> Moment:
+    group = Growth((Group("gpu", cpus=2, gpus=1, more=more),), more=more) if more else Growth()
+    return Moment(
+        nodes=tuple(nodes), free=tuple(nodes if free is None else free), growth=group, **{"starting": {}} | facts
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (moment([HEAD]), "waiting for 3 more gpu nodes; 0 of 3 workers would fit now"),
+        (
+            moment([HEAD, (2, 1)], more=3, starting={"gpu": 2}),
+            "waiting for 2 more gpu nodes; 1 of 3 workers would fit now, 2 nodes starting",
+        ),
+        (
+            moment([(2, 1)] * 3, [(2, 1), (0, 0), (0, 0)], more=0),
+            "waiting for 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 2 of 3 GPUs; "
+            "1 of 3 workers would fit now",
+        ),
+        (
+            moment([(2, 1)] * 3, [(0, 0)] * 3, more=1),
+            "waiting for 1 more gpu node and 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 3 of 3 "
+            "GPUs; 0 of 3 workers would fit now",
+        ),
+        (
+            moment([(2, 1)], more=0),
+            "waiting for 2 places for workers of 2 CPUs and 1 GPU each; 1 of 3 workers would fit now",
+        ),
+        (
+            moment([HEAD], failures=("the autoscaler could not start gpu: no quota",)),
+            "waiting for 3 more gpu nodes; 0 of 3 workers would fit now; the autoscaler could not start gpu: no quota",
+        ),
+        (moment([(2, 1)] * 3), ""),
+        (moment([(2, 1)] * 3, [HEAD] * 3, placed=True), ""),
+    ],
+)
+def test_what_is_waited_for(at: Moment, said: str) -> None:
+    assert in_words(at, ASKED) == said
+
+
+def test_lines_come_at_a_calm_rate_and_only_while_there_is_something_to_wait_for() -> None:
+    now, said, at = 0.0, [], moment([HEAD])
+    waiting = Waiting(ASKED, lambda: at, lambda text: said.append((now, text)), lambda: now)
+
+    def until(end: float) -> None:
+        nonlocal now
+        while now < end:
+            now += 0.25
+            waiting.poll()
+
+    until(130)
+    assert [when for when, _ in said] == [4, 64, 124]
+    assert said[1][1].endswith("(64 s)")
+    at = moment([HEAD, (2, 1)], more=3)
+    until(140)
+    assert [when for when, _ in said[3:]] == [132] and "waiting for 2 more gpu nodes" in said[3][1]
+    at = moment([(2, 1)] * 3, [HEAD] * 3, placed=True)
+    until(142)
+    at = moment([HEAD])  # placed once, it is silent
+    until(300)
+    assert len(said) == 4
+    waiting.again()
+    until(310)
+    assert [when for when, _ in said[4:]] == [304]
+
+
+def test_a_cluster_that_does_not_answer_does_not_end_the_run() -> None:
+    now = 0.0
+
+    def look() -> Moment:
+        raise ConnectionError
+
+    waiting = Waiting(ASKED, look, lambda text: pytest.fail(text), lambda: now)
+    for time in (2.0, 4.0, 100.0):
+        now = time
+        waiting.poll()

@@ -1,0 +1,80 @@
+"""TensorBoard's files, on a local disk and in S3; their messages are read by tensorboardX's own definitions."""
+
+import struct
+from typing import Any
+
+import pytest
+from tensorboardX.record_writer import masked_crc32c
+
+from raydali.report.run_folder import RunFolder
+from raydali.report.scalars import scalars
+from raydali.report.tensorboard import FOLDER, TensorBoard, events_of
+
+
+def row(epoch: int, **more: Any) -> dict[str, Any]:
+    return {"epoch": epoch, "step": (epoch + 1) * 10, "loss": 1.0 / (epoch + 1), **more}
+
+
+def steps(folder: RunFolder) -> list[int]:
+    """Of all events with values, file by file in TensorBoard's order."""
+    contents = [folder.read(f"{FOLDER}/{file}") for file in folder.files(FOLDER)]
+    return [event.step for each in contents for event in events_of(each) if event.summary.value]
+
+
+def start(folder: RunFolder, *epochs: int) -> None:
+    board = TensorBoard(folder)
+    for epoch in epochs:
+        folder.append("epochs.jsonl", row(epoch))
+        board.epoch(row(epoch))
+
+
+def test_each_start_adds_a_file_that_goes_on(folder: RunFolder) -> None:
+    start(folder, 0, 1)
+    start(folder, 2)
+    assert len(folder.files(FOLDER)) == 2
+    assert steps(folder) == [10, 20, 30]
+    for file in folder.files(FOLDER):
+        first, *_ = events_of(folder.read(f"{FOLDER}/{file}"))
+        assert first.file_version == "brain.Event:2" and "tfevents" in file
+
+
+def test_an_epoch_that_the_driver_did_not_live_to_write_is_made_up_for(folder: RunFolder) -> None:
+    start(folder, 0)
+    folder.append("epochs.jsonl", row(1))
+    start(folder, 2, 3)
+    assert steps(folder) == [10, 20, 30, 40]
+
+
+def test_an_epoch_that_is_trained_again_is_written_again(folder: RunFolder) -> None:
+    start(folder, 0, 1)
+    folder.keep_rows("epochs.jsonl", lambda kept: kept["epoch"] == 0)
+    start(folder, 1)
+    assert steps(folder) == [10, 20, 20]
+
+
+def test_records_are_framed_as_tfrecord_files_are(folder: RunFolder) -> None:
+    start(folder, 0, 1)
+    contents, at, messages = folder.read(f"{FOLDER}/{folder.files(FOLDER)[0]}"), 0, 0
+    while at < len(contents):
+        length, of_length = struct.unpack_from("<QI", contents, at)
+        message = contents[at + 12 : at + 12 + length]
+        assert of_length == masked_crc32c(contents[at : at + 8])
+        assert struct.unpack_from("<I", contents, at + 12 + length) == (masked_crc32c(message),)
+        at, messages = at + 16 + length, messages + 1
+    assert (at, messages) == (len(contents), 3)
+    assert [event.step for event in events_of(contents[:-1])] == [0, 10], "a last one that was cut short is left out"
+
+
+def test_a_line_becomes_numbers_by_name() -> None:
+    line = row(
+        3, learning_rate=0.1, of_ceiling=None, images_per_second=float("nan"), ranks=[{"rank": 0}], quarantined=0
+    )
+    line["validation"] = {"images": 5, "top1": 0.5, "per_class": [1, 2], "exact": True}
+    assert scalars(line) == {
+        "train/loss": pytest.approx(0.25),
+        "train/learning_rate": 0.1,
+        "run/epoch": 3.0,
+        "validation/images": 5.0,
+        "validation/top1": 0.5,
+    }
+    assert scalars({"validation": None}) == {}
