@@ -34,6 +34,8 @@ TRAIN = "python jobs/imagenet.py --data ~/pets --name pets --model resnet18 --ep
 HELP = "python jobs/imagenet.py --help"
 PREVIEW = "raydali preview --data ~/pets --workers 2 -o ~/sheet.png"
 RESUME = f"{TRAIN} --workers 1"
+CLUSTER = ("raydali cluster up", "raydali cluster status", "raydali cluster down")
+DOCTOR = "raydali doctor"
 TOKEN = ("ray get-auth-token --generate", "chmod 600 ~/.ray/auth_token")
 SUBMIT = "ray job submit --working-dir . -- " + TRAIN.replace(
     "--data ~/pets", "--data s3://my-bucket/pets --storage s3://my-bucket/runs"
@@ -55,7 +57,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH, *CLUSTER, DOCTOR}
     assert lines[:2] == ["$ make demo", "$ make test"]
 
 
@@ -66,14 +68,14 @@ def test_make_knows_the_targets() -> None:
 
 
 def test_what_is_linked_exists() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links and not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_the_job_has_the_options() -> None:
     known = {field.name.replace("_", "-") for field in fields(Config)}
     known |= {f"no-{field.name}" for field in fields(Config) if field.type is bool}
-    of_others = {"help", "generate", "working-dir"}  # tyro's, and Ray's
+    of_others = {"help", "generate", "working-dir", "cluster"}  # tyro's, Ray's, and the doctor's
     of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README))
     assert named - known == of_others
@@ -249,6 +251,22 @@ def test_measuring(env: dict[str, str], tmp_path: Path) -> None:
     for command, header in zip(BENCH, ("/ torchvision", "real / ceiling"), strict=True):
         code, output = run(command, env, tmp_path / "bench", timeout=420)
         assert code == 0 and header in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_cluster_on_one_machine_and_its_doctor(env: dict[str, str], tmp_path: Path) -> None:
+    up, status, down = CLUSTER
+    try:
+        code, output = run(up, env, tmp_path / "up")
+        assert code == 0 and "to use it: source " in output, output
+        code, output = run(status, env, tmp_path / "status")
+        assert code == 0, output
+    finally:
+        code, output = run(down, env, tmp_path / "down")
+    assert code == 0, output
+    code, output = run(DOCTOR, env, tmp_path / "doctor")
+    assert code in (0, 1) and "Remedy" in output.replace("remedy", "Remedy"), output
 
 
 @pytest.mark.slow
