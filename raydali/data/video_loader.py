@@ -37,12 +37,14 @@ def make_video_loader(name: LoaderName, *args: Any, decoders: int | None = None,
 
     Args:
         name, args, options: as of `make_loader`.
-        decoders: how many clips a GPU decodes at once. Default: two for each of its video engines.
+        decoders: how many clips are decoded at once for a GPU. Default: two for each of its video engines, and no fewer
+            than there are threads.
     """
     device = torch.device(options.get("device", "cpu"))
     if name != "dali" or device.type != "cuda":
         return make_loader(name, *args, **options)
-    return GpuClipLoader(*args, decoders=decoders or _DECODERS_PER_ENGINE * video_engines(device), **options)
+    most = max(_DECODERS_PER_ENGINE * video_engines(device), options.get("threads", 1))
+    return GpuClipLoader(*args, decoders=decoders or most, **options)
 
 
 def video_engines(device: torch.device | str) -> int:

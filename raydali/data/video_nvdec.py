@@ -4,6 +4,7 @@ To make a decoder takes 50 to 100 ms, and only one is made at a time on a host; 
 nothing.
 """
 
+import logging
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data.video_packets import Cut, is_shown, shown_at
+
+_log = logging.getLogger(__name__)
 
 _CODECS = {"h264": "H264", "hevc": "HEVC", "av1": "AV1", "vp8": "VP8", "vp9": "VP9", "mpeg4": "MPEG4"}
 """FFmpeg's names, and NVIDIA's."""
@@ -141,15 +144,28 @@ def decodable(device: torch.device, codec: str, height: int, width: int) -> bool
 
 @cache
 def capabilities(device: torch.device, codec: str) -> dict[str, int]:
-    """What a GPU's engines say of a codec, which is FFmpeg's name: supported, num_decoder_engines, height_min, ..."""
-    if codec not in _CODECS:
-        return {}
-    import PyNvVideoCodec as nvc
+    """What a GPU's engines say of a codec, which is FFmpeg's name: supported, num_decoder_engines, height_min, ...
 
+    Empty where nobody can say.
+    """
+    if codec not in _CODECS or (nvc := _library()) is None:
+        return {}
     found: dict[str, int] = nvc.GetDecoderCaps(
         gpuid=device.index or 0, codec=getattr(nvc.cudaVideoCodec, _CODECS[codec])
     )
     return found
+
+
+@cache
+def _library() -> Any:
+    """PyNvVideoCodec, or None where the driver lacks what it needs."""
+    try:
+        import PyNvVideoCodec as nvc
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        _log.warning("this GPU's video engines cannot be used, and FFmpeg decodes on the host: %s", reason)
+        return None
+    return nvc
 
 
 def _context() -> int:
