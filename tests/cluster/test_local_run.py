@@ -74,15 +74,17 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
             record = folder.read("checkpoint_manager_snapshot.json")
             folder.write("checkpoint_manager_snapshot.json", record[:100])
         process = start_job(*options, "--workers", str(workers), env=env, log=tmp_path / "log")
-        deadline = time.monotonic() + 120
-        while committed(folder) < until:
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.02)
-        below += descendants(process.pid)
-        trainers = [pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid)]
-        assert len(trainers) == workers
-        kill([process.pid, *trainers])
-        process.wait()
+        deadline, trainers = time.monotonic() + 120, []
+        try:
+            while committed(folder) < until:
+                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.02)
+            below += descendants(process.pid)
+            trainers = [pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid)]
+            assert len(trainers) == workers
+        finally:
+            kill([process.pid, *(trainers or descendants(process.pid))])
+            process.wait()
         cores = len(os.sched_getaffinity(0))
         assert (f"{workers} workers share {cores} cores" in (tmp_path / "log").read_text()) == (workers > cores)
     code, output = run_job(*options, "--workers", "1", env=env, log=tmp_path / "log")
