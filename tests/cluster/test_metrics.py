@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from raydali.report.run_folder import RunFolder
 from raydali.report.tensorboard import events_of
 from tests.cluster.dashboard import GPU_ONLY, expressions, metrics, metrics_in
 from tests.cluster.support import ROOT, environment, free_ports, head
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TOKEN = "0123456789abcdef" * 4
 NAME = "watched"
@@ -77,7 +80,8 @@ def scraped(run: Watched) -> str:
     hosts = [host for group in json.loads(run.discovery.read_text()) for host in group["targets"]]
     texts = []
     for host in hosts:
-        with urlopen(f"http://{host}/metrics", timeout=10) as reply:
+        # A port may be named before anybody listens there.
+        with suppress(URLError), urlopen(f"http://{host}/metrics", timeout=10) as reply:
             texts.append(reply.read().decode())
     return "\n".join(texts)
 

@@ -332,7 +332,7 @@ def test_the_page_says_what_there_is() -> None:
         for command in prepared(cloud)["initialization_commands"]:
             for secret in re.findall(r"--name (\S+auth_token)|--secret=(\S+)", command):
                 assert f"{''.join(secret)} " in page
-    for name in re.findall(r"(?<=[ `(/])cluster/[\w./-]+[\w]", page):
+    for name in re.findall(r"(?<!tests/)\bcluster/[\w./-]+[\w]", page):
         assert (ROOT / name).exists(), name
     image = prepared("aws")["docker"]["image"].rpartition("/")[2]
     assert set(re.findall(r"raydali:[\w.-]+\w", page)) == {image}
