@@ -24,6 +24,7 @@ from raydali.doctor.command import Doctor
 from raydali.errors import DataError, UsageError
 from raydali.local_cluster.command import Down, Status, Up
 from raydali.preview import Preview
+from raydali.report.command import Report
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -58,6 +59,7 @@ def _commands() -> SubcommandApp:
     app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
     app.command(name="doctor")(Doctor)
     app.command(name="preview")(Preview)
+    app.command(name="report")(Report)
     return app
 
 

@@ -17,7 +17,7 @@ HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
 @pytest.mark.parametrize(
     "command",
     [
-        *("", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview", "doctor"),
+        *("", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview", "doctor", "report"),
         *("cluster", "cluster up", "cluster down", "cluster status"),
     ],
 )

@@ -36,6 +36,7 @@ PREVIEW = "raydali preview --data ~/pets --workers 2 -o ~/sheet.png"
 RESUME = f"{TRAIN} --workers 1"
 CLUSTER = ("raydali cluster up", "raydali cluster status", "raydali cluster down")
 DOCTOR = "raydali doctor"
+REPORT = "raydali report ~/raydali-runs/pets"
 TOKEN = ("ray get-auth-token --generate", "chmod 600 ~/.ray/auth_token")
 SUBMIT = "ray job submit --working-dir . -- " + TRAIN.replace(
     "--data ~/pets", "--data s3://my-bucket/pets --storage s3://my-bucket/runs"
@@ -57,7 +58,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH, *CLUSTER, DOCTOR}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH, *CLUSTER, DOCTOR, REPORT}
     assert lines[:2] == ["$ make demo", "$ make test"]
 
 
@@ -238,6 +239,9 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     for file in table("File"):
         if "samples" not in file:
             assert list(Path(folder.path()).glob(file.strip("`"))), file
+
+    code, output = run(REPORT, env, tmp_path / "report")
+    assert code == 0 and "resume" in Path(folder.path("report.html")).read_text(), output
 
     code, output = run(TRAIN, env, tmp_path / "again")
     assert code == 0 and output.endswith("is finished: nothing left to do\n"), output

@@ -16,6 +16,7 @@ from raydali.launch.preflight import Cluster, Placement, place
 from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run, readable_record
 from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
+from raydali.report.html_live import LiveReport
 from raydali.report.run_folder import RunFolder
 from raydali.report.tracking import tracked
 
@@ -181,24 +182,26 @@ def _run(
     waiting = Waiting(placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic)
     if cluster.own:
         waiting.over()  # it was given what its workers need
-    ear = _Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name))
+    report = LiveReport(folder, console.warn)
+    ear = _Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report)
     try:
         while thread.is_alive() and not ear.final:
             thread.join(POLL_SECONDS)
             ear.listen()
             waiting.poll()
+            report.poll()
         ear.listen()
     except KeyboardInterrupt:
-        folder.append("events.jsonl", _event("interrupt"))
+        ear.end("interrupt")
         raise
     finally:
         console.close()
     # A final error ends the run whatever the retries: the workers end with this process's Ray.
     if ear.final or outcome[0] is not None:
         error = _explained(outcome[0] if outcome else None, ear.errors)
-        folder.append("events.jsonl", _event("stop", error=str(error).splitlines()[-1]))
+        ear.end("stop", error=str(error).splitlines()[-1])
         raise error
-    folder.append("events.jsonl", _event("finish"))
+    ear.end("finish")
     console.say(f"finished: {folder}")
 
 
@@ -221,6 +224,7 @@ class _Ear:
         waiting: Waiting,
         track: Callable[[Mapping[str, Any]], None],
         metrics: "RunMetrics",
+        report: LiveReport,
     ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         """Of the newest worker group that had any."""
@@ -228,7 +232,7 @@ class _Ear:
         """Whether one of them would recur on every retry."""
         self._failed = False
         self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
-        self._track, self._metrics = track, metrics
+        self._track, self._metrics, self._report = track, metrics, report
         self._began = time.monotonic()
 
     def listen(self) -> None:
@@ -240,9 +244,10 @@ class _Ear:
                 self._failed = message["event"] == "failure"
                 (self._waiting.again if self._failed else self._waiting.over)()
                 message["seconds"] = round(time.monotonic() - self._began, 3)
-                facts = {name: value for name, value in message.items() if name != "kind"}
+                row = _event(**{name: value for name, value in message.items() if name != "kind"})
+                self._report.event(row)
                 try:
-                    self._folder.append("events.jsonl", _event(**facts))
+                    self._folder.append("events.jsonl", row)
                 except OSError as error:
                     self._console.warn(f"an event could not be written to {self._folder}: {error}")
                 if message["event"] in ("start", "resume"):
@@ -250,6 +255,13 @@ class _Ear:
             self._console.show(message)
             if message["kind"] == "epoch":
                 self._track(message["record"])
+                self._report.epoch(message["record"])
+
+    def end(self, event: str, **facts: Any) -> None:
+        """Note how the driver ended, as the last event."""
+        row = _event(event, **facts)
+        self._folder.append("events.jsonl", row)
+        self._report.event(row)
 
 
 def _event(event: str, **facts: Any) -> dict[str, Any]:

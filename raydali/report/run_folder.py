@@ -7,6 +7,7 @@ samples/        with --trace-samples: which rank trained on which id at which st
 tensorboard/    the numbers of each epoch, for TensorBoard; written by the driver (tensorboard.py)
 tracking.json   with --track: the ids of the run in other programs (tracking.py)
 samples.png     of restoration: some test images as input, output and truth (triptychs.py)
+report.html     all of it as one page, now and then while the run goes on; written by the driver (html_live.py)
 best/           the weights with the best validation so far
 checkpoint_*/   Ray Train's checkpoints
 """
@@ -15,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -149,18 +150,24 @@ class RunFolder:
         Raises:
             UsageError: another line is broken.
         """
+        return list(self.each_row(file))
+
+    def each_row(self, file: str) -> Iterator[Row]:
+        """The same rows, one after the other: parsed they take many times the memory that the file does.
+
+        Raises:
+            UsageError: a line but the last is broken.
+        """
         *lines, rest = self.read(file).split(b"\n") if self.exists(file) else [b""]
-        rows = []
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
+                yield json.loads(line)
             except ValueError as error:
                 raise UsageError(
                     f"{self}/{file}, line {number} is broken: {error}; mend it, or give another --name"
                 ) from error
         with suppress(ValueError):  # no part of a row is JSON, so what can be read lacks no more than its newline
-            rows.append(json.loads(rest))
-        return rows
+            yield json.loads(rest)
 
     def extend(self, file: str, contents: bytes) -> None:
         """Add to the end of a file, which need not exist; on object stores it is rewritten, so only for small ones."""

@@ -1,0 +1,230 @@
+"""What report.html knows of a run: its settings, events and epochs, each epoch boiled down to what is drawn.
+
+A line of `epochs.jsonl` has all that each rank measured, 64 kB of it for 256 ranks. Kept are the numbers of the whole
+epoch, and two of each rank, so that a run's driver can take one line after another and never reads one again.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raydali.report.run_folder import RunFolder
+
+CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
+END_EVENTS = ("finish", "stop", "interrupt")
+"""Those with which a driver ends."""
+
+Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
+
+NAN = math.nan
+
+
+def number(value: object) -> float | None:
+    """The value as a finite number, or None: null, text and NaN say that nothing was measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A line of `epochs.jsonl`.
+
+    Attributes:
+        number: of the epoch, from 0.
+        values: the line's own numbers by name; those not measured are left out.
+        validation: the numbers of its validation by name.
+        waiting: of each rank the share of its time in which it waited for the loader; NaN: not measured.
+        stepping: of each rank the milliseconds of forward, backward and optimiser for an image; NaN: not measured.
+    """
+
+    number: int
+    values: Mapping[str, float]
+    validation: Mapping[str, float]
+    verdict: str | None
+    waiting: Sequence[float]
+    stepping: Sequence[float]
+
+    def get(self, name: str) -> float | None:
+        """One of `values`."""
+        return self.values.get(name)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Epoch | None":
+        """From a line; None where it names no epoch."""
+        epoch = number(record.get("epoch"))
+        if epoch is None or not 0 <= epoch < 1e9:
+            return None
+        verdict = record.get("verdict")
+        ranks = record.get("ranks")
+        waiting, stepping = _of_ranks(ranks if isinstance(ranks, list) else [])
+        return cls(
+            int(epoch),
+            _numbers(record),
+            _numbers(record.get("validation")),
+            verdict if isinstance(verdict, str) and verdict.strip() else None,
+            waiting,
+            stepping,
+        )
+
+
+def _numbers(values: object) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    found = {str(name): number(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_ranks(ranks: Sequence[object]) -> tuple[Sequence[float], Sequence[float]]:
+    """Share of waiting, and milliseconds of stepping for an image, by rank; a rank may have several segments."""
+    sums: dict[int, list[float]] = {}
+    for record in ranks:
+        if not isinstance(record, Mapping) or (rank := number(record.get("rank"))) is None or not 0 <= rank < 1 << 20:
+            continue
+        names = ("seconds", "loader_wait_seconds", "images", "step_seconds")
+        values = [NAN if (value := number(record.get(name))) is None else value for name in names]
+        before = sums.get(int(rank), [0.0] * 4)
+        sums[int(rank)] = [a + b for a, b in zip(before, values, strict=True)]
+    size = max(sums, default=-1) + 1
+    waiting, stepping = array("f", [NAN]) * size, array("f", [NAN]) * size
+    for index, (seconds, wait, images, step) in sums.items():
+        waiting[index] = wait / seconds if seconds > 0 else NAN
+        stepping[index] = 1000 * step / images if images > 0 else NAN
+    return waiting, stepping
+
+
+@dataclass
+class History:
+    """A run, as far as it came.
+
+    Attributes:
+        name: of the run.
+        place: its folder.
+        settings: what `config.json` holds.
+        events: rows of `events.jsonl`.
+        epochs: in their order; none that a resume has trained again.
+        samples: `samples.png`, where there is one.
+    """
+
+    name: str
+    place: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    samples: bytes | None = None
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "History":
+        """All that lies in a run's folder.
+
+        Raises:
+            UsageError: a line is broken.
+            OSError: the storage does not answer.
+            ValueError: config.json is broken.
+        """
+        history = cls(folder.name, str(folder))
+        if folder.exists(CONFIG):
+            settings = folder.read_json(CONFIG)
+            history.settings = settings if isinstance(settings, dict) else {}
+        for row in folder.each_row(EVENTS):
+            if isinstance(row, Mapping):
+                history.add_event(row)
+        for row in folder.each_row(EPOCHS):
+            if isinstance(row, Mapping):
+                history.add_epoch(row)
+        if folder.exists("samples.png"):
+            history.samples = folder.read("samples.png")
+        return history
+
+    def add_event(self, row: Mapping[str, Any]) -> None:
+        """Take a row of `events.jsonl`; a resume takes back the epochs that it will train again."""
+        self.events.append(row)
+        if row.get("event") == "resume":
+            self._take_back(number(row.get("step")))
+
+    def add_epoch(self, record: Mapping[str, Any]) -> None:
+        """Take a line of `epochs.jsonl`; one that came before is replaced."""
+        epoch = Epoch.of(record)
+        if epoch is None:
+            return
+        step = epoch.get("step")
+        self._take_back(None if step is None else step - 1)
+        self.epochs.append(epoch)
+
+    def _take_back(self, step: float | None) -> None:
+        while step is not None and self.epochs and (self.epochs[-1].get("step") or 0) > step:
+            self.epochs.pop()
+
+    @property
+    def status(self) -> Status:
+        """How far it came, by its last event that says so."""
+        if not self.events:
+            return "running" if self.epochs else "empty"
+        last = self.events[-1].get("event")
+        by_event: dict[object, Status] = {
+            "finish": "finished",
+            "stop": "failed",
+            "interrupt": "interrupted",
+            "failure": "broken",
+            "rehearsal": "starting",
+        }
+        return by_event.get(last, "running")
+
+    def sum(self, name: str, *others: str) -> tuple[float, ...] | None:
+        """Sums over those epochs that have all of these numbers; None where there is no such epoch."""
+        names = (name, *others)
+        rows = [[epoch.values[name] for name in names] for epoch in self.epochs if epoch.values.keys() >= set(names)]
+        return tuple(map(sum, zip(*rows, strict=True))) if rows else None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Over all epochs."""
+        sums = self.sum("images", "seconds")
+        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+
+    @property
+    def of_ceiling(self) -> float | None:
+        """Share of the ceiling over all epochs that know theirs."""
+        rows = [(e.get("images"), e.get("seconds"), e.get("ceiling_images_per_second")) for e in self.epochs]
+        known = [(images, seconds * ceiling) for images, seconds, ceiling in rows if images and seconds and ceiling]
+        return sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known) if known else None
+
+    @property
+    def waiting(self) -> float | None:
+        """Share of the time in which the ranks waited for the loader, over all epochs."""
+        sums = self.sum("loader_wait_seconds", "seconds")
+        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what validation measures, whatever the job calls them, beside its loss."""
+        names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
+        return [name for name in names if name not in ("images", "seconds", "loss")]
+
+    def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
+        """Of each start and resume: the time of its first step, its global batch, and what came before it in seconds.
+
+        The last is from the start of the driver, or from the failure that made workers start again, to the end of the
+        first step; None where that cannot be told.
+        """
+        failed = began = -math.inf
+        for row in self.events:
+            time, kind = number(row.get("time")), row.get("event")
+            if time is None:
+                continue
+            if kind == "failure":
+                failed = time
+            elif kind in ("start", "resume"):
+                seconds = number(row.get("seconds"))
+                driver = NAN if seconds is None else time - seconds
+                since = failed if failed > driver else driver if began < driver else NAN
+                yield time, number(row.get("step")), time - since if math.isfinite(since) else None
+                failed, began = -math.inf, time
+            elif kind in END_EVENTS:
+                failed = -math.inf
