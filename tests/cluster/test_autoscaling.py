@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,15 +22,13 @@ IDLE_SECONDS = 15
 
 def raydali(*arguments: str, env: dict[str, str], timeout: float = 120) -> tuple[int, str]:
     """Exit code and output of a `raydali` command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raydali.cli", *arguments],
-        env=env,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
+    return ended([sys.executable, "-m", "raydali.cli", *arguments], env, timeout)
+
+
+def ended(command: list[str], env: dict[str, str], timeout: float) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env=env, cwd=ROOT, timeout=timeout, **streams)
     return done.returncode, done.stdout
 
 
@@ -74,16 +73,7 @@ def exported(folder: str) -> dict[str, str]:
 def submit(env: dict[str, str], *arguments: str, wait: bool = True, timeout: float = 280) -> tuple[int, str]:
     """`ray job submit` of the image job."""
     command = [RAY, "job", "submit", *([] if wait else ["--no-wait"]), "--working-dir", ".", "--"]
-    done = subprocess.run(
-        [*command, "python", "jobs/imagenet.py", *arguments],
-        env=env | {"PYTHONPATH": ""},
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    return done.returncode, done.stdout
+    return ended([*command, "python", "jobs/imagenet.py", *arguments], env | {"PYTHONPATH": ""}, timeout)
 
 
 def nodes_of(env: dict[str, str], folder: str) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from pycocotools.cocoeval import COCOeval
 from jobs.detection import SHAPES, Config, Data, index, train
 from raydali.data.coco import Coco
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
-from raydali.train import precision
 from raydali.train.detection import Found, mean_average_precision
 from raydali.train.detection_models import build_detector, check_detector
 from raydali.train.precision import Precision
-from tests.support import LocalSession, Stopped, folder_of, run_ranks
+from tests.support import Stopped, folder_of, run_ranks
+from tests.train.ranks import train_rank, train_rank_in_double
 
 # Three micro-batches a global batch: 2 workers share them unevenly. Two steps close the run's one epoch.
 CONFIG = replace(
@@ -58,27 +58,17 @@ def first(source: Coco, count: int) -> Coco:
     )
 
 
-def train_rank(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    session = LocalSession(folder, stop_at=stop_at)
-    train(config, data, session)
-    state = session.latest()
-    assert state is not None
-    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
-
-
-def train_rank_in_double(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    torch.set_default_dtype(torch.float64)
-    precision._DTYPES["fp32"] = torch.float64
-    return train_rank(config, data, folder, stop_at)
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
 
 
 def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes: Data) -> None:
     data = Data(first(shapes.train, 36), first(shapes.val, 10))
     runs = {name: folder_of(tmp_path, name) for name in ("alone", "cut")}
-    weights = run_ranks(1, train_rank_in_double, CONFIG, data, runs["alone"])[0]
+    weights = run_ranks(1, in_double, CONFIG, data, runs["alone"])[0]
     with pytest.raises(Stopped):
-        run_ranks(2, train_rank_in_double, CONFIG, data, runs["cut"], 2)  # checkpoint at 1; the second runs again
-    others = run_ranks(2, train_rank_in_double, CONFIG, data, runs["cut"])[0]
+        run_ranks(2, in_double, CONFIG, data, runs["cut"], 2)  # checkpoint at 1; the second runs again
+    others = run_ranks(2, in_double, CONFIG, data, runs["cut"])[0]
 
     reference = np.concatenate([micro_batch.ids for micro_batch in CONFIG.stream(36).micro_batches(0, 1)])
     for folder in runs.values():
@@ -94,7 +84,7 @@ def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes:
 
 def test_the_demo_learns_shapes(tmp_path: Path, shapes: Data) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(2, train_rank, replace(SHAPES, ceiling=False, global_batch_size=16, epochs=4), shapes, folder)
+    run_ranks(2, in_single, replace(SHAPES, ceiling=False, global_batch_size=16, epochs=4), shapes, folder)
     last = folder.rows("epochs.jsonl")[-1]
     assert last["validation"]["images"] == 60
     assert last["validation"]["map_50"] > 0.2

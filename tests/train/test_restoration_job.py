@@ -4,12 +4,12 @@ import io
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from jobs import restoration
@@ -17,12 +17,11 @@ from jobs.restoration import BLURRED, ROWS_SHOWN, Config, Data, main, train
 from raydali.data.blurred import blurred_folder
 from raydali.data.image_pairs import ImagePairs
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
-from raydali.train import precision
 from tests.data.pictures import photograph
 from tests.data.trees import grow
-from tests.support import LocalSession, Stopped, folder_of, run_ranks
+from tests.support import Stopped, folder_of, run_ranks
+from tests.train.ranks import train_rank, train_rank_in_double
 
 # Six micro-batches a global batch: 1, 2 and 3 workers share them evenly, 4 do not. An epoch is 3 1/3 steps.
 CONFIG = Config(
@@ -66,28 +65,17 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return scanned(write_pairs(tmp_path_factory.mktemp("pairs")))
 
 
-def train_rank(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    session = LocalSession(folder, stop_at=stop_at)
-    train(config, data, session)
-    state = session.latest()
-    assert state is not None
-    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
-
-
-def train_rank_in_double(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    """The same in float64, where only what is really different can differ."""
-    torch.set_default_dtype(torch.float64)
-    precision._DTYPES["fp32"] = torch.float64
-    return train_rank(config, data, folder, stop_at)
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
 
 
 def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path, pairs: Data) -> None:
     alone, cut = folder_of(tmp_path, "alone"), folder_of(tmp_path, "cut")
-    weights = run_ranks(1, train_rank_in_double, CONFIG, pairs, alone)[0]
+    weights = run_ranks(1, in_double, CONFIG, pairs, alone)[0]
     config = replace(CONFIG, checkpoint_every=2)
     with pytest.raises(Stopped):
-        run_ranks(2, train_rank_in_double, config, pairs, cut, 3)  # a checkpoint at 2; step 2 runs again
-    others = run_ranks(3, train_rank_in_double, config, pairs, cut)[0]
+        run_ranks(2, in_double, config, pairs, cut, 3)  # a checkpoint at 2; step 2 runs again
+    others = run_ranks(3, in_double, config, pairs, cut)[0]
 
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
@@ -111,7 +99,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
     data = scanned(blurred_folder())
     # Each node finds the photographs in a place of its own.
     elsewhere = Data(data.train.at("/nowhere"), data.test.at("/nowhere"))
-    run_ranks(1, train_rank, config, elsewhere, folder)
+    run_ranks(1, in_single, config, elsewhere, folder)
     *_, validation = [row["validation"] for row in folder.rows("epochs.jsonl")]
     assert validation["images"] == 45
     assert validation["psnr"] > validation["input_psnr"] + 1
@@ -125,7 +113,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
 )
 def test_options_train(tmp_path: Path, pairs: Data, changes: dict[str, Any]) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(1, train_rank, replace(CONFIG, **changes), pairs, folder)
+    run_ranks(1, in_single, replace(CONFIG, **changes), pairs, folder)
     rows = folder.rows("epochs.jsonl")
     assert [row["images"] for row in rows] == [48, 24]
     assert all(0 < row["loss"] < 1 and row["validation"]["images"] == TESTED for row in rows)
@@ -137,7 +125,7 @@ def test_a_pair_that_cannot_be_used_ends_the_run_by_name(tmp_path: Path) -> None
     (root / "test/gt/scene/03.png").write_bytes(b"no image")
     message = rf"DataError: sample 3 cannot be read: {root}/test.*gt/scene/03.png: cannot identify"
     with pytest.raises(AssertionError, match=message):
-        run_ranks(1, train_rank, CONFIG, scanned(root), folder_of(tmp_path))
+        run_ranks(1, in_single, CONFIG, scanned(root), folder_of(tmp_path))
 
 
 USAGE = {

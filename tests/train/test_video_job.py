@@ -1,20 +1,19 @@
 """jobs/video.py on plain gloo processes: clips keep the stream's promises, and the demo learns."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from jobs.video import DISCS, Config, Data, index, train
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
-from raydali.train import precision
 from raydali.train.video_models import build_video_model, check_video_model
-from tests.support import LocalSession, Stopped, folder_of, run_ranks
+from tests.support import Stopped, folder_of, run_ranks
+from tests.train.ranks import train_rank, train_rank_in_double
 
 # Three micro-batches a global batch: 2 workers share them unevenly.
 CONFIG = replace(
@@ -27,26 +26,16 @@ def discs() -> Data:
     return index(DISCS)
 
 
-def train_rank(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    session = LocalSession(folder, stop_at=stop_at)
-    train(config, data, session)
-    state = session.latest()
-    assert state is not None
-    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
-
-
-def train_rank_in_double(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    torch.set_default_dtype(torch.float64)
-    precision._DTYPES["fp32"] = torch.float64
-    return train_rank(config, data, folder, stop_at)
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
 
 
 def test_a_run_cut_and_resumed_on_other_numbers_of_workers_is_the_undisturbed_one(tmp_path: Path, discs: Data) -> None:
     folder, whole = folder_of(tmp_path, "cut"), folder_of(tmp_path, "whole")
     with pytest.raises(Stopped):
-        run_ranks(2, train_rank_in_double, CONFIG, discs, folder, 7)  # checkpoint at 4; steps 4..6 run again
-    weights = run_ranks(1, train_rank_in_double, CONFIG, discs, folder)[0]
-    undisturbed = run_ranks(1, train_rank_in_double, replace(CONFIG, decoders=2), discs, whole)[0]
+        run_ranks(2, in_double, CONFIG, discs, folder, 7)  # checkpoint at 4; steps 4..6 run again
+    weights = run_ranks(1, in_double, CONFIG, discs, folder)[0]
+    undisturbed = run_ranks(1, in_double, replace(CONFIG, decoders=2), discs, whole)[0]
 
     stream = CONFIG.stream(len(discs.train))
     reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
@@ -63,7 +52,7 @@ def test_a_run_cut_and_resumed_on_other_numbers_of_workers_is_the_undisturbed_on
 
 def test_the_demo_learns_where_discs_move_to(tmp_path: Path, discs: Data) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(2, train_rank, replace(DISCS, global_batch_size=32, epochs=3), discs, folder)
+    run_ranks(2, in_single, replace(DISCS, global_batch_size=32, epochs=3), discs, folder)
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["validation"]["top1"] > 0.9  # of four directions
     assert rows[-1]["ceiling_images_per_second"] > 0
@@ -72,7 +61,7 @@ def test_the_demo_learns_where_discs_move_to(tmp_path: Path, discs: Data) -> Non
 @pytest.mark.parametrize("changes", [{"loader": "torch"}, {"precision": "bf16", "optimizer": "sgd"}])
 def test_options_train(tmp_path: Path, discs: Data, changes: dict[str, Any]) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(1, train_rank, replace(CONFIG, learning_rate=0.01, **changes), discs, folder)
+    run_ranks(1, in_single, replace(CONFIG, learning_rate=0.01, **changes), discs, folder)
     assert np.isfinite(folder.rows("epochs.jsonl")[0]["loss"])
 
 

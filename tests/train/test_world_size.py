@@ -1,6 +1,7 @@
 """Promise 2: the run does not depend on the number of workers; and promise 1 across cuts, on plain gloo processes."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ import torch
 from jobs.imagenet import DIGITS, Config, Data, train
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
-from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
-from raydali.train import precision
-from tests.support import LocalSession, Stopped, folder_of, run_ranks
+from tests.support import Stopped, folder_of, run_ranks
+from tests.train.ranks import train_rank, train_rank_in_double
 
 # Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not.
 CONFIG = replace(
@@ -28,20 +28,8 @@ def digits() -> Data:
     return Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
 
 
-def train_rank(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    session = LocalSession(folder, stop_at=stop_at)
-    train(config, data, session)
-    state = session.latest()
-    assert state is not None
-    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
-
-
-def train_rank_in_double(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> dict[str, Any]:
-    """The same in float64. In float32 a ReLU that rounding flips makes another run of it within ten steps; here
-    only what is really different can differ."""
-    torch.set_default_dtype(torch.float64)
-    precision._DTYPES["fp32"] = torch.float64
-    return train_rank(config, data, folder, stop_at)
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
 
 
 def distance(weights: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> float:
@@ -59,7 +47,7 @@ def test_losses_validation_and_weights_are_the_same_on_1_2_3_and_4_workers(tmp_p
     runs = {}
     for world_size in (1, 2, 3, 4):
         folder = folder_of(tmp_path, f"on-{world_size}")
-        weights = run_ranks(world_size, train_rank_in_double, CONFIG, digits, folder)[0]
+        weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
         runs[world_size] = weights, folder.rows("epochs.jsonl")
     weights, rows = runs[1]
     assert [row["images"] for row in rows] == [1440, 1344]
@@ -80,10 +68,10 @@ def test_cut_mid_epoch_and_resumed_on_other_numbers_of_workers_loses_and_repeats
     config = replace(CONFIG, checkpoint_every=4)
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
-        run_ranks(2, train_rank_in_double, config, digits, folder, 7)  # checkpoint at 4; steps 4..6 run again
+        run_ranks(2, in_double, config, digits, folder, 7)  # checkpoint at 4; steps 4..6 run again
     with pytest.raises(Stopped):
-        run_ranks(3, train_rank_in_double, config, digits, folder, 23)  # past the first epoch's line, at 15
-    weights = run_ranks(1, train_rank_in_double, config, digits, folder)[0]
+        run_ranks(3, in_double, config, digits, folder, 23)  # past the first epoch's line, at 15
+    weights = run_ranks(1, in_double, config, digits, folder)[0]
 
     table = read_samples(folder)
     np.testing.assert_array_equal(table["id"].to_numpy(), reference(config, digits))
@@ -94,7 +82,7 @@ def test_cut_mid_epoch_and_resumed_on_other_numbers_of_workers_loses_and_repeats
     assert [rank["world_size"] for rank in rows[0]["ranks"]] == [2, 2, 3, 3, 3]
 
     whole = folder_of(tmp_path, "whole")
-    undisturbed = run_ranks(1, train_rank_in_double, config, digits, whole)[0]
+    undisturbed = run_ranks(1, in_double, config, digits, whole)[0]
     assert rows[1]["loss"] == pytest.approx(whole.rows("epochs.jsonl")[1]["loss"], rel=1e-6)
     assert distance(weights, undisturbed) < 1e-9
 
@@ -104,7 +92,10 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
     runs = {}
     for ceiling in (False, True):
         folder = folder_of(tmp_path, f"ceiling-{ceiling}")
-        runs[ceiling] = run_ranks(2, train_rank, replace(config, ceiling=ceiling), digits, folder), folder
+        runs[ceiling] = (
+            run_ranks(2, in_single, replace(config, ceiling=ceiling), digits, folder),
+            folder,
+        )
     for (name, tensor), (_, other) in zip(runs[False][0][0].items(), runs[True][0][0].items(), strict=True):
         np.testing.assert_array_equal(tensor, other, err_msg=name)
     (unmeasured,), (measured,) = (folder.rows("epochs.jsonl") for _, folder in runs.values())
@@ -119,9 +110,9 @@ def test_a_resume_takes_the_ceiling_over_where_nothing_changes_it(tmp_path: Path
     for world_size, changes, kept in ((2, {}, True), (1, {}, False), (2, changed, False)):
         folder = folder_of(tmp_path, f"{world_size}-{len(changes)}")
         with pytest.raises(Stopped):
-            run_ranks(2, train_rank, config, digits, folder, 18)
+            run_ranks(2, in_single, config, digits, folder, 18)
         first = folder.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
-        run_ranks(world_size, train_rank, replace(config, **changes), digits, folder)
+        run_ranks(world_size, in_single, replace(config, **changes), digits, folder)
         last = folder.rows("epochs.jsonl")[1]["ceiling_images_per_second"]
         assert first > 0 and last == (first if kept else None)
 
@@ -130,7 +121,7 @@ def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: 
     accuracy = {}
     for loader in ("dali", "torch"):
         folder = folder_of(tmp_path, loader)
-        run_ranks(2, train_rank, replace(CONFIG, epochs=6, learning_rate=0.1, loader=loader), digits, folder)
+        run_ranks(2, in_single, replace(CONFIG, epochs=6, learning_rate=0.1, loader=loader), digits, folder)
         accuracy[loader] = folder.rows("epochs.jsonl")[-1]["validation"]["top1"]
     assert accuracy["dali"] > 0.9
     assert accuracy["torch"] == pytest.approx(accuracy["dali"], abs=0.02)
@@ -150,7 +141,7 @@ def test_options_train_alike_on_1_and_2_workers(tmp_path: Path, digits: Data, ch
     losses = []
     for world_size in (1, 2):
         folder = folder_of(tmp_path, f"on-{world_size}")
-        run_ranks(world_size, train_rank, config, digits, folder)
+        run_ranks(world_size, in_single, config, digits, folder)
         losses.append(folder.rows("epochs.jsonl")[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05 if config.precision != "fp32" else 1e-3)
     assert np.isfinite(losses).all()
@@ -159,6 +150,6 @@ def test_options_train_alike_on_1_and_2_workers(tmp_path: Path, digits: Data, ch
 def test_ema_weights_are_what_is_validated(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, epochs=1, ema_decay=0.999999)  # all but frozen at the start
     folder = folder_of(tmp_path)
-    run_ranks(1, train_rank, config, digits, folder)
+    run_ranks(1, in_single, config, digits, folder)
     torch.manual_seed(0)
     assert folder.rows("epochs.jsonl")[0]["validation"]["top1"] < 0.5
