@@ -50,6 +50,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
     """
 
     gpu_inputs = 2
+    inputs_are = "gpu decode"
 
     def __init__(self, clips: Clips, device: torch.device, decoders: int) -> None:
         self.clips, self.device = clips, device
@@ -100,17 +101,17 @@ class ClipsOnGpu(Pipeline[VideoClips]):
             colours = self._colours.get(video)
             if colours is None:
                 colours = self._colours[video] = colours_of(cut)
-            planes = _Planes(part, source.sequence_length, self.device)
+            planes = Planes(source.sequence_length, height, part, self.device)
             if colours.pixels in _NV12 and decodable(self.device, codec, height, width):
                 largest = source.shapes[source.codecs == codec].max(0).tolist()
-                decoder = self._decoder(codec, largest)
-                for place, frame in decoder.frames(cut, height, width):
-                    planes.put(place, frame[:height], frame[height:])
+                for place, frame in self._decoder(codec, largest).frames(cut, height, width):
+                    planes.put(place, frame)
             else:
-                for place, (luma, chroma) in enumerate(decoded(cut, partial(nv12, colours=colours))):
-                    planes.put(place, luma, chroma)
+                for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
+                    planes.put(place, frame)
+            luma, chroma = planes.parts()
             torch.cuda.current_stream(self.device).synchronize()
-            return planes.luma, planes.chroma, colours
+            return luma, chroma, colours
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
@@ -129,20 +130,27 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         return decoder
 
 
-class _Planes:
-    """A clip's luma and chroma, as far as they are kept."""
+class Planes:
+    """A clip's luma and chroma: whole frames' columns at first, as one copy a frame is all that threads which share an
+    interpreter have time for, then their rows too."""
 
-    def __init__(self, part: Part, frames: int, device: torch.device) -> None:
-        self.part = part
-        self.halves = Part(*(slice(side.start // 2, side.stop // 2) for side in part))
-        height, width = (side.stop - side.start for side in part)
-        self.luma = torch.empty((frames, height, width, 1), dtype=torch.uint8, device=device)
-        self.chroma = torch.empty((frames, height // 2, width // 2, 2), dtype=torch.uint8, device=device)
+    def __init__(self, frames: int, height: int, part: Part, device: torch.device) -> None:
+        self._part, self._height = part, height
+        columns = part.columns.stop - part.columns.start
+        rows = height + (height + 1) // 2
+        self._frames = torch.empty((frames, rows, columns), dtype=torch.uint8, device=device)
+        self._places = self._frames.unbind()
 
-    def put(self, place: int, luma: torch.Tensor, chroma: torch.Tensor) -> None:
-        """A frame: luma (height, width) and chroma (height / 2, width)."""
-        self.luma[place, :, :, 0].copy_(luma[self.part], non_blocking=True)
-        self.chroma[place].copy_(chroma.unflatten(1, (-1, 2))[self.halves], non_blocking=True)
+    def put(self, place: int, frame: torch.Tensor) -> None:
+        """A frame, luma above chroma, (height * 3 / 2, width)."""
+        self._places[place].copy_(frame[:, self._part.columns], non_blocking=True)
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is kept of luma, (frames, rows, columns, 1), and of chroma, (frames, rows / 2, columns / 2, 2)."""
+        rows = self._part.rows
+        luma = self._frames[:, rows, :, None]
+        chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2]
+        return luma.contiguous(), chroma.unflatten(2, (-1, 2)).contiguous()
 
 
 def colours_of(cut: Cut) -> Colours:
@@ -155,13 +163,12 @@ def colours_of(cut: Cut) -> Colours:
     return Colours(context.pix_fmt or "", int(context.colorspace), int(context.color_range))
 
 
-def nv12(frame: Any, colours: Colours) -> tuple[torch.Tensor, torch.Tensor]:
-    """A frame of PyAV's as luma (height, width) and chroma (height / 2, width)."""
+def nv12(frame: Any, colours: Colours) -> torch.Tensor:
+    """A frame of PyAV's, luma above chroma: uint8 (height * 3 / 2, width), an odd width less one."""
     whole = {"src_color_range": colours.range, "dst_color_range": colours.range} if colours.range else {}
     planes = frame.reformat(format="nv12", **whole).planes
-    rows = (np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in planes)
-    luma, chroma = (torch.from_numpy(plane[:, : frame.width // 2 * 2].copy()) for plane in rows)
-    return luma, chroma
+    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in planes]
+    return torch.from_numpy(np.concatenate([plane[:, : frame.width // 2 * 2] for plane in rows]))
 
 
 def to_rgb(colours: Colours) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -8,6 +8,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from raydali.data import object_store
 
 _NOT_SHOWN = 0x10
 """In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+_SLICES = range(1, 6)
+"""Of the types of H.264's units: parts of a frame."""
 _REORDERED = 16
 """No codec has more frames decoded before one that is shown before them."""
 _IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
@@ -126,8 +129,8 @@ def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: 
         times = [shown[frame - before] for frame in wanted.tolist()]
         begin = shown_at(packets[0])
         last = max(i for i, packet in enumerate(packets) if shown_at(packet) <= times[-1])
-        kept = [packet for packet in packets[: last + 1] if shown_at(packet) >= begin]
-        yield Cut(stream, kept, times)
+        clip = set(times)
+        yield Cut(stream, [packet for packet in packets[: last + 1] if _needed(packet, stream, begin, clip)], times)
 
 
 @contextmanager
@@ -187,13 +190,20 @@ def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int
 
 
 def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
+    """The packets from that time on, which is a keyframe's; others where the container cannot seek."""
     import av
 
+    def at(sought: int) -> Iterator[Any]:
+        container.seek(sought, stream=stream)
+        return (packet for packet in container.demux(stream) if packet.size)
+
     try:
-        container.seek(time, stream=stream)
+        first = next(at(time), None)
+        # MP4s whose frames are reordered are sought by when a frame is shown, and know when it is decoded.
+        sought = time if first is None or _time(first) >= time else time + shown_at(first) - _time(first)
+        return dropwhile(lambda packet: _time(packet) < time, at(sought))
     except av.FFmpegError:
         return iter(())
-    return (packet for packet in container.demux(stream) if packet.size)
 
 
 def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
@@ -206,6 +216,29 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
             yield packet
         elif packet.size:
             frames -= _counts(packet, stream)
+
+
+def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
+    """Whether a packet must be decoded for the frames that are shown at the times in `clip`, from the keyframe on that
+    is shown at `begin`: not where it is shown before, nor where no other frame is decoded from it."""
+    time = shown_at(packet)
+    return time >= begin and (time in clip or is_reference(packet, stream))
+
+
+def is_reference(packet: Any, stream: Any) -> bool:
+    """Whether other frames may be decoded from a packet's. False is certain, and found only for H.264 in MP4, MOV and
+    Matroska: where nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all its slices."""
+    context = stream.codec_context
+    header = context.extradata or b""
+    if context.codec.canonical_name != "h264" or header[:1] != b"\1":
+        return True
+    content, at, size_bytes = memoryview(packet), 0, header[4] % 4 + 1
+    while at + size_bytes < len(content):
+        unit = content[at + size_bytes]
+        if unit & 0x1F in _SLICES and unit & 0x60:
+            return True
+        at += size_bytes + int.from_bytes(content[at : at + size_bytes], "big")
+    return False
 
 
 def shown_at(packet: Any) -> int:

@@ -150,6 +150,25 @@ def test_a_webm_that_was_streamed(tmp_path: Path) -> None:
     assert_frames(write_video(tmp_path / "1.webm", moving(30), "vp9", container_options={"live": "1"}), 30)
 
 
+@pytest.mark.parametrize("container", ["mp4", "mkv", "mov"])
+def test_a_cut_is_found_by_seeking(tmp_path: Path, container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"x264-params": ORDERS["b-frames"]}
+    path = write_video(tmp_path / f"1.{container}", moving(60), "h264", options=options)
+    # Where seeking fails, a video is read from its start.
+    monkeypatch.delattr("raydali.data.video_packets._from_start")
+    assert_frames(path, 60)
+
+
+def test_frames_that_nothing_is_decoded_from_are_left_out(tmp_path: Path) -> None:
+    options = {"x264-params": "bframes=3:b-adapt=0:b-pyramid=0:scenecut=0"}
+    path = write_video(tmp_path / "1.mp4", moving(41), "h264", keyframe_every=40, options=options)
+    facts = read_facts(str(path))
+    with cut(str(path), facts, 36, 1, 4) as found:
+        assert len(found.packets) == 9 + 4  # of those before it every fourth
+    with cut(str(path), facts, 0, 8, 5) as found:
+        assert len(found.packets) == 9
+
+
 def test_a_cut_is_small_wherever_the_clip_lies(tmp_path: Path) -> None:
     path = write_video(tmp_path / "1.mp4", moving(60), "h264", options={"x264-params": "scenecut=0"})
     facts = read_facts(str(path))

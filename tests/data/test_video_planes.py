@@ -13,7 +13,7 @@ from nvidia.dali import fn
 from raydali.data.video import Clips, TrainClips, ValidationClips
 from raydali.data.video_clips import VideoClips
 from raydali.data.video_dali import planes_graph
-from raydali.data.video_gpu import Colours, colours_of, nv12, to_rgb
+from raydali.data.video_gpu import Colours, Planes, colours_of, nv12, to_rgb
 from raydali.data.video_pyav import decoded
 from tests.data.videos import moving, write_video
 
@@ -47,19 +47,21 @@ def test_planes_become_the_baseline_s_crops(tmp_path: Path, name: str, pipeline:
 def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any:
     crops = pipeline.crops(source, ids, epochs)
     regions = pipeline.regions(source, ids, crops)
-    luma, chroma, matrices, offsets = [], [], [], []
+    planes_of: tuple[list[Any], list[Any]] = [], []
+    matrices, offsets = [], []
     for id, part in zip(ids.tolist(), regions.parts, strict=True):
         with source.cut(id) as cut:
             colours = colours_of(cut)
             assert colours.pixels in ("yuv420p", "yuvj420p")
-            planes = decoded(cut, partial(nv12, colours=colours))
-        halves = tuple(slice(side.start // 2, side.stop // 2) for side in part)
-        luma.append(torch.stack([y[part] for y, _ in planes])[..., None].numpy())
-        chroma.append(torch.stack([uv.unflatten(1, (-1, 2))[halves] for _, uv in planes]).numpy())
+            planes = Planes(source.sequence_length, 144, part, torch.device("cpu"))
+            for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
+                planes.put(place, frame)
+        for all_of_them, found in zip(planes_of, planes.parts(), strict=True):
+            all_of_them.append(found.numpy())
         matrix, offset = to_rgb(colours)
         matrices.append(matrix)
         offsets.append(offset)
-    inputs = luma, chroma, regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips
+    inputs = *planes_of, regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips
     graph = dali.Pipeline(batch_size=len(ids), num_threads=1, device_id=None)
     with graph:
         nodes = fn.external_source(lambda: (*inputs, source.labels(ids)), num_outputs=len(inputs) + 1)

@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 HEIGHT, WIDTH = 144, 256
 """No engine decodes frames much smaller: VP9's limit is 128 x 128."""
-MEAN_TOLERANCE, FAR, FAR_SHARE = 2.0, 12, 0.001
-"""Of 255: rounding and how colours, coded at half the size, are brought to full size. A frame's neighbour is 9 away on
-average, so another frame cannot pass for it."""
+MEAN_TOLERANCE, FAR, FAR_SHARE = 2.0, 12, 0.003
+"""Of 255: rounding and how colours, coded at half the size, are brought to full size. MPEG-4's change most from pixel
+to pixel: of one clip 0.258% are farther away with FFmpeg's planes too. A frame's neighbour is 9 away on average, so
+another frame cannot pass for it."""
 
 VIDEOS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "h264": ("mp4", "h264", {}),
