@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all check lock format clean
+.PHONY: setup demo test test-all check docs lock format clean
 
 setup: .venv/ready
 
@@ -27,6 +27,10 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# Into build/site; a warning is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 # Every package at the newest version that pyproject.toml allows.
 lock: $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
@@ -34,7 +38,7 @@ lock: $(BIN)/uv
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find raydali jobs tests -name __pycache__ -prune -exec rm -r {} +
+	find raydali jobs tests docs -name __pycache__ -prune -exec rm -r {} +
 
 .venv/ready: pyproject.toml requirements.lock | $(BIN)/uv
 	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from raydali.data.coco import Coco
 from raydali.data.coco_folder import train_and_val
 from raydali.data.detection import PADDING, TrainImages, ValidationImages
+from raydali.data.exclusion import exclude
 from raydali.data.shapes import shapes_folder
 from raydali.data.stream import OrderedPass
 from raydali.errors import UsageError
@@ -241,9 +242,9 @@ def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, Vali
 
 def index(config: Config) -> Data:
     """Read the annotations."""
-    return Data(
-        *train_and_val(config.data or shapes_folder(), config.annotations, config.val_data, config.val_annotations)
-    )
+    data = config.data or shapes_folder()
+    indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
+    return Data(*exclude(config.exclude, *indexes))
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.digits import digits_folder
+from raydali.data.exclusion import exclude
 from raydali.data.labeled_files import LabeledSource
 from raydali.data.labeled_images import train_and_val
 from raydali.data.stream import OrderedPass
@@ -245,7 +246,7 @@ def main() -> None:
     """Parse, index, check, launch."""
     config = parse(Config, demo=DIGITS)
     console = Console()
-    data = Data(*train_and_val(config.data or digits_folder(), config.val_data, config.root))
+    data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), config.val_data, config.root)))
     make_pipelines(config)
     if config.model not in (DIGITS.model, Config.model):
         from raydali.train.models import check_model  # imports torchvision: seconds

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydali.data.blurred import blurred_folder
+from raydali.data.exclusion import exclude
 from raydali.data.image_pairs import ImagePairs
 from raydali.data.restoration import TrainPairs, ValidationPairs
 from raydali.data.stream import OrderedPass
@@ -177,9 +178,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
         run.meter.enter("validation")
         result = evaluate(from_8_bits, test_loader, worker, precision)
         if worker.rank == 0:
-            inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in shown), strict=True))
+            readable = [id for id in shown if not test_loader.quarantine.examine([id])]
+            inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in readable), strict=True))
             outputs = restore(from_8_bits, inputs.to(worker.device), precision)
-            session.folder.write("samples.png", draw(inputs, outputs, targets))
+            try:
+                session.folder.write("samples.png", draw(inputs, outputs, targets))
+            except OSError as error:
+                session.tell("warning", rank=worker.rank, text=f"samples.png could not be written: {error}")
         run.meter.enter("loop")
         return result
 
@@ -214,7 +219,8 @@ def main() -> None:
     config = parse(Config, demo=BLURRED)
     console = Console()
     root = config.data.rstrip("/") if config.data else blurred_folder()
-    data = Data(*(ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")))
+    pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
+    data = Data(*exclude(config.exclude, *pairs))
     make_pipelines(config)
     if config.data is None:
         console.say(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from raydali.data.exclusion import exclude
 from raydali.data.labeled_images import train_and_val
 from raydali.data.moving_discs import moving_discs_folder
 from raydali.data.stream import OrderedPass
@@ -63,7 +64,7 @@ class Config(TrainingOptions):
     flip_probability: float = 0.5
     """Training: how often a clip is mirrored."""
     decoders: int | None = None
-    """Clips that each GPU decodes at once. Default: two for each of its video engines."""
+    """Clips that each GPU decodes at once. Default: three for two of its video engines."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd, with momentum; adamw, for transformers such as MViT and Swin."""
     label_smoothing: float = 0.1
@@ -244,7 +245,7 @@ def index(config: Config) -> Data:
             step=config.step,
             skip_broken=config.skip_broken,
         )
-        for files in videos
+        for files in exclude(config.exclude, *videos)
     )
     return Data(train, val)
 

@@ -1,1 +1,54 @@
-"""Ray Train jobs for vision models, fed by NVIDIA DALI: each sample exactly once, at the speed of the step."""
+"""Ray Train jobs for vision models, fed by NVIDIA DALI: each sample exactly once, at the speed of the step.
+
+For training loops of your own these ten names are all there is; see docs/own-loop.md. Each is imported when it is first
+asked for, so that `import raydali` is quick, with no torch, Ray or DALI.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raydali.data.classification import TrainImages, ValidationImages
+    from raydali.data.labeled_images import labeled_images
+    from raydali.data.loader import make_loader
+    from raydali.data.stream import OrderedPass, Stream
+    from raydali.errors import DataError, UsageError
+    from raydali.own_loop import measured
+    from raydali.train.normalisation import Normalized
+
+__all__ = [
+    "DataError",
+    "Normalized",
+    "OrderedPass",
+    "Stream",
+    "TrainImages",
+    "UsageError",
+    "ValidationImages",
+    "labeled_images",
+    "make_loader",
+    "measured",
+]
+
+_HOME = {
+    "DataError": "errors",
+    "Normalized": "train.normalisation",
+    "OrderedPass": "data.stream",
+    "Stream": "data.stream",
+    "TrainImages": "data.classification",
+    "UsageError": "errors",
+    "ValidationImages": "data.classification",
+    "labeled_images": "data.labeled_images",
+    "make_loader": "data.loader",
+    "measured": "own_loop",
+}
+"""The module of each name."""
+
+if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

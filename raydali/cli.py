@@ -4,34 +4,58 @@ A subcommand is a dataclass of options with a function `main(options)` beside it
 imported here or where such a dataclass stands, so that --help answers at once.
 
 0    done
-1    something failed: what it was comes last
+1    something failed, or something was found that is not as it should be: what it was comes last
 2    bad usage: one line that names the value, the limit and the remedy
 130  interrupted
 """
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import tyro
 from tyro.extras import SubcommandApp
 
 from raydali.bench.loader_bench import LoaderBench
 from raydali.bench.results import BenchFailed
 from raydali.bench.scale_bench import ScaleBench
+from raydali.bench.soak_bench import SoakBench
 from raydali.bench.strategies_bench import StrategiesBench
 from raydali.bench.train_bench import TrainBench
 from raydali.bench.video_bench import VideoBench
+from raydali.chaos.command import Chaos
+from raydali.completion import Completion
 from raydali.doctor.command import Doctor
 from raydali.errors import DataError, UsageError
 from raydali.local_cluster.command import Down, Status, Up
 from raydali.preview import Preview
 from raydali.report.command import Report
+from raydali.verify import Verify
+
+DESCRIPTION = """Measure, look at and check what raydali's jobs train on and run on.
+
+Exit codes: 0 done, 1 something failed or is not as it should be, 2 bad usage, 130 interrupted."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse the command line, run the subcommand and leave with its exit code."""
-    options = _commands().cli(prog="raydali", description="Ray Train jobs fed by NVIDIA DALI.", args=args)
+    given = sys.argv[1:] if args is None else list(args)
+    if given == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"raydali {version('raydali')}")
+        return
+    options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=(tyro.conf.DisallowNone,))
+    run: Callable[[Any], object] = sys.modules[type(options).__module__].main
     try:
-        sys.modules[type(options).__module__].main(options)
+        if getattr(options, "json", None) == "-":
+            _print_json(run, options)
+        else:
+            run(options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -43,23 +67,39 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def _print_json(run: Callable[[Any], object], options: Any) -> None:
+    """Run with what the command writes as JSON going to standard output, and all that it says to standard error."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "found.json")
+        try:
+            with redirect_stdout(sys.stderr):
+                run(replace(options, json=str(file)))
+        finally:
+            if file.exists():
+                print(file.read_text(), end="")
+
+
 def _commands() -> SubcommandApp:
     bench = SubcommandApp()
     bench.command(name="loader")(LoaderBench)
     bench.command(name="scale")(ScaleBench)
+    bench.command(name="soak")(SoakBench)
     bench.command(name="strategies")(StrategiesBench)
     bench.command(name="train")(TrainBench)
     bench.command(name="video")(VideoBench)
     app = SubcommandApp()
     app.command(bench, name="bench", help="Measure loaders and training.")
+    app.command(name="chaos")(Chaos)
     cluster = SubcommandApp()
     cluster.command(name="up")(Up)
     cluster.command(name="down")(Down)
     cluster.command(name="status")(Status)
     app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
+    app.command(name="completion")(Completion)
     app.command(name="doctor")(Doctor)
     app.command(name="preview")(Preview)
     app.command(name="report")(Report)
+    app.command(name="verify")(Verify)
     return app
 
 

@@ -7,3 +7,11 @@ class UsageError(Exception):
 
 class DataError(Exception):
     """A sample cannot be read; the message names its file. The job fails: exit code 1."""
+
+
+class DivergedError(Exception):
+    """Weights are no numbers any more; the same steps would lead there again. The job fails: exit code 1."""
+
+
+class StorageError(Exception):
+    """A run's storage takes no checkpoints, or has none that can be used; the message says what to do. Exit code 1."""

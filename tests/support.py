@@ -1,7 +1,6 @@
 """Ranks as plain gloo processes: what a training function does on several workers, without starting Ray."""
 
 import multiprocessing
-import os
 import socket
 import traceback
 from collections.abc import Callable
@@ -11,14 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from raydali.launch.checkpoint_store import CheckpointStore
+from raydali.launch.notices import Notice
 from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
-from raydali.train import checkpoints
 from raydali.train.worker import Worker
 
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
     ["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "torchmetrics.functional.image", "tests.support"]
 )
 
@@ -28,28 +28,30 @@ class Stopped(Exception):
 
 
 class LocalSession:
-    """A Session of a plain process: checkpoints are files in the run's folder, what the driver hears is kept."""
+    """A Session of a plain process: what the driver hears is kept."""
 
     def __init__(self, folder: RunFolder, *, stop_at: int | None = None) -> None:
         self.folder = folder
         self.worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
         self.told: list[dict[str, Any]] = []
         self.published: list[Figures] = []
+        self.noticed: Notice | None = None
         self._stop_at = stop_at
+        self._checkpoints = CheckpointStore(folder, self.worker, self.tell)
 
     def latest(self) -> dict[str, Any] | None:
-        files = [file for file in self.folder.files("checkpoints") if file.endswith(".pt")]
-        if not files:
-            return None
-        with open(self.folder.path(f"checkpoints/{files[-1]}"), "rb") as file:
-            return checkpoints.read(file)
+        return self._checkpoints.newest()
 
-    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
+    def commit(
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+    ) -> None:
         if state is not None:
-            os.makedirs(self.folder.path("checkpoints"), exist_ok=True)
-            with open(self.folder.path(f"checkpoints/{step:09d}.pt"), "wb") as file:
-                checkpoints.write(state, file)
+            self._checkpoints.save(step, state, best=best, hindered=hindered)
+        self._checkpoints.wait()  # so that a test knows what is saved when it stops a rank
         self.worker.barrier()
+
+    def finish(self) -> None:
+        self._checkpoints.finish()
 
     def tell(self, kind: str, **facts: Any) -> None:
         self.told.append({"kind": kind, **facts})
@@ -60,6 +62,9 @@ class LocalSession:
     def tell_progress(self, *, step: int, **facts: Any) -> None:
         if step == self._stop_at:
             raise Stopped
+
+    def notice(self) -> Notice | None:
+        return self.noticed
 
     def publish(self, figures: Figures) -> None:
         self.published.append(figures)
@@ -74,9 +79,9 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    queue = _context.Queue()
+    queue = context.Queue()
     processes = [
-        _context.Process(target=_rank, args=(rank, world_size, port, queue, function, args))
+        context.Process(target=_rank, args=(rank, world_size, port, queue, function, args))
         for rank in range(world_size)
     ]
     for process in processes:

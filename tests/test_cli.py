@@ -1,7 +1,13 @@
-"""The `raydali` command: quick to answer, and its exit codes."""
+"""The `raydali` command: quick to answer, one help, one way to JSON, completion for shells, and its exit codes."""
 
+import json
+import re
+import resource
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +18,28 @@ from raydali.bench.results import BenchFailed
 from raydali.errors import UsageError
 
 HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
+RAYDALI = str(Path(sys.executable).with_name("raydali"))
+COMMANDS = {
+    "": ("bench", "chaos", "cluster", "completion", "doctor", "preview", "report", "verify"),
+    "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
+    "cluster": ("up", "down", "status"),
+}
+HELP_SECONDS = 0.5
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([RAYDALI, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("group", COMMANDS)
+def test_the_commands_are_these(group: str) -> None:
+    done = run(*group.split(), "--help")
+    found = re.search(r"\{([\w,]+)\}", done.stdout)
+    assert found and set(found[1].split(",")) == set(COMMANDS[group]), done.stdout
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        *("", "bench", "bench loader", "bench strategies", "bench train", "bench video", "preview", "doctor", "report"),
-        *("cluster", "cluster up", "cluster down", "cluster status"),
-    ],
+    "command", [*COMMANDS, *(f"{group} {name}".strip() for group in COMMANDS for name in COMMANDS[group])]
 )
 def test_help_imports_nothing_heavy(command: str) -> None:
     script = (
@@ -32,6 +52,66 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "usage: raydali" in done.stdout and "heavy: []" in done.stdout
+    assert "{None}" not in done.stdout
+    if "--json" in done.stdout:
+        assert "--json FILE" in done.stdout
+
+
+def test_help_answers_at_once() -> None:
+    """In seconds of a core: what a stopwatch says depends on what else the machine does."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    seconds = []
+    for _ in range(3):
+        before = used()
+        assert run("--help").returncode == 0
+        seconds.append(used() - before)
+    assert min(seconds) < HELP_SECONDS
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"raydali \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    script = tmp_path / "raydali.bash"
+    script.write_text(run("completion", "bash").stdout)
+    for words, completed in (("raydali be", "bench"), ("raydali bench loader --im", "--image-size")):
+        count = len(words.split()) - 1
+        ask = f"source {script}; COMP_WORDS=({words}); COMP_CWORD={count}; COMP_LINE='{words}'; COMP_POINT={len(words)}"
+        ask += '; _tyro_raydali; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True)
+        assert done.stdout.split() == [completed], done.stderr
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("zsh", "#compdef raydali"), ("fish", "complete --no-files")])
+def test_other_shells_have_a_script_too(shell: str, mark: str, tmp_path: Path) -> None:
+    script = run("completion", shell).stdout
+    assert mark in script
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+def test_a_dash_brings_json_alone_to_standard_output(tmp_path: Path) -> None:
+    asked = ["bench", "scale", "--ranks", "1", "--samples", "100", "--epochs", "1", "--batch-size", "10"]
+    printed = run(*asked, "--json", "-")
+    assert printed.returncode == 0, printed.stderr
+    assert json.loads(printed.stdout)["command"] == "bench scale" and "100 samples" in printed.stderr
+    kept = run(*asked, "--json", str(tmp_path / "scale.json"))
+    assert "100 samples" in kept.stdout
+    assert json.loads((tmp_path / "scale.json").read_text()).keys() == json.loads(printed.stdout).keys()
+
+
+def test_a_dash_brings_json_of_a_failure_too() -> None:
+    """A check that fails ends with 1, what was found is there all the same."""
+    done = run("doctor", "--storage", "/proc/none", "--json", "-")
+    assert done.returncode == 1 and any(row["status"] == "fail" for row in json.loads(done.stdout)["rows"])
+    refused = run("bench", "scale", "--ranks", "0", "--json", "-")
+    assert (refused.returncode, refused.stdout) == (2, "") and "error: --ranks" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -57,6 +137,16 @@ def test_exit_codes(
     else:
         cli.main(args)
     assert seen == [LoaderBench(gpus="1,2", batch_size=8)]
+
+
+def test_ctrl_c_is_130(tmp_path: Path) -> None:
+    command = [RAYDALI, "bench", "scale", "--ranks", "1,64,1024,2048", "--json", str(tmp_path / "scale.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # it is at work
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.endswith("interrupted\n"), errors
 
 
 def test_an_unknown_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def test_this_host_is_looked_at_without_torch_or_ray(tmp_path: Path) -> None:
         "import sys\nfrom raydali import cli\ntry:\n    cli.main(sys.argv[1:])\n"
         "finally:\n    assert not {'torch', 'ray'} & set(sys.modules)"
     )
-    arguments = ["doctor", "--json", "--storage", str(tmp_path)]
+    arguments = ["doctor", "--json", "-", "--storage", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)

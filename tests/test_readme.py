@@ -19,11 +19,13 @@ from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.run_folder import RunFolder
-from tests.cluster.support import ROOT, descendants, environment, head, kill, wait_until_gone
+from tests.cluster.support import ROOT, committed, descendants, environment, head, kill, wait_until_gone
 
-README = (ROOT / "README.md").read_text()
+README, FILES, CLUSTERS = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md")
+)
 
-MAKE = {f"make {target}" for target in ("demo", "test", "setup", "format", "test-all", "lock")}
+MAKE = {"make demo", "make test"}
 """What a test cannot run inside a test; tests/cluster/test_local_run.py runs the demo."""
 BENCH = (
     "raydali bench loader --gpus 0 --make 256 --batch-size 64 --threads 2 --workers 2",
@@ -43,13 +45,13 @@ SUBMIT = "ray job submit --working-dir . -- " + TRAIN.replace(
 )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def table(heading: str) -> list[str]:
-    """The first column of the table below a heading of this column, without its marks."""
-    rows = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    """The first column of the table of a run's files, or of their fields, without its marks."""
+    rows = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", FILES, re.MULTILINE)
     assert rows, heading
     return re.findall(r"^\| (.*?) \|", rows[1], re.MULTILINE)
 
@@ -58,8 +60,9 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *TOKEN, SUBMIT, *BENCH, *CLUSTER, DOCTOR, REPORT}
+    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *BENCH, *CLUSTER, DOCTOR, REPORT}
     assert lines[:2] == ["$ make demo", "$ make test"]
+    assert {f"$ {command}" for command in (*TOKEN, SUBMIT)} <= {*CLUSTERS.splitlines()}
 
 
 def test_make_knows_the_targets() -> None:
@@ -76,9 +79,9 @@ def test_what_is_linked_exists() -> None:
 def test_the_job_has_the_options() -> None:
     known = {field.name.replace("_", "-") for field in fields(Config)}
     known |= {f"no-{field.name}" for field in fields(Config) if field.type is bool}
-    of_others = {"help", "generate", "working-dir", "cluster"}  # tyro's, Ray's, and the doctor's
+    of_others = {"help", "cluster"}  # tyro's, and the doctor's
     of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known
-    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README))
+    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README + FILES))
     assert named - known == of_others
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256, "precision": "bf16"}
     for name, value in defaults.items():
@@ -122,7 +125,7 @@ def test_the_fields_of_a_line_are_explained() -> None:
     )
     of_line, of_rank = set(record), {field.name for field in fields(RankRecord)}
 
-    (line,) = blocks("json")
+    (line,) = blocks("json", FILES)
     shown = set(re.findall(r'"(\w+)":', line))
     explained = {name for cell in table("Field") for name in re.findall(r"`(\w+)`", cell)}
     assert shown <= of_line | of_rank | set(validation)
@@ -179,12 +182,6 @@ def run(command: str, env: dict[str, str], log: Path, timeout: float = 240) -> t
     """The exit code and the output of a command."""
     with shell(command, env, log) as process:
         return process.wait(timeout), log.read_text()
-
-
-def committed(folder: RunFolder) -> bool:
-    """Whether there is a checkpoint to resume from."""
-    snapshot = "checkpoint_manager_snapshot.json"
-    return folder.exists(snapshot) and b"checkpoint_0" in folder.read(snapshot)
 
 
 def assert_as_shown(output: str, *, finished: str) -> None:

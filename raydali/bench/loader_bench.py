@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, devices, machine, number, plot, show, write_json
+from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, plot, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class LoaderBench:
     """How often to measure; the median is reported, and the lowest and the highest."""
     loaders: str = ",".join(CHOICE)
     """Which to measure. spdl is left out where it is not installed."""
-    json: str | None = None
-    """File for the results."""
+    json: JsonFile = None
     plot: str | None = None
     """File for a picture of them, PNG."""
     seed_table: bool = False

@@ -7,10 +7,16 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from raydali.errors import UsageError
 
+JsonFile = Annotated[
+    str | None, tyro.conf.arg(metavar="FILE", help="File for what was found, as JSON; -: standard output.")
+]
+"""Type of the option --json of every command; cli.py knows what `-` is."""
 VERSIONS = {"raydali": "raydali", "torch": "torch", "dali": "nvidia-dali-cuda120"}
 WIDTH_IN_FILES = 200
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raydali.bench.results import BenchFailed, machine, number, require_writable, show, write_json
+from raydali.bench.results import BenchFailed, JsonFile, machine, number, require_writable, show, write_json
 from raydali.errors import UsageError
 
 MOST_RANKS = 16_384
@@ -33,8 +33,7 @@ class ScaleBench:
     """Of the run."""
     batch_size: int = 256
     """Of each worker."""
-    json: str | None = None
-    """File for the results."""
+    json: JsonFile = None
 
 
 @dataclass(frozen=True)

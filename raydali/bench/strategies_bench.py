@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, devices, gpu_names, machine, number, show, write_json
+from raydali.bench.results import BenchFailed, JsonFile, devices, gpu_names, machine, number, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class StrategiesBench:
     """torch (Pillow in torch's DataLoader), dali."""
     timeout: float = 300.0
     """Seconds for each row, its start included."""
-    json: str | None = None
-    """File for the results, written anew after each row."""
+    json: JsonFile = None
     plot: str | None = None
     """File for a picture of them, PNG."""
 

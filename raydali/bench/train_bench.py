@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, devices, machine, number, show, write_json
+from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class TrainBench:
     """Measure where the distance goes too, which takes as long again."""
     timeout: float = 300.0
     """Seconds for each combination of model, loader and GPUs, its start and compilation included."""
-    json: str | None = None
-    """File for the results, written anew after each combination."""
+    json: JsonFile = None
     plot: str | None = None
     """File for a picture of them, PNG."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from raydali.bench import asked
 from raydali.bench.made_videos import Made, VideoCodec, made_videos
-from raydali.bench.results import BenchFailed, devices, machine, number, show, write_json
+from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
 NOT_INSTALLED = "not installed"
@@ -58,7 +58,7 @@ class VideoBench:
     gpus: str | None = None
     """Numbers of GPUs, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
     decoders: str | None = None
-    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: two for each video engine."""
+    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: three for two video engines."""
     batch_size: int = 8
     """Clips of a batch, for each GPU."""
     sequence_length: int = 16
@@ -77,8 +77,7 @@ class VideoBench:
     """How often to measure; the median is reported, and the lowest and the highest."""
     loaders: str = ",".join(CHOICE)
     """Which to measure. torchcodec is left out where it is not installed, reader where there is no GPU."""
-    json: str | None = None
-    """File for the results."""
+    json: JsonFile = None
     seed_table: bool = False
     """Measure a published table again instead: a pass over 173 videos of 300 frames, batches of 8, 8 workers."""
 
@@ -88,7 +87,7 @@ def main(options: VideoBench) -> dict[str, Any]:
 
     Returns:
         What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "gpus" (0: the CPU),
-        "decoders" (null: two for each engine), "frames_per_second" (over all GPUs, the median), "low", "high",
+        "decoders" (null: the default), "frames_per_second" (over all GPUs, the median), "low", "high",
         "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one pipeline on as many GPUs),
         "to_cpu" (the faster of pyav and torchcodec), "scaling" (to itself at the fewest GPUs), "error"}; with
         --seed-table also "pass_seconds" and "published_seconds". What was not measured is null.

@@ -1,15 +1,14 @@
 """The samples of classification.py by Pillow and torchvision: the same crops and flips, for the baseline loader."""
 
-import io
-
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
 from raydali.data.augment import crop_windows
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.labeled_files import LabeledSource
+from raydali.data.pillow_images import decoded
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
@@ -28,15 +27,6 @@ def validation_sample(settings: ValidationImages, source: LabeledSource, id: int
     """`ValidationImages.sample`."""
     image = F.resize(decoded(source.read(id)), [settings.resize_size])
     return _tensors(F.center_crop(image, [settings.image_size]), source, id)
-
-
-def decoded(data: bytes) -> Image.Image:
-    """The image in a file's content, upright, in 8-bit RGB."""
-    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    if image.mode.startswith("I;16"):
-        # convert("RGB") would cut 16-bit values off at 255; DALI scales them.
-        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
-    return image.convert("RGB")
 
 
 def _tensors(image: Image.Image, source: LabeledSource, id: int) -> Sample:

@@ -106,6 +106,18 @@ class Coco(Files):
             category_ids=category_ids[order],
         )
 
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        counts = np.diff(self.first_boxes)
+        boxes = np.isin(np.repeat(np.arange(len(counts)), counts), kept)
+        return super()._only(kept) | {
+            "sizes": self.sizes[kept],
+            "image_ids": self.image_ids[kept],
+            "first_boxes": np.concatenate([[0], np.cumsum(counts[kept])]),
+            "boxes": self.boxes[boxes],
+            "labels": self.labels[boxes],
+            "crowd": self.crowd[boxes],
+        }
+
     def boxes_of(self, id: int) -> slice:
         """Where an image's boxes stand in `boxes`, `labels` and `crowd`."""
         return slice(int(self.first_boxes[id]), int(self.first_boxes[id + 1]))

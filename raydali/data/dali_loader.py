@@ -1,22 +1,28 @@
 """The DALI loader: one DALI pipeline a rank, fed with ids by us, reading and decoding in C++ and on the GPU."""
 
 import gc
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import nvidia.dali as dali
 import torch
+from numpy.typing import NDArray
 from nvidia.dali import fn
 from torch.utils.dlpack import from_dlpack
 
-from raydali.data import hardware_queues
+from raydali.data import hardware_queues, screening
+from raydali.data.dali_refusals import refused
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Device, Inputs
+from raydali.data.python_functions import timed_python
 from raydali.data.stream import MicroBatch
+from raydali.data.timing import Cause, reading_seconds
 from raydali.errors import DataError
 
 PREFETCHED_BATCHES = 4
@@ -27,7 +33,19 @@ READ_BATCHES = 2
 """Read ahead of their decoding."""
 READING_THREADS = 4
 
-Prepared = tuple[MicroBatch, Inputs]
+
+class Prepared(NamedTuple):
+    """A micro-batch ready for DALI.
+
+    Attributes:
+        micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
+        inputs: of the pipeline.
+        knew: what was known then; see `DaliLoader._knowledge`.
+    """
+
+    micro_batch: MicroBatch
+    inputs: Inputs
+    knew: int
 
 
 class DaliLoader(Loader):
@@ -38,6 +56,10 @@ class DaliLoader(Loader):
 
     On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
     is free again when the work queued on that stream is done.
+
+    DALI says of a batch at most that it cannot be read, and its pipeline is done for then. So what was under way is
+    looked into on the host, the pipeline built anew, and all goes on in the same order, with others in place of what
+    is broken. From then on files are looked at before DALI reads them (screening.py), so that this happens once.
 
     Args:
         prefetched: batches in DALI's hands at once.
@@ -51,83 +73,188 @@ class DaliLoader(Loader):
             hardware_queues.widen()
         self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
         self._prepared: Iterator[Prepared] = iter(())
-        self._pending: deque[tuple[MicroBatch, Future[Inputs]]] = deque()
+        self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
         self._fed: deque[Any] = deque(maxlen=2 * prefetched + 2)
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
+        self._batch_size = 0
+        self._screens = False
+        self._read_shares: dict[int, float] = {}
+        self._in_python, self._ran = 0.0, (0.0, 0.0)
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         if self._dali is not None:
             self._drain(self._dali)
-        prepared = self._prepare(micro_batches)
-        first = next(prepared, None)
+        first = next(micro_batches, None)
         if first is None:
             return
-        self._prepared = chain([first], prepared)
-        if self._dali is None:
-            self._build(*first)
-        assert self._dali is not None
+        self._batch_size = max(self._batch_size, len(first.ids))  # none of an order is larger than its first
+        self._prepared = self._prepare(chain([first], micro_batches))
         while True:
             try:
-                outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
+                if self._dali is None:
+                    self._build()
+                assert self._dali is not None
+                with self.waits.by(self._held_up_by):
+                    outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
             except StopIteration:
                 return
             except RuntimeError as error:
-                raise self._explained(error) from error
+                self._recover(error)
+                continue
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
 
     def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
-        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Inputs]]:
-            ids, epochs = micro_batch.ids, micro_batch.epochs
-            return micro_batch, self._threads.submit(self.pipeline.inputs, self.source, ids, epochs)
+        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Prepared]]:
+            return micro_batch, self._threads.submit(self._inputs, micro_batch)
 
         submitted = map(submit, micro_batches)
         pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
         while pending:
             micro_batch, inputs = pending.popleft()
             pending.extend(islice(submitted, 1))
+            with self.waits.by(partial(self._unprepared_by, micro_batch.number)):
+                made = inputs.result()
+            yield made
+
+    def _inputs(self, micro_batch: MicroBatch) -> Prepared:
+        while True:
+            knew, settled = self._knowledge, self.quarantine.settle(micro_batch)
+            if not len(settled.ids):
+                return Prepared(settled, (), knew)
+            began, read = time.perf_counter(), reading_seconds()
             try:
-                yield micro_batch, inputs.result()
+                inputs = self.pipeline.inputs(self.source, settled.read_ids, settled.epochs)
             except OSError as error:  # it names the file
+                if self.quarantine.examine(settled.read_ids, again=True):
+                    continue
                 raise DataError(str(error)) from error
+            self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
+            if not self._screens or not self._finds(settled, self._looked_at(inputs)):
+                return Prepared(settled, inputs, knew)
+
+    # What is broken.
+
+    @property
+    def _knowledge(self) -> int:
+        """Grows with what is known."""
+        return len(self.quarantine.known) + self._screens
+
+    def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
+        looks = [screening.look(files, self.source.dali_reads) for files in inputs[: self.pipeline.image_files]]
+        return np.any(looks, 0) if looks else np.zeros(0, np.bool_)
+
+    def _finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
+        """Whether any of a batch's suspects is broken."""
+        return bool(suspects.any()) and self.quarantine.examine(micro_batch.read_ids[suspects])
+
+    def _again(self, micro_batches: list[MicroBatch]) -> None:
+        """Feed these before what comes next, and look at files before DALI reads them from now on."""
+        self._screens = True
+        self._prepared = chain(map(self._inputs, micro_batches), self._prepared)
+
+    def _recover(self, error: RuntimeError) -> None:
+        """Find what DALI stumbled over, and let it be built anew, to go on with the same micro-batches.
+
+        Raises:
+            DataError: see Quarantine.
+            RuntimeError: the error itself, where the samples are not to blame.
+        """
+        waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
+        if not waiting:
+            raise error
+        ids = np.concatenate([micro_batch.read_ids for micro_batch in waiting])
+        if not self.quarantine.examine(ids, again=True):
+            # Pillow can decode them all; is it a file that DALI alone cannot?
+            keys = [key for one in waiting for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
+            blamed = refused(self, keys)
+            if not blamed:
+                raise error
+            reason = " ".join(str(error).split())
+            for id in blamed:
+                self.quarantine.condemn(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
+        self._discard()
+        self._again(waiting)
+
+    def _discard(self) -> None:
+        self._dali = self._reader = None
+        self._under_way.clear()
+        self._being_read.clear()
+        self._fed.clear()
+        gc.collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+
+    # Whose fault it was that we waited.
+
+    def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
+        read = self._read_shares.pop(number, 0.0)
+        rest = self.pipeline.inputs_are
+        return {"storage": read * seconds, rest: (1 - read) * seconds}
+
+    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
+        (in_python, at), self._ran = self._ran, (self._in_python, time.perf_counter())
+        python = min(1.0, (self._in_python - in_python) / (self._ran[1] - at))
+        decode: Cause = "gpu decode" if self._where == "gpu" else "cpu decode"
+        return {"python": python * seconds, decode: (1 - python) * seconds}
 
     @property
     def prepared_batches(self) -> int:
         """Those whose inputs lie ready for DALI, PREPARED_BATCHES at most; what DALI has done of its own, it hides."""
         return sum(inputs.done() for _, inputs in tuple(self._pending))
 
-    def _build(self, micro_batch: MicroBatch, inputs: Inputs) -> None:
-        """Build DALI's pipelines, for batches like this one: none of an order is larger than its first."""
-        batch_size, files, feed = len(micro_batch.ids), self.pipeline.image_files, self._next_inputs
-        fed = len(inputs)
+    def _build(self) -> None:
+        """Build DALI's pipelines, for batches like the next one.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        prepared = self._take()
+        self._prepared = chain([prepared], self._prepared)
+        files, feed, fed = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
         if files:
-            self._reader = dali.Pipeline(
-                batch_size=batch_size,
-                num_threads=min(READING_THREADS, self.threads),
-                device_id=None,
-                prefetch_queue_depth=READ_BATCHES,
-            )
-            with self._reader:
-                nodes = fn.external_source(self._next_files, num_outputs=files, batch=True)
-                contents = [fn.io.file.read(node) if self.source.dali_reads else node for node in nodes]
-                self._reader.set_outputs(*contents, *map(fn.peek_image_shape, contents))
-            self._reader.build()
-            shapes = [np.ones((batch_size, 2), np.int64)] * files
-            feed, fed = self._next_read, files + len(self.pipeline.place(shapes, inputs[files:], self._where))
+            self._reader = self._built_reader()
+            shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
+            placed = self.pipeline.place(shapes, prepared.inputs[files:], self._where)
+            feed, fed = self._next_read, files + len(placed)
         self._dali = dali.Pipeline(
-            batch_size=batch_size,
+            batch_size=self._batch_size,
             num_threads=self.threads,
             device_id=(self.device.index or 0) if self._where == "gpu" else None,
             prefetch_queue_depth=self._prefetched,
         )
-        with self._dali:
+        with self._dali, timed_python(self._add_python):
             nodes = self._external_sources(feed, fed)
             self._dali.set_outputs(*self.pipeline.graph(self.source, *nodes, device=self._where))
         self._dali.build()
+
+    def _built_reader(self) -> dali.Pipeline:
+        """Of the files: contents, shapes, lengths, first and last bytes."""
+        reader = dali.Pipeline(
+            batch_size=self._batch_size,
+            num_threads=min(READING_THREADS, self.threads),
+            device_id=None,
+            prefetch_queue_depth=READ_BATCHES,
+        )
+        head, tail = screening.HEAD, screening.TAIL
+        with reader:
+            nodes = fn.external_source(self._next_files, num_outputs=self.pipeline.image_files, batch=True)
+            contents = [fn.io.file.read(node) if self.source.dali_reads else node for node in nodes]
+            lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
+            part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
+            heads = [part(content, start=[0], shape=[head]) for content in contents]
+            tails = [
+                part(content, start=length - tail, shape=[tail])
+                for content, length in zip(contents, lengths, strict=True)
+            ]
+            reader.set_outputs(*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
+        reader.build()
+        return reader
+
+    def _add_python(self, seconds: float) -> None:
+        self._in_python += seconds
 
     def _external_sources(self, feed: Callable[[], tuple[Any, ...]], fed: int) -> list[Any]:
         """Nodes of what `feed` returns, a batch at a time: the first `gpu_inputs` lie on the GPU."""
@@ -151,24 +278,51 @@ class DaliLoader(Loader):
     # What DALI asks for ahead of time; StopIteration ends its epoch.
 
     def _next_inputs(self) -> Inputs:
-        micro_batch, inputs = next(self._prepared)
-        self._under_way.append(micro_batch)
-        self._fed.append(inputs)
-        return inputs
+        prepared = self._take()
+        self._under_way.append(prepared.micro_batch)
+        self._fed.append(prepared.inputs)
+        return prepared.inputs
 
     def _next_files(self) -> Inputs:
-        prepared = next(self._prepared)
+        prepared = self._take()
         self._being_read.append(prepared)
-        return prepared[1][: self.pipeline.image_files]
+        return prepared.inputs[: self.pipeline.image_files]
+
+    def _take(self) -> Prepared:
+        """The next that is not empty; made again where one of its samples was found to be broken since."""
+        while True:
+            prepared = next(self._prepared)
+            if prepared.knew != self._knowledge:
+                prepared = self._inputs(prepared.micro_batch)
+            if len(prepared.micro_batch.ids):
+                return prepared
 
     def _next_read(self) -> tuple[Any, ...]:
-        assert self._reader is not None
-        read = self._reader.run()
-        files = len(read) // 2
-        micro_batch, inputs = self._being_read.popleft()
+        while True:
+            assert self._reader is not None
+            try:
+                with self.waits.on("storage"):
+                    read = self._reader.run()
+            except RuntimeError as error:
+                ids = np.concatenate([prepared.micro_batch.read_ids for prepared in self._being_read])
+                if not self.quarantine.examine(ids, again=True):
+                    raise OSError(f"files cannot be read, though each of them can: {error}") from error
+            else:
+                micro_batch, inputs, _ = self._being_read[0]
+                files = self.pipeline.image_files
+                shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
+                lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
+                screened = map(screening.suspects, heads, tails, [length[:, 0] for length in lengths])
+                suspects = np.any([*screened, *map(screening.too_large, shapes)], 0)
+                if not self._finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
+                    break
+            self._again([prepared.micro_batch for prepared in self._being_read])
+            self._being_read.clear()
+            self._reader = self._built_reader()
+        self._being_read.popleft()
         self._under_way.append(micro_batch)
-        shapes = [peeked.as_array()[:, :2] for peeked in read[files:]]
-        fed = (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
+        with self.waits.on("python"):
+            fed = (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
         self._fed.append(fed)
         return fed
 
@@ -183,16 +337,8 @@ class DaliLoader(Loader):
             pipeline.reset()
             if self._reader is not None:
                 self._reader.reset()
-
-    def _explained(self, error: RuntimeError) -> Exception:
-        """DALI does not say which file it stumbled over: the first under way that cannot be read otherwise either."""
-        for micro_batch in [*self._under_way, *(micro_batch for micro_batch, _ in self._being_read)]:
-            for id, epoch in zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True):
-                try:
-                    self.pipeline.sample(self.source, id, epoch)
-                except Exception as reason:
-                    return DataError(f"sample {id} cannot be read: {self.source.path(id)}: {reason}")
-        return error
+        except Exception:  # of what is thrown away; where it is asked for it will come again
+            self._discard()
 
     def _to_torch(self, output: Any) -> torch.Tensor:
         tensor = from_dlpack(output.as_tensor())
@@ -202,8 +348,5 @@ class DaliLoader(Loader):
     def close(self) -> None:
         """Stop DALI's threads and free its memory."""
         super().close()
-        self._dali = self._reader = None
-        self._being_read.clear()
-        self._fed.clear()
-        gc.collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+        self._discard()
         self._threads.shutdown(cancel_futures=True)

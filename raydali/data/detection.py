@@ -62,6 +62,10 @@ class Images(Pipeline[Coco]):
 
         return detection_graph(self, *inputs, device=device)
 
+    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
+        """Images (N,) of another size than annotated."""
+        return differs(np.asarray(inputs[0]), shapes[0])
+
     def windows(
         self, starts: Integers, sizes: Integers, flips: NDArray[np.int32], refused: NDArray[np.bool_], device: Device
     ) -> Inputs:

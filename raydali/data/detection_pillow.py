@@ -5,9 +5,9 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from raydali.data.classification_pillow import decoded
 from raydali.data.coco import Coco
 from raydali.data.detection import FILL, TrainImages, ValidationImages, corners, differs, fitted, moved, padded
+from raydali.data.pillow_images import decoded
 from raydali.errors import DataError
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import object_store
+from raydali.data.timing import reading
 from raydali.errors import UsageError
 
 # A path that needs no root.
@@ -111,6 +112,16 @@ class Files:
             raise UsageError(f"cannot move {self} to {root}: list paths relative to a root")
         return replace(self, root=absolute(root))
 
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others; what follows has other ids."""
+        kept = np.setdiff1d(np.arange(len(self)), np.fromiter(ids, np.int64))
+        return replace(self, **self._only(kept))
+
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        """The fields of an index of these files alone."""
+        packed, offsets = only_names(np.append(self.packed_paths, np.uint8(0)), self.offsets, kept)
+        return {"packed_paths": packed[:-1], "offsets": offsets}
+
     def path(self, id: int) -> str:
         """The absolute path or the URI of a file."""
         return _decoded(self.encoded_paths(np.array([id]))[0])
@@ -141,7 +152,7 @@ class Files:
         for path in map(_decoded, encoded):
             if not path.startswith("/"):
                 object_store.file_system(path)  # opened once, before all threads ask for it
-        with ThreadPoolExecutor(_READING_THREADS) as threads:
+        with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
             # In parts, since handing single files from thread to thread takes as long as reading them.
             parts = threads.map(self._contents, np.array_split(ids, _READING_THREADS))
             return list(chain.from_iterable(parts))
@@ -156,7 +167,8 @@ class Files:
             OSError: it cannot be read; names its path.
         """
         path = self.path(id)
-        return Path(path).read_bytes() if path.startswith("/") else object_store.read(path)
+        with reading():
+            return Path(path).read_bytes() if path.startswith("/") else object_store.read(path)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -185,6 +197,16 @@ def digest(*parts: bytes | memoryview) -> str:
         made.update(memoryview(part).nbytes.to_bytes(8, "little"))
         made.update(part)
     return made.hexdigest()
+
+
+def only_names(
+    packed: NDArray[np.uint8], offsets: NDArray[np.int64], kept: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """These of some names that are packed with a NUL behind each, and where each begins."""
+    lengths = np.diff(offsets)
+    chosen = np.zeros(len(lengths), np.bool_)
+    chosen[kept] = True
+    return packed[np.repeat(chosen, lengths)], np.concatenate([[0], np.cumsum(lengths[chosen])])
 
 
 def _check_key(uri: str) -> None:

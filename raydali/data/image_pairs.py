@@ -1,5 +1,6 @@
 """Pairs of images, an input and what a network is to make of it: what restoration learns from."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -72,6 +73,11 @@ class ImagePairs:
             UsageError: a root of another kind.
         """
         return type(self)(self.inputs.at(root), self.targets.at(root))
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the other pairs; what follows has other ids."""
+        left_out = list(ids)
+        return type(self)(self.inputs.without(left_out), self.targets.without(left_out))
 
     def path(self, id: int) -> str:
         """The absolute paths or URIs of a pair, for messages."""

@@ -2,9 +2,10 @@
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,10 @@ class LabeledSource(Source, Protocol):
 
     def at(self, root: str) -> Self:
         """The same index for a copy of the data at another root."""
+        ...
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others."""
         ...
 
 
@@ -93,6 +98,9 @@ class LabeledFiles(Files):
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
         return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes))
+
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        return super()._only(kept) | {"labels": self.labels[kept]}
 
     @cached_property
     def fingerprint(self) -> str:

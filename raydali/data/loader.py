@@ -13,21 +13,23 @@ copying, and compiled it costs the step nothing.
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from raydali.data.pipeline import Pipeline, Source
+from raydali.data.quarantine import Quarantine
 from raydali.data.stream import MicroBatch, Order, Stream
+from raydali.data.timing import Waits
 from raydali.errors import DataError
 
 LoaderName = Literal["dali", "torch", "synthetic"]
-SAMPLES_TRIED = 3
+SAMPLES_TRIED = 100
 BATCHES_AHEAD = 2
 """How many batches the host may take whose steps a GPU has yet to finish. Else it would run on until CUDA's queues are
 full, some fifty steps, with as many batches in the GPU's memory, made in a burst that slows the steps down."""
@@ -37,7 +39,8 @@ full, some fifty steps, with as many batches in the GPU's memory, made in a burs
 class Batch:
     """What a loader yields: named tensors on the device, and which samples they are.
 
-    Images are (batch, channels, height, width) in channels-last memory, uint8.
+    Images are (batch, channels, height, width) in channels-last memory, uint8. Where a broken sample is replaced,
+    `micro_batch.replaced_by` says by which.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -65,10 +68,16 @@ class Loader(ABC):
         start: global batches already consumed, `stream.steps_of(state_dict())`.
         device: where tensors go, and with `cuda` where DALI decodes.
         threads: of the host: DALI's threads, or the DataLoader's worker processes.
+        quarantine: gives what is known of the order's broken samples, and takes what is found. Default: a broken
+            sample is an error.
 
     Attributes:
         wait_seconds: how long `next` has blocked the host in total.
+        waits: the same by cause, as far as this loader can tell.
+        batches_taken: by all loaders of this process: what grows while it gets on.
     """
+
+    batches_taken: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -81,11 +90,15 @@ class Loader(ABC):
         start: int = 0,
         device: torch.device | str = "cpu",
         threads: int = 1,
+        quarantine: Callable[[Order], Quarantine] | None = None,
     ) -> None:
         self.source, self.pipeline, self.order = source, pipeline, order
         self.rank, self.world_size, self.start = rank, world_size, start
         self.device, self.threads = torch.device(device), max(1, threads)
+        known = quarantine(order) if quarantine is not None else Quarantine(order.samples, strict=True)
+        self.quarantine = known.of(source, pipeline)
         self.wait_seconds = 0.0
+        self.waits = Waits()
         self._consumed: MicroBatch | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
@@ -106,6 +119,7 @@ class Loader(ABC):
             if batch is None:
                 return
             self._consumed = batch.micro_batch
+            Loader.batches_taken += 1
             yield batch
 
     def _keep_pace(self) -> None:
@@ -187,7 +201,7 @@ class Loader(ABC):
                 return self.pipeline.sample(self.source, id, 0)
             except Exception as error:
                 unreadable.append(f"{self.source.path(id)}: {error}")
-        raise DataError(f"the first samples cannot be read: {'; '.join(unreadable)}")
+        raise DataError(f"the first {len(unreadable)} samples cannot be read: {'; '.join(unreadable[:3])}")
 
 
 class SyntheticLoader(Loader):

@@ -8,6 +8,10 @@ from typing import Any
 _GCS_RETRY_SECONDS = 20
 
 
+class StoreError(OSError):
+    """What holds the files does not answer as it should; says nothing of a single file."""
+
+
 def file_system(uri: str) -> Any:
     """The pyarrow FileSystem of an `s3://` or `gs://` URI; its paths are URIs without their scheme.
 
@@ -37,13 +41,15 @@ def read(uri: str) -> bytes:
     """The content of an object.
 
     Raises:
-        OSError: names the URI and the reason.
+        FileNotFoundError: there is none.
+        StoreError: else; both name the URI and the reason.
     """
     try:
         with file_system(uri).open_input_stream(uri.partition("://")[2], compression=None) as file:
             return bytes(file.read())
     except OSError as error:
-        raise OSError(f"cannot read {uri}: {reason(error)}") from error
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else StoreError
+        raise kind(f"cannot read {uri}: {reason(error)}") from error
 
 
 def reason(error: OSError) -> str:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.timing import Cause
+
 if TYPE_CHECKING:
     import torch
 
@@ -59,6 +61,8 @@ class Pipeline(Protocol[AnySource]):
     """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
     gpu_inputs: ClassVar[int] = 0
     """How many of the inputs, from the first on, are torch tensors that lie on the GPU already."""
+    inputs_are: ClassVar[Cause] = "python"
+    """What `inputs` does beside reading files, in the words of the verdict."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -72,6 +76,10 @@ class Pipeline(Protocol[AnySource]):
         them, so that no bytes of theirs pass through Python; else as contents.
         """
         ...
+
+    def unfit(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs) -> NDArray[np.bool_]:
+        """Which samples (N,) `sample` refuses, though their images can be decoded; arguments are those of `place`."""
+        return np.zeros(len(shapes[0]), np.bool_)
 
     def place(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
         """What goes into the graph beside the files, once the images' shapes are known.

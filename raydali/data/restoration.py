@@ -72,6 +72,11 @@ class Pairs(Pipeline[ImagePairs]):
         """Files of inputs and of targets, places (N, 2), flips (N, 2)."""
         return source.inputs.files(ids), source.targets.files(ids), *self.draws(ids, epochs)
 
+    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
+        """Pairs (N,) of two sizes, or smaller than the crop."""
+        others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
+        return others
+
     def place(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Where the windows start (N, 2), flips (N, 2).
 
@@ -79,7 +84,7 @@ class Pairs(Pipeline[ImagePairs]):
         """
         places, flips = map(np.asarray, inputs)
         starts = windows(shapes[0], places, self.crop_size)
-        starts[(shapes[0] != shapes[1]).any(1)] = -1
+        starts[self.unfit(shapes, inputs)] = -1
         return starts.astype(np.int32), flips
 
     def graph(self, source: ImagePairs, *inputs: Any, device: Device) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from raydali.data.classification_pillow import decoded
 from raydali.data.files import Files
 from raydali.data.image_pairs import ImagePairs
+from raydali.data.pillow_images import decoded
 from raydali.data.restoration import Pairs, windows
 from raydali.errors import DataError
 

@@ -31,6 +31,8 @@ class MicroBatch:
         index: its place in that global batch, 0..A-1.
         number: its place in the run, step * A + index: the key of what training draws at random.
         ids, epochs: of each sample, int64 (batch_size,); a batch across the seam of epochs has two.
+        replaced_by: of each sample, int64 (batch_size,): the id that stands in for a broken one, -1 where there is
+            none; None: for no sample of the batch.
     """
 
     step: int
@@ -38,6 +40,17 @@ class MicroBatch:
     number: int
     ids: NDArray[np.int64]
     epochs: NDArray[np.int64]
+    replaced_by: NDArray[np.int64] | None = None
+
+    @property
+    def read_ids(self) -> NDArray[np.int64]:
+        """What is read: `ids`, and those that stand in for broken ones."""
+        return self.ids if self.replaced_by is None else np.where(self.replaced_by < 0, self.ids, self.replaced_by)
+
+    @property
+    def replaced(self) -> int:
+        """How many samples are replaced."""
+        return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
 
 
 class Order(Protocol):

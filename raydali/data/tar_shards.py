@@ -8,7 +8,7 @@ Which member is whose image and what is its label: tar_index.py. A shard may not
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import object_store
-from raydali.data.files import absolute, digest
+from raydali.data.files import absolute, digest, only_names
 from raydali.data.labeled_files import some
 from raydali.data.patterns import find_files, folder_entries
 from raydali.data.tar_index import tar_index
@@ -119,6 +119,13 @@ class TarShards:
         """
         return replace(self, root=absolute(root))
 
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others; what follows has other ids."""
+        kept = np.setdiff1d(np.arange(len(self)), np.fromiter(ids, np.int64))
+        names, name_offsets = only_names(self.packed_names, self.name_offsets, kept)
+        arrays = {name: getattr(self, name)[kept] for name in ("shard_numbers", "offsets", "lengths", "labels")}
+        return replace(self, packed_names=names, name_offsets=name_offsets, **arrays)
+
     def path(self, id: int) -> str:
         """The absolute path or the URI of the shard, a colon, and the image's name in it."""
         begin, end = self.name_offsets[id : id + 2].tolist()
@@ -136,7 +143,7 @@ class TarShards:
         """The contents of these images, uint8 each, read-only; local ones are slices of the mapped shards.
 
         Raises:
-            OSError: an image cannot be read, or its shard has another size than when it was indexed; names it.
+            StoreError: an image cannot be read, or its shard has another size than when it was indexed; names it.
         """
         with ThreadPoolExecutor(_READING_THREADS) as threads:
             # In parts, since handing single images from thread to thread takes as long as reading them.
@@ -158,13 +165,13 @@ class TarShards:
                 return _mapped(path, size)[begin : begin + length]
             return np.frombuffer(_opened(path, size, os.getpid()).read_at(length, begin), np.uint8)
         except OSError as error:
-            raise OSError(f"cannot read {self.path(id)}: {object_store.reason(error)}") from error
+            raise object_store.StoreError(f"cannot read {self.path(id)}: {object_store.reason(error)}") from error
 
     def read(self, id: int) -> bytes:
         """The content of an image.
 
         Raises:
-            OSError: as `files` does.
+            StoreError: as `files` does.
         """
         return self._content(id).tobytes()
 

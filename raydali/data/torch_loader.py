@@ -1,20 +1,28 @@
 """The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
 
 import gc
+import time
 from collections import deque
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Pipeline, Source
+from raydali.data.quarantine import BrokenSample, Quarantine
 from raydali.data.stream import MicroBatch
+from raydali.data.timing import Cause, reading_seconds
 from raydali.errors import DataError
 
 Key = tuple[int, int]
+Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample]]
+"""A sample, the id it was read from, and what was found to be broken on the way; None for one that is left out."""
+Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample]]
 
 
 class TorchLoader(Loader):
@@ -23,9 +31,11 @@ class TorchLoader(Loader):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._plan = _Plan()
+        self._times = torch.zeros(self.threads, 2, dtype=torch.float64).share_memory_()
         self._loader = DataLoader(
-            _Samples(self.source, self.pipeline),
+            _Samples(self.source, self.pipeline, self._times, self.quarantine),
             batch_sampler=self._plan,
+            collate_fn=_collated,
             num_workers=self.threads,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
@@ -44,13 +54,22 @@ class TorchLoader(Loader):
             gc.unfreeze()
         while True:
             try:
-                tensors = next(loaded)
+                with self.waits.by(self._held_up_by):
+                    tensors, read, broken = next(loaded)
             except StopIteration:
                 return
             except DataError as error:  # the DataLoader puts the worker's traceback before it
                 raise DataError(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
-            named = zip(self.pipeline.outputs, tensors, strict=True)
-            yield Batch({name: self._to_device(tensor) for name, tensor in named}, self._plan.under_way.popleft())
+            self.quarantine.note(broken)
+            micro_batch = _as_read(self._plan.under_way.popleft(), read)
+            if len(micro_batch.ids):
+                named = zip(self.pipeline.outputs, tensors, strict=True)
+                yield Batch({name: self._to_device(tensor) for name, tensor in named}, micro_batch)
+
+    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
+        read, whole = self._times.sum(0).tolist()
+        storage = read / whole if whole else 0.0
+        return {"storage": storage * seconds, "cpu decode": (1 - storage) * seconds}
 
     @property
     def prepared_batches(self) -> int:
@@ -67,15 +86,44 @@ class TorchLoader(Loader):
             workers._shutdown_workers()
 
 
-class _Samples(Dataset[tuple[torch.Tensor, ...]]):
-    def __init__(self, source: Source, pipeline: Pipeline[Any]) -> None:
-        self.source, self.pipeline = source, pipeline
+class _Samples(Dataset[Loaded]):
+    """Each with what stands in for a broken one; a worker process finds out for itself which are."""
 
-    def __getitem__(self, key: Key) -> tuple[torch.Tensor, ...]:
-        try:
-            return self.pipeline.sample(self.source, *key)
-        except Exception as error:
-            raise DataError(f"sample {key[0]} cannot be read: {self.source.path(key[0])}: {error}") from error
+    def __init__(self, source: Source, pipeline: Pipeline[Any], times: torch.Tensor, quarantine: Quarantine) -> None:
+        self.source, self.pipeline, self.quarantine = source, pipeline, quarantine
+        self._times = times  # of each worker: seconds of reading, and of all it does
+
+    def __getitem__(self, key: Key) -> Loaded:
+        id, epoch = key
+        began, read = time.perf_counter(), reading_seconds()
+        sample, used = None, self.quarantine.stand_in(id, epoch)
+        while used is not None and sample is None:
+            try:
+                sample = self.pipeline.sample(self.source, used, epoch)
+            except Exception as error:
+                if not self.quarantine.examine([used], again=True):
+                    raise DataError(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
+                used = self.quarantine.stand_in(id, epoch)
+        worker = get_worker_info()
+        assert worker is not None, "samples are loaded in worker processes"
+        spent = reading_seconds() - read, time.perf_counter() - began
+        self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
+        return sample, used, self.quarantine.news()
+
+
+def _collated(loaded: list[Loaded]) -> Collated:
+    samples = [sample for sample, _, _ in loaded if sample is not None]
+    broken = [one for _, _, found in loaded for one in found]
+    return default_collate(samples) if samples else [], [used for _, used, _ in loaded], broken
+
+
+def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:
+    """The micro-batch with what was read in place of its samples; without those for which nothing was."""
+    kept = np.array([id is not None for id in read], np.bool_)
+    ids = micro_batch.ids[kept]
+    used = np.array([id for id in read if id is not None], np.int64)
+    replaced_by = np.where(used == ids, -1, used) if (used != ids).any() else None
+    return replace(micro_batch, ids=ids, epochs=micro_batch.epochs[kept], replaced_by=replaced_by)
 
 
 class _Plan:

@@ -71,6 +71,8 @@ class Clips(Pipeline[VideoClips]):
         UsageError: a value out of its range.
     """
 
+    inputs_are = "cpu decode"
+
     image_size: int
     resize_size: int
 

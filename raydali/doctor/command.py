@@ -6,7 +6,6 @@
 A row of the table is a check and the nodes of which the same is to be said. Exit code 1: a row fails.
 """
 
-import json
 import logging
 import os
 import shlex
@@ -14,7 +13,9 @@ import sys
 import time
 import uuid
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from raydali.bench.results import JsonFile, require_writable, write_json
 from raydali.doctor.checks import Node, Row, rows
 from raydali.errors import UsageError
 
@@ -33,8 +34,7 @@ class Doctor:
     """Check every node of the cluster at RAY_ADDRESS instead of this host."""
     storage: str | None = None
     """Check too that runs can be written to this folder or URI, and with --cluster that all nodes see the same."""
-    json: bool = False
-    """Print what was found as JSON instead of a table."""
+    json: JsonFile = None
 
 
 def main(options: Doctor) -> None:
@@ -48,13 +48,12 @@ def main(options: Doctor) -> None:
         raise UsageError("--cluster needs a cluster: set RAY_ADDRESS, such as http://head:8265, or leave it out")
     if options.cluster and address.startswith("http"):
         sys.exit(_as_a_job(options, address))
+    require_writable("--json", options.json)
     nodes = _nodes(options)
     found = rows(nodes)
+    _show(found, len(nodes))
     if options.json:
-        everything = {"rows": [asdict(row) for row in found], "nodes": [node.as_json() for node in nodes]}
-        print(json.dumps(everything, indent=1))
-    else:
-        _show(found, len(nodes))
+        write_json({"rows": [asdict(row) for row in found], "nodes": [node.as_json() for node in nodes]}, options.json)
     if any(row.status == "fail" for row in found):
         sys.exit(1)
 
@@ -110,7 +109,7 @@ def _as_a_job(options: Doctor, address: str) -> int:
 
     from raydali.doctor.nodes import PACKAGE
 
-    arguments = ["python", "-m", "raydali.cli", "doctor", "--cluster", *(["--json"] if options.json else [])]
+    arguments = ["python", "-m", "raydali.cli", "doctor", "--cluster", *(["--json", "-"] if options.json else [])]
     if options.storage is not None:
         arguments += ["--storage", options.storage]
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -128,6 +127,12 @@ def _as_a_job(options: Doctor, address: str) -> int:
         client.stop_job(job)
         raise
     log = client.get_job_logs(job)
-    print(log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log, end="")
+    said = log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log
+    if options.json:
+        said, brace, found = ("\n" + said).rpartition("\n{\n")  # what the job says, then its JSON; or its error alone
+        if brace:
+            Path(options.json).expanduser().write_text("{\n" + found)
+        said = said[1:] + "\n" if brace else found[1:]
+    print(said, end="")
     code = client.get_job_info(job).driver_exit_code
     return 1 if code is None else code

@@ -25,8 +25,9 @@ def parse(config: type[Config], *, demo: Config) -> Config:
         config: a dataclass with a `data` field; its fields are the options.
         demo: the defaults where no data is named.
     """
-    parsed = tyro.cli(config)
-    return parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo)
+    style = (tyro.conf.DisallowNone,)
+    parsed = tyro.cli(config, config=style)
+    return parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)
 
 
 def exit_with(main: Callable[[], None]) -> None:

@@ -4,16 +4,19 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import UsageError
 from raydali.launch.cluster import check_own_ray, connect
+from raydali.launch.ear import Ear
+from raydali.launch.failures import Failures
+from raydali.launch.hangs import HangWatch
 from raydali.launch.options import LaunchOptions
 from raydali.launch.preflight import Cluster, Placement, place
-from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run, readable_record
+from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run
 from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
 from raydali.report.html_live import LiveReport
@@ -21,13 +24,24 @@ from raydali.report.run_folder import RunFolder
 from raydali.report.tracking import tracked
 
 if TYPE_CHECKING:
-    from raydali.launch.metrics import RunMetrics
+    from raydali.launch.mailbox import Mailbox
 
 POLL_SECONDS = 0.2
-KEPT_CHECKPOINTS = 3
+LEAVE_SECONDS = 20
+"""How long an interrupted driver waits for the workers' last checkpoint; Kubernetes gives 30 s."""
 STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
 """What a resume must repeat, or the stream would be another."""
-WHERE_SETTINGS = {"workers", "cpus_per_worker", "gpu", "no_gpu", "storage", "data", "max_failures", "track"}
+WHERE_SETTINGS = {
+    "workers",
+    "cpus_per_worker",
+    "gpu",
+    "no_gpu",
+    "storage",
+    "data",
+    "max_failures",
+    "hang_timeout",
+    "track",
+}
 """What a resume may change as it likes: where it runs, not what."""
 
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
@@ -62,9 +76,10 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
 
     Raises:
         UsageError: what is asked cannot be done, or is another run than the earlier one of that name.
-        TrainingFailed: a worker failed more often than `max_failures`.
+        TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
+        KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
-    folder = RunFolder(options.storage, options.name or time.strftime(f"{job.name}-%Y%m%d-%H%M%S"))
+    folder = RunFolder(options.storage, options.name or time.strftime(f"{job.name}-%Y%m%d-%H%M%S"), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
     earlier = earlier_run(folder)
     if earlier is not None:
@@ -75,8 +90,6 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
-        if not readable_record(folder):
-            console.warn("Ray's record of checkpoints is broken: resuming from the newest checkpoint in the folder")
         for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
@@ -140,7 +153,7 @@ def _run(
 ) -> None:
     """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens."""
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     from raydali.launch.mailbox import Mailbox
@@ -151,6 +164,9 @@ def _run(
 
     mailbox = Mailbox(f"raydali-{uuid.uuid4().hex}")
     elastic = placement.minimum < placement.reachable
+    if elastic:
+        # A node that has just died is counted on until this is over; where there are fewer, fewer workers start.
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
     workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
     trainer = TorchTrainer(
         run_worker,
@@ -170,110 +186,92 @@ def _run(
         run_config=RunConfig(
             name=folder.name,
             storage_path=folder.uri_of_storage,
-            failure_config=FailureConfig(max_failures=options.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
+            failure_config=FailureConfig(max_failures=-1),  # which of them end the run is decided here
             callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows no UserCallback
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
         ),
     )
-    outcome: list[BaseException | None] = []
-    thread = threading.Thread(target=lambda: outcome.append(_error_of(trainer.fit)), daemon=True, name="fit")
-    thread.start()
+    fit = _Background(trainer.fit)
     waiting = Waiting(placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic)
     if cluster.own:
         waiting.over()  # it was given what its workers need
     report = LiveReport(folder, console.warn)
-    ear = _Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report)
+    failures, watch = Failures(options.max_failures), HangWatch(options.hang_timeout)
+    ear = Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report, failures, watch)
     try:
-        while thread.is_alive() and not ear.final:
-            thread.join(POLL_SECONDS)
+        while not fit.over.wait(POLL_SECONDS) and ear.why is None:
             ear.listen()
             waiting.poll()
             report.poll()
         ear.listen()
     except KeyboardInterrupt:
-        ear.end("interrupt")
+        try:
+            _leave(ear, mailbox, fit.over, console)
+        finally:
+            ear.end("interrupt")
         raise
     finally:
         console.close()
-    # A final error ends the run whatever the retries: the workers end with this process's Ray.
-    if ear.final or outcome[0] is not None:
-        error = _explained(outcome[0] if outcome else None, ear.errors)
-        ear.end("stop", error=str(error).splitlines()[-1])
+    # Where Ray Train would go on, the workers end with this process's Ray.
+    if ear.why is not None or fit.error is not None:
+        error = _explained(fit.error, ear.errors, ear.why)
+        ear.end("stop", error=str(error).splitlines()[-1], why=ear.why)
         raise error
     ear.end("finish")
     console.say(f"finished: {folder}")
 
 
-def _error_of(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except BaseException as error:
-        return error
-    return None
+class _Background:
+    """A call on a thread of its own.
+
+    Attributes:
+        over: set when it has returned or raised. Not the thread's own word: an interrupted `join` (Python 3.11) leaves
+            a thread that runs looking like one that has ended.
+        error: what it raised.
+    """
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+        threading.Thread(target=self._run, args=(call,), daemon=True, name="fit").start()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self.error = error
+        self.over.set()
 
 
-class _Ear:
-    """Takes messages out of the mailbox to where they belong: the events, the console, or a list of errors."""
-
-    def __init__(
-        self,
-        mailbox: Any,
-        folder: RunFolder,
-        console: Console,
-        waiting: Waiting,
-        track: Callable[[Mapping[str, Any]], None],
-        metrics: "RunMetrics",
-        report: LiveReport,
-    ) -> None:
-        self.errors: list[Mapping[str, Any]] = []
-        """Of the newest worker group that had any."""
-        self.final = False
-        """Whether one of them would recur on every retry."""
-        self._failed = False
-        self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
-        self._track, self._metrics, self._report = track, metrics, report
-        self._began = time.monotonic()
-
-    def listen(self) -> None:
-        for message in self._mailbox.empty():
-            if message["kind"] == "error":
-                self.errors = [message] if self._failed else [*self.errors, message]
-                self._failed, self.final = False, self.final or message["final"]
-            elif message["kind"] == "event":
-                self._failed = message["event"] == "failure"
-                (self._waiting.again if self._failed else self._waiting.over)()
-                message["seconds"] = round(time.monotonic() - self._began, 3)
-                row = _event(**{name: value for name, value in message.items() if name != "kind"})
-                self._report.event(row)
-                try:
-                    self._folder.append("events.jsonl", row)
-                except OSError as error:
-                    self._console.warn(f"an event could not be written to {self._folder}: {error}")
-                if message["event"] in ("start", "resume"):
-                    self._metrics.started()
-            self._console.show(message)
-            if message["kind"] == "epoch":
-                self._track(message["record"])
-                self._report.epoch(message["record"])
-
-    def end(self, event: str, **facts: Any) -> None:
-        """Note how the driver ended, as the last event."""
-        row = _event(event, **facts)
-        self._folder.append("events.jsonl", row)
-        self._report.event(row)
+def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, console: Console) -> None:
+    """Let workers that train make a checkpoint before they end."""
+    if not ear.training:
+        return
+    console.say("interrupted: saving a checkpoint; interrupt again to leave without it")
+    mailbox.stop()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while not ear.left and not over.wait(POLL_SECONDS / 4):
+        if time.monotonic() > deadline:
+            console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s: the newest one counts")
+            return
+        ear.listen()
 
 
-def _event(event: str, **facts: Any) -> dict[str, Any]:
-    """A row of `events.jsonl`, with the time of now (seconds since 1970)."""
-    return {"time": round(time.time(), 3), "event": event, **facts}
+def _explained(outcome: BaseException | None, errors: Sequence[Mapping[str, Any]], why: str | None = None) -> Exception:
+    """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows.
 
-
-def _explained(outcome: BaseException | None, errors: list[Mapping[str, Any]]) -> Exception:
-    """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows."""
+    Args:
+        outcome: of Ray Train; None where it would go on.
+        errors: what workers said.
+        why: why the run ends nevertheless.
+    """
+    because = f" ({why})" if why else ""
     if not errors:
-        return TrainingFailed(str(outcome).strip() or type(outcome).__name__)
+        text = str(outcome).strip() or type(outcome).__name__ if outcome is not None else "a worker was killed"
+        return TrainingFailed(text + because)
     first = errors[0]
     if first["usage"]:
         return UsageError(first["error"])
-    return TrainingFailed(f"{first['traceback']}rank {first['rank']}: {first['error']}")
+    if first["final"]:
+        because = ""
+    return TrainingFailed(f"{first['traceback']}rank {first['rank']}: {first['error']}{because}")

@@ -11,6 +11,8 @@ from raydali.data.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import asked_trackers
 
+LEAST_HANG_TIMEOUT = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
@@ -44,8 +46,11 @@ class LaunchOptions:
     """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
     trace_samples: bool = False
     """Write which rank trained on which id at which step to the run's samples/."""
-    max_failures: int = 0
-    """How often a failed worker group is started again from the newest checkpoint; -1: always."""
+    max_failures: int = 3
+    """How often in a row a failed worker group is started again from the newest checkpoint while there is no newer one;
+    -1: always. Preemptions do not count. What would recur is not tried again."""
+    hang_timeout: float = 600
+    """Seconds after which a run that stands still is started again from the newest checkpoint; 0: never."""
 
     track: str | None = None
     """Programs to keep the run in beside TensorBoard, where they are installed: mlflow, wandb, or mlflow,wandb."""
@@ -59,6 +64,12 @@ class LaunchOptions:
         require(self, "checkpoint_every", least=0)
         require(self, "shuffle_block", least=0)
         require(self, "max_failures", least=-1)
+        require(self, "hang_timeout", least=0)
+        if 0 < self.hang_timeout < LEAST_HANG_TIMEOUT:
+            raise UsageError(
+                f"--hang-timeout must be 0 or at least {LEAST_HANG_TIMEOUT}, not {self.hang_timeout:g}: "
+                "a worker says every 2 s how far it is"
+            )
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:
@@ -124,12 +135,18 @@ class TrainingOptions(LaunchOptions):
     """Measure at the start how fast a step is when its batch lies on the device already: seconds."""
     loader: Literal["dali", "torch", "synthetic"] = "dali"
     """dali; torch (torch's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
+    exclude: str | None = None
+    """File of samples to leave out, as `raydali verify -o FILE` writes it: a path a line."""
+    max_bad_fraction: float = 0.001
+    """Share of the samples that may turn out to be broken, and be replaced, before the run stops; one always may, but
+    for 0: then none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "learning_rate", above=0)
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "weight_decay", least=0)
+        require(self, "max_bad_fraction", least=0, below=1)
 
     @property
     def warmup(self) -> float:

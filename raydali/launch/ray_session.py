@@ -1,92 +1,68 @@
 """A training function's surroundings inside a Ray Train worker."""
 
-import io
-import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.train.v2._internal.execution.context import get_train_context  # the public way waits for all ranks
 
+from raydali.data.loader import Loader
 from raydali.doctor.checks import unfit
-from raydali.errors import DataError, UsageError
+from raydali.errors import DataError, DivergedError, StorageError, UsageError
+from raydali.launch.checkpoint_store import CheckpointStore
+from raydali.launch.hangs import Heartbeat
 from raydali.launch.mailbox import Mailbox
 from raydali.launch.metrics import RankMetrics
+from raydali.launch.notices import Interrupted, Notice
 from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
-from raydali.train import checkpoints
 from raydali.train.worker import Worker
 
 PROGRESS_SECONDS = 0.5
 
 
 class RaySession:
-    """See session.Session; checkpoints are Ray Train's, written by its upload thread straight to storage."""
+    """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
+    place, is fatal where that write fails."""
 
     def __init__(self, folder: RunFolder, mailbox: Mailbox) -> None:
         context = ray.get_runtime_context()
-        self.folder = folder
+        self.folder = replace(folder, warn=self._warn)
         self.worker = Worker.join(
             _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
         )
         self._mailbox = mailbox
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
-        self._uploaded = threading.Event()
-        self._uploaded.set()
+        self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell)
         self._resumed = False
+        self.step = 0
+        """The last one that is done."""
         self._last_progress = 0.0
 
     def latest(self) -> dict[str, Any] | None:
-        """See Session. Where Ray has lost its record of checkpoints, the newest that lies in the folder."""
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is not None:
-            folder = checkpoint.path
-        elif names := [name for name in self.folder.folders() if self.folder.exists(f"{name}/{checkpoints.FILE_NAME}")]:
-            folder = self.folder.path(names[-1])
-        else:
-            return None
-        with self.folder.filesystem.open_input_file(f"{folder}/{checkpoints.FILE_NAME}") as file:
-            state = checkpoints.read(file)
-        self._resumed = True
+        """See Session."""
+        state = self._checkpoints.newest()
+        self._resumed = state is not None
         return state
 
-    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
-        """See Session. Waits for the previous upload, so that snapshots do not pile up in memory."""
-        self._uploaded.wait()
-        checkpoint = None
+    def commit(
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+    ) -> None:
+        """See Session."""
         if state is not None:
-            self._uploaded.clear()
-            # Ray wants a folder to upload; ours comes into being at the other end.
-            checkpoint = ray.train.Checkpoint.from_directory(tempfile.gettempdir())
-        ray.train.report(
-            {},
-            checkpoint=checkpoint,
-            checkpoint_dir_name=f"checkpoint_{step:09d}",
-            checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=self._uploader(state, best) if state is not None else None,
-            delete_local_checkpoint_after_upload=False,
-        )
+            self._checkpoints.save(step, state, best=best, hindered=hindered)
 
-    def _uploader(self, state: dict[str, Any], best: dict[str, Any] | None) -> Callable[[Any, str], Any]:
-        # Ray calls it again where a store failed in passing; where it fails for good, Ray ends the worker group.
-        def upload(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
-            self._write(f"{name}/{checkpoints.FILE_NAME}", state)
-            if best is not None:
-                self._write(f"best/{checkpoints.FILE_NAME}", best)
-            self._uploaded.set()
-            return ray.train.Checkpoint(self.folder.path(name), self.folder.filesystem)
+    def finish(self) -> None:
+        """See Session."""
+        self._checkpoints.finish()
 
-        return upload
-
-    def _write(self, file: str, state: dict[str, Any]) -> None:
-        contents = io.BytesIO()
-        checkpoints.write(state, contents)
-        self.folder.write(file, contents.getvalue())
+    def _warn(self, text: str) -> None:
+        self.tell("warning", rank=self.worker.rank, text=text)
 
     def tell(self, kind: str, **facts: Any) -> None:
         """See Session."""
@@ -98,16 +74,25 @@ class RaySession:
             facts = {"world_size": self.worker.world_size, "device": self.worker.device.type}
             self.tell("event", event="resume" if self._resumed else "start", step=step, steps=steps, **facts)
 
-    def tell_progress(self, *, step: int, steps: int, epoch: int, samples_consumed: int) -> None:
+    def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
         """See Session."""
+        self.step = step
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
-            self.tell("progress", step=step, steps=steps, epoch=epoch, samples_consumed=samples_consumed)
+            where = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs}
+            self.tell("progress", **where, samples_consumed=samples_consumed)
+
+    def notice(self) -> Notice | None:
+        """See Session."""
+        if get_train_context().preemption_context.preemption_info is not None:
+            return "preemption"
+        return "stop" if self.worker.rank == 0 and self._mailbox.stopping() else None
 
     def publish(self, figures: Figures) -> None:
-        """See Session. To Ray's metrics, which Prometheus collects."""
+        """See Session. To Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
+        self.tell("pulse", rank=self.worker.rank, **asdict(figures))
 
 
 def _device() -> torch.device:
@@ -119,21 +104,33 @@ def _device() -> torch.device:
 def run_worker(config: dict[str, Any]) -> None:
     """What each Ray Train worker runs: the job's training function, its own error told to the driver first."""
     mailbox: Mailbox = config["mailbox"]
+    session: RaySession | None = None
     try:
         session = RaySession(config["folder"], mailbox)
+        beat = _heartbeat(session, config["options"].hang_timeout)
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in unfit():
                 session.tell("warning", rank=session.worker.rank, text=text)
         config["train"](config["options"], ray.get(config["data"]), session)
+        session.finish()
+        beat.close()
+    except Interrupted:
+        raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        mailbox.post_and_wait(kind="error", rank=rank, **_described(error))
+        mailbox.post_and_wait(kind="error", rank=rank, step=session.step if session else 0, **_described(error))
         raise
+
+
+def _heartbeat(session: RaySession, timeout: float) -> Heartbeat:
+    worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
+    facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id}
+    return Heartbeat(session.tell, lambda: Loader.batches_taken, timeout / 2 or float("inf"), **facts)
 
 
 def _described(error: BaseException) -> dict[str, Any]:
     """What the driver shows of an error: our own need no traceback, others only the frames outside libraries."""
-    if isinstance(error, UsageError | DataError):
+    if isinstance(error, UsageError | DataError | DivergedError | StorageError):
         return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError), "final": True}
     frames = traceback.extract_tb(error.__traceback__)[1:]
     ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames

@@ -5,11 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from pyarrow.fs import FileType
+
 from raydali.errors import UsageError
 from raydali.report.run_folder import RunFolder
 
 CONFIG = "config.json"
-RECORD = "checkpoint_manager_snapshot.json"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ def earlier_run(folder: RunFolder) -> Earlier | None:
         UsageError: the storage does not answer.
     """
     try:
-        if not folder.exists(CONFIG):
+        # Straight, without patience: a mistyped endpoint should be told at once.
+        if folder.filesystem.get_file_info(folder.path(CONFIG)).type == FileType.NotFound:
             return None
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
@@ -60,20 +62,3 @@ def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) 
         for name in names
         if earlier.settings.get(name) != now[name]
     ]
-
-
-def readable_record(folder: RunFolder) -> bool:
-    """Whether Ray Train's record of checkpoints can be read, which Ray rewrites in place; a broken one is put aside.
-
-    Without a record Ray starts from nothing, and the workers take the newest checkpoint in the folder themselves.
-    """
-    if not folder.exists(RECORD):
-        return True
-    contents = folder.read(RECORD)
-    try:
-        json.loads(contents)
-    except ValueError:
-        folder.write(f"{RECORD}.broken", contents)
-        folder.filesystem.delete_file(folder.path(RECORD))
-        return False
-    return True

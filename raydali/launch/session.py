@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from raydali.launch.notices import Notice
 from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
 from raydali.train.worker import Worker
@@ -21,16 +22,36 @@ class Session(Protocol):
         ...
 
     def latest(self) -> dict[str, Any] | None:
-        """The state of the newest durable checkpoint, or None on a fresh run."""
+        """The state of the newest checkpoint that can be used, or None on a fresh run. All ranks must call it.
+
+        Raises:
+            StorageError: there were checkpoints, but none can be used.
+        """
         ...
 
-    def commit(self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None) -> None:
+    def commit(
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+    ) -> None:
         """Make a checkpoint of rank 0's state, in the background. All ranks must call it, the others with None.
+
+        Where it cannot be saved, that is an event, and the one before stays the newest.
 
         Args:
             step: global batches that it covers; no two checkpoints of a run have the same.
             state: a snapshot; it must not change afterwards.
             best: weights to keep as the best so far, in the run's `best/`.
+            hindered: why there can be no checkpoint now: what it would cover could not be written.
+
+        Raises:
+            StorageError: five in a row could not be saved.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is saved; where that fails it is tried for a minute more.
+
+        Raises:
+            StorageError: it cannot be saved.
         """
         ...
 
@@ -42,8 +63,12 @@ class Session(Protocol):
         """Tell the driver, from rank 0, that the first step is done: it began at `step` of `steps`."""
         ...
 
-    def tell_progress(self, *, step: int, steps: int, epoch: int, samples_consumed: int) -> None:
+    def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
         """Tell the driver, from rank 0 and now and then, how far training is; cheap enough for every step."""
+        ...
+
+    def notice(self) -> Notice | None:
+        """What this rank was told to heed between two steps, if anything; cheap enough for every step."""
         ...
 
     def publish(self, figures: Figures) -> None:

@@ -24,14 +24,18 @@ from torch.optim import Optimizer
 
 from raydali.data.hashing import keyed
 from raydali.data.loader import Batch, Loader
+from raydali.data.object_store import reason
 from raydali.data.stream import MicroBatch
+from raydali.errors import DivergedError
+from raydali.launch.broken_samples import BrokenSamples
+from raydali.launch.notices import Interrupted, Notice, Notices
 from raydali.launch.options import TrainingOptions
 from raydali.launch.session import Session
 from raydali.measure.meter import EpochMeter
 from raydali.measure.pulse import Pulse
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.samples import SampleTrace, drop_samples
-from raydali.train.checkpoints import snapshot
+from raydali.train.checkpoints import is_finite, snapshot
 from raydali.train.optimisation import load_optimizer
 from raydali.train.precision import Precision
 from raydali.train.rehearsal import rehearse
@@ -86,16 +90,20 @@ class TrainingRun:
         self._config, self._session, self._folder = config, session, session.folder
         self.worker, self.stream = session.worker, config.stream(samples)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self._loader: Loader | None = None
         self.meter = self._new_meter()
         self.start = 0
         self._saved: dict[str, Any] | None = None
         self._segments: list[list[RankRecord]] = []
-        self._loader: Loader | None = None
+        self._unwritten: list[dict[str, Any]] = []
+        self._exchanges: EpochMeter | None = None
         self._best: float | None = None
         self._ceiling: float | None = None
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._done = self._checkpointed = 0
+        self._broken = BrokenSamples(config, session, samples=samples)
+        self._notices = Notices(self.worker, session.notice)
         self._resume()
         self._pulse = self._new_pulse()
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
@@ -109,6 +117,7 @@ class TrainingRun:
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self._ceiling = checkpoint["ceiling"]
             self._saved = checkpoint["state"]
+        self._broken.resume((checkpoint or {}).get("quarantine", {}))
         self._done = self._checkpointed = self.start
         if self.worker.rank == 0:
             self._folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= self.start)
@@ -128,7 +137,22 @@ class TrainingRun:
 
     def _new_meter(self) -> EpochMeter:
         worker = self.worker
-        return EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+        waits: Any = self._loader.waits.seconds if self._loader is not None else None
+        return EpochMeter(
+            worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node, loader_waits=waits
+        )
+
+    def _watch_gradients(self, model: nn.Module) -> None:
+        """Enter the meter's "exchange" where all gradients of a step are there: the first layer's come last."""
+        first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
+        if first is not None and self.worker.world_size > 1:
+            first.register_post_accumulate_grad_hook(self._has_gradients)
+
+    def _has_gradients(self, _: torch.Tensor) -> None:
+        # Inside a CUDA graph no time can be taken.
+        if self._exchanges is not None and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+            self._exchanges.exchange()
+            self._exchanges = None
 
     def _new_pulse(self) -> Pulse:
         share = self.micro_batches / self.stream.micro_batches_per_step
@@ -155,6 +179,7 @@ class TrainingRun:
             "world_size": self.worker.world_size,
             "device": self.worker.device,
             "threads": self.worker.cpus,
+            "quarantine": self._broken.of,
         }
 
     def keeps(self, *, before_saving: Callable[[], None] = lambda: None, **parts: "Stateful | None") -> None:
@@ -167,6 +192,8 @@ class TrainingRun:
         """
         self._prepare = before_saving
         self._parts = {name: part for name, part in parts.items() if part is not None}
+        if isinstance(model := self._parts.get("model"), nn.Module):
+            self._watch_gradients(model)
         for name, part in self._parts.items():
             if saved := (self._saved or {}).get(name):
                 if isinstance(part, Optimizer):
@@ -225,6 +252,18 @@ class TrainingRun:
             yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
             if every and self._done % every == 0 and self._checkpointed < self._done:
                 self._checkpoint()
+            if notice := self._notices.heed():
+                self._leave(notice)
+
+    def _leave(self, notice: Notice) -> None:
+        """Make a checkpoint of all that is done, and go once it is saved."""
+        if self._checkpointed < self._done:
+            self._checkpoint()
+        self._session.finish()
+        if self.worker.rank == 0:
+            self._session.tell("event", event="left", notice=notice, step=self._done)
+        self.worker.barrier()
+        raise Interrupted(notice)
 
     def take_step(self, batches: Iterator[Batch], meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
         """This rank's batches of a step, numbered from 0; what draws random numbers is seeded for each of them."""
@@ -233,21 +272,33 @@ class TrainingRun:
             batch = next(batches)
             meter.first_batch()
             meter.enter("step")
+            self._exchanges = meter if index == self.micro_batches - 1 else None
             torch.manual_seed(int(keyed(self._config.seed, batch.micro_batch.number)) >> 1)
             yield index, batch
 
     def trained(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Say that a step is done, and what it trained on: for the trace and the driver."""
+        """Say that a step is done, and what it trained on: for the trace and the driver.
+
+        Raises:
+            DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
+        """
+        self.meter.replaced += sum(micro_batch.replaced for micro_batch in micro_batches)
         if self._trace is not None:
             for micro_batch in micro_batches:
                 self._trace.add(micro_batch)
         steps, step = self.stream.steps, self._done
         self._done += 1
+        self.meter.end_step()
+        self._broken.after_step(self._done)
         if step == self.start:
             self._session.tell_start(step=step, steps=steps)
         consumed = self.stream.state(self._done)["samples_consumed"]
         self._session.tell_progress(
-            step=self._done, steps=steps, epoch=self.stream.epoch_of(step), samples_consumed=consumed
+            step=self._done,
+            steps=steps,
+            epoch=self.stream.epoch_of(step),
+            epochs=self._config.epochs,
+            samples_consumed=consumed,
         )
         self._pulse.beat()
 
@@ -255,6 +306,7 @@ class TrainingRun:
         self, validation: Mapping[str, Any], *, learning_rate: float, score: float, weights: nn.Module
     ) -> None:
         """Write the epoch's line and a checkpoint, which keeps the weights in `best/` if the score is the highest."""
+        self._broken.exchange()
         self._segments.append(self.worker.gather(self.meter.record()))
         self._pulse.end_epoch()
         if self.worker.rank == 0:
@@ -264,11 +316,11 @@ class TrainingRun:
                 step=self._done,
                 samples_consumed=self.stream.state(self._done)["samples_consumed"],
                 learning_rate=learning_rate,
-                validation=validation,
-                quarantined=0,
+                validation={**validation, "broken": self._broken.in_validation()},
+                quarantined=sum(record.replaced for segment in self._segments for record in segment),
                 ceiling_images_per_second=self._ceiling,
             )
-            self._folder.append("epochs.jsonl", record)
+            self._unwritten.append(record)
             self._session.tell("epoch", record=record)
         self._segments.clear()
         self.meter.reset()
@@ -278,12 +330,40 @@ class TrainingRun:
         best = {"model": snapshot(weights.state_dict())} if is_best and self.worker.rank == 0 else None
         self._checkpoint(best)
 
+    def _write_rows(self) -> str:
+        """Write what a checkpoint must find written; what hinders that, or an empty text. The next one tries again."""
+        try:
+            if self._trace is not None:
+                self._trace.flush()
+            while self._unwritten:
+                self._folder.append("epochs.jsonl", self._unwritten[0])
+                del self._unwritten[0]
+        except OSError as error:
+            return reason(error)
+        return ""
+
+    def _check_weights(self) -> None:
+        """On rank 0, whose weights are everybody's: never save what cannot be gone on from.
+
+        Raises:
+            DivergedError: weights are infinite or no numbers.
+        """
+        model = self._parts.get("model")
+        if self.worker.rank == 0 and model is not None and not is_finite(model.state_dict()):
+            raise DivergedError(
+                f"the weights are not finite any more behind step {self._done}: lower --learning-rate or raise "
+                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self._checkpointed}"
+            )
+
     def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
         self.meter.enter("checkpoint")
+        self._check_weights()
+        self._broken.exchange()
         self._prepare()
-        if self._trace is not None:
-            self._trace.flush()
-        partial = self.worker.gather(self.meter.record())
+        why = self._write_rows()
+        gathered = self.worker.gather((self.meter.record(), why))
+        partial = [record for record, _ in gathered]
+        hindered = next((why for _, why in gathered if why), "")
         segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
         state = None
         if self.worker.rank == 0:
@@ -291,12 +371,13 @@ class TrainingRun:
                 {
                     "state": {name: part.state_dict() for name, part in self._parts.items()},
                     "stream": self.stream.state(self._done),
+                    "quarantine": self._broken.state(),
                     "segments": [[asdict(record) for record in segment] for segment in segments],
                     "best": self._best,
                     "ceiling": self._ceiling,
                     "ceiling_of": self._ceiling_of,
                 }
             )
-        self._session.commit(self._done, state, best=best)
+        self._session.commit(self._done, state, best=best, hindered=hindered)
         self._checkpointed = self._done
         self.meter.enter("loop")

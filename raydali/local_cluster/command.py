@@ -11,9 +11,10 @@ The nodes are processes, their GPUs are declared only. Only holders of a random 
 import sys
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from raydali.bench.results import JsonFile, require_writable, write_json
 from raydali.errors import UsageError
 from raydali.local_cluster import state
 
@@ -56,6 +57,8 @@ class Down(_Cluster):
 class Status(_Cluster):
     """Show the cluster's nodes. Exit code 1: none is up."""
 
+    json: JsonFile = None
+
 
 def main(options: Up | Down | Status) -> None:
     """Do as asked.
@@ -69,7 +72,7 @@ def main(options: Up | Down | Status) -> None:
     elif isinstance(options, Down):
         _down(folder)
     else:
-        _status(folder)
+        _status(options, folder)
 
 
 def _up(options: Up, folder: Path) -> None:
@@ -120,9 +123,10 @@ def _down(folder: Path) -> None:
     print(f"down: {number} processes ended, {folder} is gone")
 
 
-def _status(folder: Path) -> None:
+def _status(options: Status, folder: Path) -> None:
     from raydali.local_cluster import head, processes
 
+    require_writable("--json", options.json)
     cluster = state.read(folder)
     running = processes.members(cluster.mark) if cluster is not None else []
     if cluster is None or not running:
@@ -133,6 +137,9 @@ def _status(folder: Path) -> None:
     except OSError as error:
         print(f"{len(running)} processes in {folder}, but {cluster.dashboard} does not answer: {error}")
         sys.exit(1)
+    if options.json:
+        found = {"dashboard": cluster.dashboard, "head": cluster.head, "processes": len(running)}
+        write_json(found | {"nodes": [asdict(node) for node in nodes]}, options.json)
     minutes = (time.time() - cluster.started) / 60
     print(f"up for {minutes:.0f} min: {cluster.dashboard}, {len(running)} processes, files in {folder}")
     for node in sorted(nodes, key=lambda node: not node.head):

@@ -19,6 +19,7 @@ class StageClock:
         self._marks: deque[tuple[str, torch.cuda.Event | float]] = deque()
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._ended: defaultdict[str, int] = defaultdict(int)
+        self._shortest: dict[str, float] = {}
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -42,22 +43,29 @@ class StageClock:
         self._add_up(wait=False)
         return dict(self._totals), dict(self._ended)
 
+    def shortest(self, stage: str) -> float | None:
+        """Seconds of the shortest time that a stage was run through, of those that `totals` or `so_far` saw end."""
+        return self._shortest.get(stage)
+
     def reset(self) -> None:
         """Forget what was added up; the running stage goes on from now."""
         self.totals()
         self._totals.clear()
         self._ended.clear()
+        self._shortest.clear()
 
     def _add_up(self, *, wait: bool) -> None:
         while len(self._marks) > 1:
             (stage, begin), (_, end) = self._marks[0], self._marks[1]
             if isinstance(begin, float) or isinstance(end, float):
-                self._totals[stage] += end - begin  # type: ignore[operator]  # both are floats on a CPU
+                seconds = end - begin  # type: ignore[operator]  # both are floats on a CPU
             else:
                 if wait:
                     end.synchronize()
                 elif not end.query():
                     return
-                self._totals[stage] += begin.elapsed_time(end) / 1000
+                seconds = begin.elapsed_time(end) / 1000
+            self._totals[stage] += seconds
             self._ended[stage] += 1
+            self._shortest[stage] = min(seconds, self._shortest.get(stage, seconds))
             self._marks.popleft()

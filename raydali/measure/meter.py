@@ -1,28 +1,48 @@
 """What one rank measures of an epoch, until its line falls."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 
 from raydali.measure.clock import StageClock
+from raydali.measure.host import cpu_times
 from raydali.measure.records import RankRecord
 
 
 class EpochMeter:
     """Counts images, adds up the loss on the device, and keeps the time; nothing waits for the device but `record`.
 
-    Stages: "loader_wait", "step", "checkpoint" and "validation" (which is left out of an epoch's seconds); what a
-    caller enters under another name counts as the loop's own.
+    Stages: "loader_wait", "step", "exchange" (that part of a step in which this rank has its gradients, and the
+    others' are not there yet), "checkpoint" and "validation" (which is left out of an epoch's seconds); what a caller
+    enters under another name counts as the loop's own.
+
+    Args:
+        loader_waits: seconds by cause for which the loader has blocked the host up to now; a view of what goes on.
     """
 
-    def __init__(self, device: torch.device, *, rank: int, world_size: int, node: str) -> None:
-        self._who = {"rank": rank, "world_size": world_size, "node": node}
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        rank: int,
+        world_size: int,
+        node: str,
+        loader_waits: Mapping[str, float] | None = None,
+    ) -> None:
+        self._who = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
+        self._loader_waits = loader_waits if loader_waits is not None else {}
         self._clock = StageClock(device)
         self._created = time.perf_counter()
         self._first_batch_seconds: float | None = None
-        self._seen_first = False
-        self._images = 0
+        self._seen_first = self._exchanging = False
+        self._first_step_seconds: float | None = None
+        self._images = self._steps = self.replaced = 0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waits_before, self._cpu_before = dict(self._loader_waits), cpu_times()
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -32,11 +52,26 @@ class EpochMeter:
         """Count a micro-batch: its mean loss, still on the device, and its images."""
         self._loss_sum += loss.detach() * images
         self._images += images
+        if self._exchanging:
+            self._exchanging = False
+            self._clock.enter("step")
+
+    def exchange(self) -> None:
+        """Note that this rank has all its gradients of the step under way; `add` says that the others' came."""
+        self._exchanging = True
+        self._clock.enter("exchange")
+
+    def end_step(self) -> None:
+        """Note that a step is done; of a worker's first one, how long it took the host."""
+        self._steps += 1
+        if self._first_batch_seconds is not None and self._first_step_seconds is None:
+            self._first_step_seconds = time.perf_counter() - self._created - self._first_batch_seconds
 
     def first_batch(self) -> None:
         """Note that the worker's first batch is there; later calls change nothing."""
         if not self._seen_first:
             self._first_batch_seconds, self._seen_first = time.perf_counter() - self._created, True
+            self._waits_before = dict(self._loader_waits)  # what the first batch took is no one's fault
 
     @property
     def images(self) -> int:
@@ -49,20 +84,37 @@ class EpochMeter:
 
     def record(self) -> RankRecord:
         """What was measured since the last reset; waits for the device."""
-        times = self._clock.totals()
+        times, cpu = self._clock.totals(), cpu_times()
+        spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None
         return RankRecord(
             **self._who,  # type: ignore[arg-type]  # rank, world_size, node
             images=self._images,
             loss_sum=self._loss_sum.item(),
             seconds=sum(seconds for stage, seconds in times.items() if stage != "validation"),
             loader_wait_seconds=times.get("loader_wait", 0.0),
-            step_seconds=times.get("step", 0.0),
+            step_seconds=times.get("step", 0.0) + times.get("exchange", 0.0),
             checkpoint_seconds=times.get("checkpoint", 0.0),
             first_batch_seconds=self._first_batch_seconds,
+            replaced=self.replaced,
+            steps=self._steps,
+            first_step_seconds=self._first_step_seconds,
+            exchange_seconds=times.get("exchange"),
+            shortest_exchange_seconds=self._clock.shortest("exchange"),
+            loader_waits={
+                cause: seconds - self._waits_before.get(cause, 0.0) for cause, seconds in self._loader_waits.items()
+            },
+            cpu_seconds=spent.own if spent else None,
+            cpu_queued_seconds=spent.queued if spent else None,
+            helpers_seconds=spent.helpers if spent else None,
+            helpers_queued_seconds=spent.helpers_queued if spent else None,
+            host_busy_seconds=spent.busy if spent else None,
+            host_idle_seconds=spent.idle if spent else None,
         )
 
     def reset(self) -> None:
         """Begin a new epoch."""
         self._clock.reset()
-        self._first_batch_seconds, self._images = None, 0
+        self._first_batch_seconds = self._first_step_seconds = None
+        self._images = self._steps = self.replaced = 0
         self._loss_sum.zero_()
+        self._begin()

@@ -79,9 +79,9 @@ class Pulse:
         sums = (
             sum(seconds for stage, seconds in seconds_of.items() if stage != "validation"),
             seconds_of.get("loader_wait", 0.0),
-            seconds_of.get("step", 0.0),
+            seconds_of.get("step", 0.0) + seconds_of.get("exchange", 0.0),
         )
-        ended = ended_of.get("step", 0)
+        ended = ended_of.get("step", 0) - ended_of.get("exchange", 0)  # which parts a step in two
         seconds, waited, stepped = sums[0] - self._seconds, sums[1] - self._waited, sums[2] - self._stepped
         batches = ended - self._ended
         self._taken, prepared = time.monotonic(), self._prepared()

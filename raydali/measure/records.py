@@ -1,9 +1,11 @@
 """Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
+
+from raydali.measure.verdict import verdict
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,6 +29,34 @@ class RankRecord:
     first_batch_seconds: float | None
     """From asking for the worker's first batch to having it; None where that lay before this record."""
 
+    replaced: int = 0
+    """Broken samples that others stood in for."""
+
+    # What the verdict is read from. With defaults, since older checkpoints lack it.
+    device: str = "cpu"
+    steps: int = 0
+    first_step_seconds: float | None = None
+    """Of the host, from having the first batch to the end of its step; None where that lay before this record."""
+    exchange_seconds: float | None = None
+    """The part of `step_seconds` in which this rank had its gradients and waited for the others'; None: one rank, or
+    not measured, as inside a CUDA graph."""
+    shortest_exchange_seconds: float | None = None
+    """Of a step: what exchanging gradients itself takes at most."""
+    loader_waits: dict[str, float] = field(default_factory=dict)
+    """How long the loader blocked the host behind the first batch, by cause; empty where it cannot tell."""
+    cpu_seconds: float | None = None
+    """Computing of this rank's processes, validation included, as in those below."""
+    cpu_queued_seconds: float | None = None
+    """The training thread was ready and had to wait for a core."""
+    helpers_seconds: float | None = None
+    """Computing of all but the training thread: the loader's, above all."""
+    helpers_queued_seconds: float | None = None
+    """These were ready and had to wait for a core."""
+    host_busy_seconds: float | None = None
+    """Of all processes on the cores that this rank may use."""
+    host_idle_seconds: float | None = None
+    """The rest of these cores' time."""
+
 
 Segment = Sequence[RankRecord]
 """The records of all ranks of one worker group, in order of rank."""
@@ -38,7 +68,7 @@ def epoch_record(
     epoch: int,
     step: int,
     samples_consumed: int,
-    learning_rate: float,
+    learning_rate: float | None,
     validation: Mapping[str, Any] | None,
     quarantined: int,
     ceiling_images_per_second: float | None,
@@ -64,7 +94,7 @@ def epoch_record(
     rate = images / wall if wall else None
     if len({segment[0].world_size for segment in segments}) > 1:
         ceiling_images_per_second = None
-    return {
+    line: dict[str, Any] = {
         "epoch": epoch,
         "step": step,
         "samples_consumed": samples_consumed,
@@ -85,5 +115,11 @@ def epoch_record(
         "checkpoint_seconds": seconds("checkpoint_seconds"),
         "quarantined": quarantined,
         "verdict": None,
+        "costs": None,
         "ranks": [asdict(record) for record in records],
     }
+    if found := verdict(line):
+        line["verdict"], line["costs"] = str(found), found.costs
+        if found.kind == "loader-bound":
+            line["loader_images_per_second"] = rate
+    return line

@@ -1,10 +1,11 @@
 """What a run shows while it runs: live on a terminal, plain lines elsewhere."""
 
-import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from raydali.report.live import Display
 
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
 _COLUMNS = (
@@ -21,15 +22,26 @@ _OF_RESTORATION = ("psnr", "psnr", 7, ".2f"), ("of input", "input_psnr", 8, ".2f
 _OF_DETECTORS = ("mAP", "map", 7, ".4f"), ("mAP@50", "map_50", 7, ".4f")
 _SECONDS = ("seconds", "seconds", 8, ".1f")
 
+QUARANTINED_SHOWN = 5
+"""Broken samples that are warned about one by one."""
+
+
+def _of_broken(event: Mapping[str, Any]) -> str:
+    """What the event of a broken sample says, in words."""
+    other = "" if event["replaced_by"] is None else f"; sample {event['replaced_by']} is read in its place"
+    out = "; it is left out" if event["of"] == "validation" else other
+    return f"{event['of']} sample {event['id']} is broken: {event['path']}: {event['reason']}{out}"
+
 
 class Console:
-    """Shows messages from the workers. A line an epoch; on a terminal a progress bar below."""
+    """Shows messages from the workers. A line an epoch; what goes on between, live.py shows."""
 
     def __init__(self) -> None:
         self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._progress: tuple[Progress, TaskID] | None = None
-        self._last = (0.0, 0)
+        self._display = Display(self._rich)
+        self._quarantined = 0
         self._columns: tuple[tuple[str, str, int, str], ...] = ()
+        self._verdict = ""
 
     def say(self, text: str) -> None:
         """One line."""
@@ -46,13 +58,12 @@ class Console:
             handler(message)
 
     def close(self) -> None:
-        """Take the progress bar away."""
-        if self._progress is not None:
-            self._progress[0].stop()
-            self._progress = None
+        """Take the display away."""
+        self._display.close()
 
     def _show_event(self, message: dict[str, Any]) -> None:
         if message["event"] in ("start", "resume"):
+            self._display.restart()
             what = "resumed" if message["event"] == "resume" else "started"
             workers = f"{message['world_size']} worker{'s' * (message['world_size'] != 1)} on {message['device']}"
             self.say(
@@ -65,33 +76,32 @@ class Console:
             )
         elif message["event"] == "failure":
             self.warn(f"rank {', '.join(map(str, message['ranks']))} failed: {message['error']}")
+        elif message["event"] == "preemption":
+            self.warn("a node is taken away: going on from the newest checkpoint")
+        elif message["event"] == "hang":
+            for each in message["ranks"]:
+                where = f"rank {each['rank']} (node {each['node']}, process {each['pid']})"
+                doing = "is frozen" if each["frozen"] else f"does not get on:\n{each['stack'] or ''}".rstrip()
+                self.warn(f"training stands still, and {where} {doing}: starting again from the newest checkpoint")
+        elif message["event"] == "checkpoint failed":
+            self.warn(f"{message['path']} could not be saved: {message['reason']}; training goes on, the next is tried")
+        elif message["event"] == "quarantine":
+            self._quarantined += 1
+            if self._quarantined <= QUARANTINED_SHOWN:
+                self.warn(_of_broken(message))
+            elif self._quarantined == QUARANTINED_SHOWN + 1:
+                self.warn("more samples are broken: events.jsonl names them all")
+        elif message["event"] == "bad checkpoint":
+            self.warn(f"{message['path']} cannot be used: {message['reason']}; taking the one before")
 
     def _show_warning(self, message: dict[str, Any]) -> None:
         self.warn(f"rank {message['rank']}: {message['text']}")
 
     def _show_progress(self, message: dict[str, Any]) -> None:
-        if not self._rich.is_terminal:
-            return
-        now = time.monotonic(), message["samples_consumed"]
-        if self._progress is None:
-            bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(),
-                TextColumn("step {task.completed}/{task.total}"),
-                TextColumn("{task.fields[rate]:.0f} images/s"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self._rich,
-                transient=True,
-            )
-            self._progress = bar, bar.add_task("", total=message["steps"], completed=message["step"], epoch=0, rate=0.0)
-            self._last = now
-            bar.start()
-        bar, task = self._progress
-        seconds, images = now[0] - self._last[0], now[1] - self._last[1]
-        rate = max(images, 0) / seconds if seconds else 0.0  # a resume goes back
-        bar.update(task, completed=message["step"], epoch=message["epoch"], rate=rate)
-        self._last = now
+        self._display.progress(message)
+
+    def _show_pulse(self, message: dict[str, Any]) -> None:
+        self._display.pulse(message)
 
     def _show_epoch(self, message: dict[str, Any]) -> None:
         record = (message["record"]["validation"] or {}) | message["record"]
@@ -101,3 +111,12 @@ class Console:
             self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
         values = ((record.get(name), width, form) for _, name, width, form in self._columns)
         self.say(" ".join(f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in values))
+        self._show_verdict(record.get("verdict"))
+        self._display.epoch(record)
+
+    def _show_verdict(self, verdict: str | None) -> None:
+        """Below the first epoch that it speaks of, and again when it names something else."""
+        headline = (verdict or self._verdict).partition(":")[0]
+        if verdict and headline != self._verdict:
+            self.say(f"      {verdict}")
+        self._verdict = headline

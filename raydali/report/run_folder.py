@@ -9,25 +9,34 @@ tracking.json   with --track: the ids of the run in other programs (tracking.py)
 samples.png     of restoration: some test images as input, output and truth (triptychs.py)
 report.html     all of it as one page, now and then while the run goes on; written by the driver (html_live.py)
 best/           the weights with the best validation so far
-checkpoint_*/   Ray Train's checkpoints
+checkpoint_*/   checkpoints (checkpoints.py of raydali.train)
+
+Calls to object stores are made again for a minute where they fail in passing (patience.py).
 """
 
+import errno
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
 
 from raydali.data.object_store import reason
 from raydali.errors import UsageError
+from raydali.report.patience import patiently
 
 Row = dict[str, Any]
+T = TypeVar("T")
+
+
+def _unheard(_: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class RunFolder:
     Args:
         storage: where runs are kept: a folder (`~` is understood) or a URI such as `s3://bucket/runs`.
         name: the run's name.
+        warn: hears of calls to an object store that are made again; stays behind in this process.
 
     Raises:
         UsageError: the name cannot name a folder.
@@ -44,6 +54,7 @@ class RunFolder:
 
     storage: str
     name: str
+    warn: Callable[[str], None] = field(default=_unheard, repr=False, compare=False)
     uri_of_storage: str = field(init=False, repr=False)
     """The storage as Ray Train takes it: an absolute path or a URI."""
 
@@ -56,10 +67,16 @@ class RunFolder:
         uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))
         object.__setattr__(self, "uri_of_storage", uri)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunFolder, (self.uri_of_storage, self.name)
+
     @cached_property
     def _place(self) -> tuple[arrow_fs.FileSystem, str]:
+        uri = self.uri_of_storage
+        if uri.startswith("gs://") and "?" not in uri:
+            uri += "?retry_limit_seconds=20"  # of a single call; its default is a quarter of an hour
         try:
-            filesystem, path = arrow_fs.FileSystem.from_uri(self.uri_of_storage)
+            filesystem, path = arrow_fs.FileSystem.from_uri(uri)
         except (OSError, ValueError, ImportError) as error:
             raise UsageError(
                 f"--storage {self.storage} cannot be reached: check its name, credentials and endpoint: {error}"
@@ -70,6 +87,13 @@ class RunFolder:
     def filesystem(self) -> arrow_fs.FileSystem:
         """Where the folder lies."""
         return self._place[0]
+
+    @property
+    def _local(self) -> bool:
+        return isinstance(self.filesystem, arrow_fs.LocalFileSystem)
+
+    def _patiently(self, call: Callable[[], T], what: str) -> T:
+        return call() if self._local else patiently(call, what, self.warn)
 
     def path(self, file: str = "") -> str:
         """A file's path on the filesystem; the folder's own without an argument."""
@@ -95,7 +119,8 @@ class RunFolder:
 
     def exists(self, file: str) -> bool:
         """Whether there is such a file."""
-        return bool(self.filesystem.get_file_info(self.path(file)).type != arrow_fs.FileType.NotFound)
+        info = self._patiently(lambda: self.filesystem.get_file_info(self.path(file)), f"looking for {self}/{file}")
+        return bool(info.type != arrow_fs.FileType.NotFound)
 
     def files(self, folder: str) -> list[str]:
         """Names of the files of a sub-folder, sorted; none where it does not exist."""
@@ -106,35 +131,62 @@ class RunFolder:
         return sorted(info.base_name for info in self._infos("") if not info.is_file)
 
     def _infos(self, folder: str) -> list[arrow_fs.FileInfo]:
-        infos: list[arrow_fs.FileInfo] = self.filesystem.get_file_info(
-            arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
+        selector = arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
+        infos: list[arrow_fs.FileInfo] = self._patiently(
+            lambda: self.filesystem.get_file_info(selector), f"listing {self}/{folder}".rstrip("/")
         )
         return infos
 
     def read(self, file: str) -> bytes:
         """A file's contents."""
-        with self.filesystem.open_input_stream(self.path(file)) as stream:
-            return bytes(stream.read())
 
-    def write(self, file: str, contents: bytes) -> None:
-        """Write a whole file; readers see the old one or the new one, never a part."""
-        target = self.path(file)
-        if isinstance(self.filesystem, arrow_fs.LocalFileSystem):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            partial = f"{target}.partial-{os.getpid()}"
-            try:
-                with open(partial, "wb") as stream:
-                    stream.write(contents)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(partial, target)
-            except BaseException:  # a full disk, say, which must not stay full of this
-                with suppress(OSError):
-                    os.remove(partial)
-                raise
-            return
-        with self.filesystem.open_output_stream(target) as stream:
-            stream.write(contents)
+        def contents() -> bytes:
+            # Not as a stream: of an object store that asks for 64 KB at a time.
+            with self.filesystem.open_input_file(self.path(file)) as stream:
+                return bytes(stream.read())
+
+        return self._patiently(contents, f"reading {self}/{file}")
+
+    def write(self, file: str, contents: bytes | memoryview) -> None:
+        """Write a whole file, durably; readers see the old one or the new one, never a part.
+
+        Raises:
+            OSError: it cannot be written; the old one stays. On a local disk also where the run's folder is gone.
+        """
+
+        def store() -> None:
+            with self.filesystem.open_output_stream(self.path(file), compression=None) as stream:
+                stream.write(contents)
+
+        if self._local:
+            _replace(self._made_way(file), contents)
+        else:
+            self._patiently(store, f"writing {self}/{file}")
+
+    def _made_way(self, file: str) -> str:
+        """The path of a local file, in a sub-folder that is made. The run's own folder is not: where the disk that it
+        lay on is unmounted, what is written would silently lie elsewhere."""
+        path = self.path(file)
+        parent = os.path.dirname(path)
+        if not os.path.isdir(parent):
+            if not os.path.isdir(self.path()):
+                raise FileNotFoundError(errno.ENOENT, "The folder of the run is gone", self.path())
+            os.makedirs(parent, exist_ok=True)
+            _sync_folder(os.path.dirname(parent))
+        return path
+
+    def rename(self, file: str, new: str) -> None:
+        """Give a file another name."""
+        move = self.filesystem.move
+        self._patiently(lambda: move(self.path(file), self.path(new)), f"renaming {self}/{file}")
+
+    def remove(self, file: str) -> None:
+        """Delete a file."""
+        self._patiently(lambda: self.filesystem.delete_file(self.path(file)), f"deleting {self}/{file}")
+
+    def remove_folder(self, folder: str) -> None:
+        """Delete a sub-folder and all that is in it."""
+        self._patiently(lambda: self.filesystem.delete_dir(self.path(folder)), f"deleting {self}/{folder}")
 
     def read_json(self, file: str) -> Any:
         """A JSON file's value."""
@@ -171,19 +223,19 @@ class RunFolder:
 
     def extend(self, file: str, contents: bytes) -> None:
         """Add to the end of a file, which need not exist; on object stores it is rewritten, so only for small ones."""
-        if isinstance(self.filesystem, arrow_fs.LocalFileSystem):
-            os.makedirs(os.path.dirname(self.path(file)), exist_ok=True)
-            with open(self.path(file), "ab") as stream:
-                stream.write(contents)
-                stream.flush()
+        if self._local:
+            # Without a buffer, which closing would try to write once more.
+            with open(self._made_way(file), "ab", buffering=0) as stream, _restored(stream.fileno()):
+                rest = memoryview(contents)
+                while rest:
+                    rest = rest[stream.write(rest) :]
                 os.fsync(stream.fileno())
         else:
             self.write(file, (self.read(file) if self.exists(file) else b"") + contents)
 
     def append(self, file: str, row: Row) -> None:
         """Add a row to a JSONL file. Object stores cannot append: there the file, which is small, is rewritten."""
-        local = isinstance(self.filesystem, arrow_fs.LocalFileSystem)
-        if local and self.exists(file) and self.read(file).endswith(b"\n"):
+        if self._local and self.exists(file) and self.read(file).endswith(b"\n"):
             self.extend(file, _lines([row]))
         else:  # a line that was cut short, too, must not run into the new one
             self.write(file, _lines([*self.rows(file), row]))
@@ -194,6 +246,44 @@ class RunFolder:
         kept = [row for row in rows if keep(row)]
         if len(kept) < len(rows):
             self.write(file, _lines(kept))
+
+
+def _replace(target: str, contents: bytes | memoryview) -> None:
+    """Write a local file beside the target, then put it in its place."""
+    partial = f"{target}.partial-{os.getpid()}"
+    try:
+        with open(partial, "wb") as stream:
+            stream.write(contents)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, target)
+    except BaseException:  # a full disk, say, which must not stay full of this
+        with suppress(OSError):
+            os.remove(partial)
+        raise
+    _sync_folder(os.path.dirname(target))
+
+
+def _sync_folder(path: str) -> None:
+    """Make the names in a local folder durable, where its file system knows how to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _restored(descriptor: int) -> Iterator[None]:
+    """Cut an open file back to its length where adding to it fails half-way."""
+    length = os.fstat(descriptor).st_size
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, length)
+        raise
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

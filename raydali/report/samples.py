@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,12 @@ class SampleTrace:
         self._micro_batches.append(micro_batch)
 
     def flush(self) -> None:
-        """Write what was noted since the last flush as one file."""
-        batches, self._micro_batches = self._micro_batches, []
+        """Write what was noted since the last flush as one file.
+
+        Raises:
+            OSError: it cannot be written; the next flush tries again.
+        """
+        batches = self._micro_batches
         if not batches:
             return
         sizes = [len(batch.ids) for batch in batches]
@@ -51,12 +56,20 @@ class SampleTrace:
             np.full(len(ids), self._rank, np.int32),
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
-            pa.nulls(len(ids), pa.int64()),
+            _replaced_by(batches),
         ]
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
         first, last = batches[0].step, batches[-1].step
         self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
+        self._micro_batches = []
+
+
+def _replaced_by(batches: Sequence[MicroBatch]) -> Any:
+    none = -1
+    ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
+    joined = np.concatenate(ids)
+    return pa.array(joined, pa.int64(), mask=joined == none)
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:
@@ -71,7 +84,7 @@ def drop_samples(folder: RunFolder, step: int) -> None:
             continue
         if int(match[1]) < step and not match[3]:
             raise RuntimeError(f"{folder}/samples/{file} lies across step {step}, which no checkpoint was made at")
-        folder.filesystem.delete_file(folder.path(f"samples/{file}"))
+        folder.remove(f"samples/{file}")
 
 
 def read_samples(folder: RunFolder) -> pa.Table:

@@ -1,11 +1,19 @@
-"""A checkpoint's contents: one file of tensors and plain values, read without executing anything."""
+"""A checkpoint's contents: a file of tensors and plain values, read without executing anything, and its manifest."""
 
-from collections.abc import Mapping
-from typing import IO, Any
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 FILE_NAME = "state.pt"
+MANIFEST = "manifest.json"
+
+
+class BadCheckpoint(Exception):
+    """A checkpoint that cannot be used; the message says why."""
 
 
 def snapshot(state: Any) -> Any:
@@ -14,6 +22,12 @@ def snapshot(state: Any) -> Any:
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
     return copy
+
+
+def is_finite(state: Mapping[str, Any]) -> bool:
+    """Whether no tensor of a module's state holds an infinity or what is no number; waits for the device once."""
+    sums = [value.sum() for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    return not sums or bool(torch.stack([each.double() for each in sums]).isfinite().all())
 
 
 def _copy(value: Any) -> Any:
@@ -30,12 +44,53 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def write(state: dict[str, Any], file: IO[bytes]) -> None:
-    """Write a snapshot to an open binary file."""
+def packed(state: dict[str, Any]) -> memoryview:
+    """A snapshot as the contents of a file."""
+    file = io.BytesIO()
     torch.save(state, file)
+    return file.getbuffer()
 
 
-def read(file: IO[bytes]) -> dict[str, Any]:
-    """A state, its tensors on the CPU. Only tensors and plain values are accepted (`weights_only`)."""
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> bytes:
+    """What lies in a checkpoint's folder, by name: written last, it makes the checkpoint whole."""
+    described = {
+        name: {"bytes": contents.nbytes, "sha256": hashlib.sha256(contents).hexdigest()}
+        for name, contents in files.items()
+    }
+    facts = {"format": 1, "step": step, "world_size": world_size, "files": described}
+    return (json.dumps(facts, indent=2) + "\n").encode()
+
+
+def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
+    """A checkpoint's state, its tensors on the CPU.
+
+    Args:
+        listed: its manifest.
+        read: gives the contents of a file of it.
+        step: that its folder is named after.
+
+    Raises:
+        BadCheckpoint: a file is not what the manifest says, or holds other than tensors and plain values.
+    """
+    try:
+        facts = json.loads(listed)
+        if facts["format"] != 1:
+            raise BadCheckpoint(f"{MANIFEST} has format {facts['format']!r}, this version reads 1")
+        expected, its_step = facts["files"][FILE_NAME], facts["step"]
+        size, digest = expected["bytes"], expected["sha256"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadCheckpoint(f"{MANIFEST} is broken: {type(error).__name__}: {error}") from error
+    if its_step != step:
+        raise BadCheckpoint(f"{MANIFEST} is of step {its_step}")
+    contents = read(FILE_NAME)
+    if len(contents) != size:
+        raise BadCheckpoint(f"{FILE_NAME} has {len(contents)} bytes, not {size}")
+    if hashlib.sha256(contents).hexdigest() != digest:
+        raise BadCheckpoint(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
+    try:
+        # weights_only: what a pickle asks to be called is refused, not called.
+        state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise BadCheckpoint(f"{FILE_NAME} holds more than tensors and plain values: {text}") from error
     return state

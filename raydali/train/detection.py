@@ -13,6 +13,8 @@ from torchmetrics.detection import MeanAveragePrecision
 from raydali.data.coco import Coco
 from raydali.data.detection import Boxes, unfitted
 from raydali.data.loader import Batch
+from raydali.errors import DataError
+from raydali.train.evaluation import NONE_READ
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -54,8 +56,11 @@ def evaluate(
     figures = torch.zeros(3, dtype=torch.float64)
     if worker.rank == 0:
         of_all = sorted((one for of_rank in of_ranks for one in of_rank), key=lambda one: one[0])
-        figures += torch.tensor([len(of_all), *mean_average_precision(of_all, source)])
+        if of_all:
+            figures += torch.tensor([len(of_all), *mean_average_precision(of_all, source)])
     images_seen, map_, map_50 = worker.sum(figures).tolist()
+    if not images_seen:
+        raise DataError(NONE_READ)
     return {"images": int(images_seen), "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
 
 

@@ -9,8 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loader import Batch
+from raydali.errors import DataError
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
+
+NONE_READ = "none of the validation samples can be read: check that they are where they were"
 
 
 class Validation(TypedDict):
@@ -46,6 +49,8 @@ def evaluate(
         sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
     model.train(training)
     images, loss_sum, top1, top5 = worker.sum(sums).tolist()
+    if not images:
+        raise DataError(NONE_READ)
     return {
         "images": int(images),
         "loss": loss_sum / images,

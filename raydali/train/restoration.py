@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from raydali.data.loader import Batch
+from raydali.errors import DataError
+from raydali.train.evaluation import NONE_READ
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -112,6 +114,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
         sums += torch.stack([torch.full_like(loss, len(inputs)), loss, psnr, ssim.sum(), input_psnr])
     model.train(training)
     count, loss_sum, psnr_sum, ssim_sum, input_psnr_sum = worker.sum(sums).tolist()
+    if not count:
+        raise DataError(NONE_READ)
     return {
         "images": int(count),
         "loss": loss_sum / count,

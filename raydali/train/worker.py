@@ -1,6 +1,7 @@
 """Who this worker is, and how it speaks with the others."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,34 @@ class Worker:
         values: list[Any] = [None] * self.world_size if self.rank == 0 else []
         dist.gather_object(value, values or None)
         return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank. All ranks must call it."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's value, in order of rank, on every rank. All ranks must call it."""
+        values: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def sum_later(self, count: int) -> Callable[[], int]:
+        """Begin to add up a number over all ranks, and go on; what is returned waits for the sum. All ranks must call
+        both."""
+        if self.world_size == 1:
+            return lambda: count
+        total = torch.tensor(count)
+        work: Any = dist.all_reduce(total, async_op=True)
+
+        def result() -> int:
+            work.wait()
+            return int(total)
+
+        return result
 
     def barrier(self) -> None:
         """Wait for the others."""

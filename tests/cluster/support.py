@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from raydali.launch.checkpoint_store import newest_first
+from raydali.report.run_folder import RunFolder
+from raydali.train.checkpoints import MANIFEST
+
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -77,6 +81,12 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def committed(folder: RunFolder) -> int:
+    """Steps that the newest whole checkpoint covers; 0 where there is none."""
+    whole = (name for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}"))
+    return int(next(whole, "_0").rpartition("_")[2])
 
 
 @contextmanager

@@ -102,6 +102,8 @@ def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
         assert os.stat(folder).st_mode & 0o777 == 0o700 and os.stat(f"{folder}/token").st_mode & 0o777 == 0o600
         code, output = raydali("cluster", "status", "--folder", folder, env=env)
         assert code == 0 and "head" in output and using["RAY_ADDRESS"] in output, output
+        code, output = raydali("cluster", "status", "--folder", folder, "--json", "-", env=env)
+        assert json.loads(output[output.index("{") :])["nodes"][0]["head"], output
         code, output = raydali("cluster", "up", "--folder", folder, env=env)
         assert code == 2 and "a cluster is up" in output, output
 
@@ -117,7 +119,7 @@ def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
         assert "its autoscaler can add 4 nodes: 4 gpu of 2 CPUs and 1 GPU) holds 4: --workers 4 would fit" in output
 
         # The doctor goes in as a job, and tells of the node that there is.
-        code, output = raydali("doctor", "--cluster", "--json", "--storage", str(tmp_path / "runs"), env=using)
+        code, output = raydali("doctor", "--cluster", "--json", "-", "--storage", str(tmp_path / "runs"), env=using)
         found = json.loads(output[output.index("{") :])
         assert [node["storage"] for node in found["nodes"]] == [""]
         assert code == any(row["status"] == "fail" for row in found["rows"])

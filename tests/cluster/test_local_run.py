@@ -1,6 +1,5 @@
 """`python jobs/imagenet.py` on a Ray of its own: the demo, resumes after SIGKILL, and how it ends."""
 
-import json
 import os
 import signal
 import time
@@ -13,7 +12,16 @@ import pytest
 from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
-from tests.cluster.support import descendants, environment, kill, name_of, run_job, start_job, wait_until_gone
+from tests.cluster.support import (
+    committed,
+    descendants,
+    environment,
+    kill,
+    name_of,
+    run_job,
+    start_job,
+    wait_until_gone,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +29,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("user") / "home"
     home.mkdir()
     return home
-
-
-def committed(folder: RunFolder) -> int:
-    """Steps that the newest durable checkpoint covers."""
-    snapshot = "checkpoint_manager_snapshot.json"
-    try:
-        newest = folder.read_json(snapshot)["latest_checkpoint_result"]
-    except (FileNotFoundError, json.JSONDecodeError):  # not there yet, put aside, or half written
-        return 0
-    return int(newest["checkpoint_dir_name"].rpartition("_")[2]) if newest else 0
 
 
 def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
@@ -70,9 +68,9 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     options += ["--epochs", "30", "--batch-size", "16", "--global-batch-size", "96"]
     below: list[int] = []
     for workers, until in ((2, 50), (3, 160)):
-        if workers == 3:  # a kill while Ray rewrote its record in place
-            record = folder.read("checkpoint_manager_snapshot.json")
-            folder.write("checkpoint_manager_snapshot.json", record[:100])
+        if workers == 3:  # a disk that lost what was written to it
+            newest = f"checkpoint_{committed(folder):09d}/state.pt"
+            folder.write(newest, folder.read(newest)[:-100])
         process = start_job(*options, "--workers", str(workers), env=env, log=tmp_path / "log")
         deadline, trainers = time.monotonic() + 120, []
         try:
@@ -99,9 +97,11 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     assert [row["epoch"] for row in rows] == list(range(30))
     assert sum(row["images"] for row in rows) == len(reference)
     events = folder.rows("events.jsonl")
-    assert [event["event"] for event in events] == ["rehearsal", "start", "resume", "resume", "finish"]
-    assert events[2]["step"] >= 50 and events[3]["step"] >= 160
-    assert [event.get("world_size") for event in events] == [None, 2, 3, 1, None]
+    kinds = [event["event"] for event in events]
+    assert kinds == ["rehearsal", "start", "bad checkpoint", "resume", "resume", "finish"]
+    assert "bytes, not" in events[2]["reason"]
+    assert 45 <= events[3]["step"] < int(events[2]["path"].rpartition("_")[2]) and events[4]["step"] >= 160
+    assert [event.get("world_size") for event in events] == [None, 2, None, 3, 1, None]
     # Ray's agents try to tell the dead head for 60 s, the rest goes at once.
     left = wait_until_gone(below, timeout=90)
     assert not left, left

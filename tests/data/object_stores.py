@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -41,6 +42,65 @@ def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> PutObjects:
             client.put_object(Bucket=bucket, Key=key, Body=body)
 
     return put
+
+
+class FlakyS3:
+    """A server for S3 with the bucket `bucket` that can be told to fail, and be stopped and started again."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        """Whether it answers every call with 503."""
+        self.calls = 0
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Quiet(WSGIRequestHandler):
+            def log(self, *_: object) -> None:
+                pass
+
+        application = DomainDispatcherApplication(create_backend_app)
+
+        def answer(environ: Any, start_response: Any) -> Any:
+            self.calls += 1
+            if self.busy:
+                start_response("503 Slow Down", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
+            return application(environ, start_response)
+
+        self._server = make_server("127.0.0.1", self._port, answer, threaded=True, request_handler=Quiet)
+        self._port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Refuse connections from now on; the objects stay."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+
+@pytest.fixture
+def flaky_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
+    import boto3
+
+    server = FlakyS3()
+    variables = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    for name, value in (variables | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
+        monkeypatch.setenv(name, value)
+    bucket = boto3.resource("s3").create_bucket(Bucket="bucket")
+    yield server
+    server.busy = False
+    bucket.objects.all().delete()
+    bucket.delete()
+    server.stop()
 
 
 class _Server(ThreadingHTTPServer):

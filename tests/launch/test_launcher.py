@@ -8,7 +8,7 @@ from raydali.launch.launcher import TrainingFailed, _explained
 
 
 def error_of(rank: int, error: str, **facts: Any) -> Mapping[str, Any]:
-    return {"kind": "error", "rank": rank, "error": error, "traceback": "", "usage": False, **facts}
+    return {"kind": "error", "rank": rank, "error": error, "traceback": "", "usage": False, "final": False, **facts}
 
 
 def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:
@@ -39,3 +39,15 @@ def test_without_a_worker_s_word_what_ray_knows_is_told() -> None:
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
     assert "TimeoutError" in str(_explained(TimeoutError(), []))
+
+
+def test_why_a_run_that_could_go_on_ends_stands_behind_the_error() -> None:
+    assert (
+        str(_explained(None, [error_of(1, "ValueError: no")], "it came twice"))
+        == "rank 1: ValueError: no (it came twice)"
+    )
+    assert (
+        str(_explained(None, [error_of(1, "no such file", final=True)], "it would come again"))
+        == "rank 1: no such file"
+    )
+    assert str(_explained(None, [], "--max-failures is 0")) == "a worker was killed (--max-failures is 0)"

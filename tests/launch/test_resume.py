@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.resume import RECORD, Earlier, changes, check_unchanged, earlier_run, readable_record
+from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run
 from tests.support import folder_of
 
 SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}
@@ -62,13 +62,3 @@ def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Pat
 def test_changes_are_told_as_json_keeps_them() -> None:
     earlier = Earlier({"area": [0.1, 1.0], "model": "a"}, finished=False)
     assert changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"]) == ["model was 'a', now 'b'"]
-
-
-def test_rays_broken_record_is_put_aside(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    assert readable_record(folder)
-    folder.write(RECORD, b'{"latest_checkpoint_result": null}')
-    assert readable_record(folder)
-    folder.write(RECORD, b'{"latest_checkpoint_res')
-    assert not readable_record(folder)
-    assert not folder.exists(RECORD) and folder.read(f"{RECORD}.broken") == b'{"latest_checkpoint_res'

@@ -96,3 +96,16 @@ def test_so_far_is_what_has_ended(passing: Time) -> None:
     assert clock.so_far() == ({"wait": 2.0, "step": 1.0}, {"wait": 2, "step": 1})
     clock.reset()
     assert clock.so_far() == ({}, {})
+
+
+def test_the_shortest_time_of_a_stage_is_known_until_a_reset(passing: Time) -> None:
+    clock = cpu_clock()
+    assert clock.shortest("step") is None
+    for seconds in (2.0, 0.5, 3.0):
+        clock.enter("step")
+        passing.passes(seconds)
+        clock.enter("wait")
+    clock.totals()
+    assert clock.shortest("step") == 0.5
+    clock.reset()
+    assert clock.shortest("step") is None

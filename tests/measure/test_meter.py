@@ -1,11 +1,18 @@
 """What one rank measures of an epoch."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from raydali.measure.meter import EpochMeter
 
 Clock = list[float]
+UNTIMED: dict[str, Any] = {
+    f"{name}_seconds": None for name in ("cpu", "cpu_queued", "helpers", "helpers_queued", "host_busy", "host_idle")
+}
+"""What the host says, which is of this very moment."""
 
 
 @pytest.fixture
@@ -34,6 +41,37 @@ def test_stages_become_seconds_and_validation_stands_apart(now: Clock) -> None:
     assert (record.rank, record.world_size, record.node) == (1, 3, "here")
     assert (record.loader_wait_seconds, record.step_seconds, record.checkpoint_seconds) == (1.5, 2.0, 4.0)
     assert record.seconds == 1.5 + 2.0 + 4.0 + 16.0
+
+
+def test_exchanges_are_a_part_of_steps_which_ends_where_the_loss_is_counted(now: Clock) -> None:
+    meter = make_meter()
+    for late in (2.0, 0.5):
+        run_stages(meter, now, loader_wait=1.0, step=4.0)
+        meter.exchange()
+        now[0] += late
+        meter.add(torch.tensor(1.0), 10)
+        now[0] += 0.25
+        meter.enter("loop")
+        meter.end_step()
+    record = meter.record()
+    assert (record.step_seconds, record.exchange_seconds, record.shortest_exchange_seconds) == (11.0, 2.5, 0.5)
+    assert (record.loader_wait_seconds, record.steps) == (2.0, 2)
+
+
+def test_the_first_step_is_timed_and_the_loader_s_waits_count_from_its_batch_on(now: Clock) -> None:
+    waits = {"storage": 1.0}
+    meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader_waits=waits)
+    waits["storage"] = 5.0
+    meter.first_batch()
+    now[0] += 3.0
+    meter.end_step()
+    waits |= {"storage": 7.0, "python": 1.0}
+    now[0] += 3.0
+    meter.end_step()
+    record = meter.record()
+    assert (record.first_step_seconds, record.loader_waits) == (3.0, {"storage": 2.0, "python": 1.0})
+    meter.reset()
+    assert (meter.record().first_step_seconds, meter.record().loader_waits) == (None, {"storage": 0.0, "python": 0.0})
 
 
 def test_losses_are_weighted_by_images(now: Clock) -> None:
@@ -69,7 +107,8 @@ def test_recording_ends_nothing_and_a_reset_begins_a_new_epoch(now: Clock) -> No
     meter = make_meter()
     run_stages(meter, now, loader_wait=1.0, step=2.0)
     meter.add(torch.tensor(2.0), 10)
-    assert meter.record() == meter.record()
+    first, second = (replace(meter.record(), **UNTIMED) for _ in range(2))
+    assert first == second
     meter.reset()
     now[0] += 4.0
     meter.add(torch.tensor(3.0), 1)

@@ -105,3 +105,17 @@ def test_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing, something = rank.published
     assert nothing == Figures(images=0)
     assert something.images_per_second == 20.0 and something.of_ceiling is None
+
+
+def test_an_exchange_is_a_part_of_its_step(rank: Rank) -> None:
+    for _ in range(2):
+        rank.spend("loader_wait", 0.5)
+        rank.spend("step", 1.0)
+        rank.meter.exchange()
+        rank.now += 0.25
+        rank.meter.add(torch.tensor(1.0), 10)
+        rank.now += 0.25
+    rank.meter.enter("loop")
+    rank.pulse.end_epoch()
+    (figures,) = rank.published
+    assert (figures.images_per_second, figures.step_seconds, figures.loader_wait_fraction) == (5.0, 3.0, 0.25)

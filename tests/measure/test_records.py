@@ -15,6 +15,7 @@ LINE = json.loads(
      "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "loss": 1.2, "learning_rate": 0.1,
      "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
      "checkpoint_seconds": 0.1, "quarantined": 0, "verdict": "step-bound: ...",
+     "costs": {"storage": 0.03},
      "ranks": [{"rank": 0, "node": "n", "images": 1280, "loader_wait_seconds": 0.2, "step_seconds": 4.3}]}"""
 )
 
@@ -100,7 +101,7 @@ def test_what_was_not_measured_is_null() -> None:
         [[of_rank(0, 2), of_rank(1, 2)]], **FACTS | {"validation": None, "ceiling_images_per_second": None}
     )
     missing = {name for name, value in record.items() if value is None}
-    never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict"}
+    never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict", "costs"}
     derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}
     assert missing == never_yet | derived
     assert (record["images"], record["seconds"], record["loader_wait_seconds"]) == (0, 0.0, 0.0)

@@ -74,6 +74,23 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     assert not CONTROL.search(text)
 
 
+def test_a_verdict_stands_below_its_first_epoch_and_comes_back_when_it_names_something_else(output: Output) -> None:
+    console = Console()
+    verdicts = [
+        "step-bound: 97%",
+        "step-bound: 96%",
+        None,
+        "step-bound: 97%",
+        "loader-bound by storage: a",
+        "step-bound: 97%",
+    ]
+    shown = []
+    for verdict in verdicts:
+        console.show({"kind": "epoch", "record": RECORD | {"verdict": verdict}})
+        shown.append([line.strip() for line in output().splitlines() if "bound" in line])
+    assert shown == [["step-bound: 97%"], [], [], [], ["loader-bound by storage: a"], ["step-bound: 97%"]]
+
+
 def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
     console = Console()
     console.show({"kind": "epoch", "record": EMPTY})
@@ -115,6 +132,20 @@ def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> 
             {"event": "failure", "ranks": [1, 3], "error": "ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80},
             "warning: rank 1, 3 failed: ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80,
         ),
+        (
+            {
+                "event": "checkpoint failed",
+                "step": 9,
+                "path": "/runs/a/checkpoint_000000009",
+                "reason": "No space left",
+            },
+            "warning: /runs/a/checkpoint_000000009 could not be saved: No space left; training goes on, "
+            "the next is tried",
+        ),
+        (
+            {"event": "bad checkpoint", "path": "/runs/a/checkpoint_000000009", "reason": "state.pt is missing"},
+            "warning: /runs/a/checkpoint_000000009 cannot be used: state.pt is missing; taking the one before",
+        ),
         ({"event": "finish"}, ""),
     ],
     ids=lambda value: value.get("event") if isinstance(value, dict) else "",
@@ -138,41 +169,80 @@ def test_messages_for_nobody_are_passed_over(output: Output) -> None:
     assert output() == ""
 
 
-def test_a_terminal_gets_a_bar_that_leaves_with_the_end(on_terminal: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("raydali.report.console.time.monotonic", lambda: now)
+def pulse(rank: int, wait: float | None, of_ceiling: float | None = 0.9) -> dict[str, Any]:
+    return {"kind": "pulse", "rank": rank, "loader_wait_fraction": wait, "of_ceiling": of_ceiling}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in a list of one that the test may change."""
+    now = [1000.0]
+    monkeypatch.setattr("raydali.report.live.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output, clock: list[float]) -> None:
     console = Console()
-    console.show(progress(100, 3200))
-    now += 2.0
-    console.show(progress(120, 3840, epoch=1))
-    bar = console._progress
-    assert bar is not None
-    bar[0].refresh()
+    console.show(progress(100, 3200) | {"epochs": 2})
+    clock[0] += 2.0
+    console.show(progress(220, 7040, epoch=1) | {"epochs": 2})
+    for rank, wait in enumerate((0.02, 0.04, 0.03, 0.61)):
+        console.show(pulse(rank, wait))
+    console._display.refresh()
     text = on_terminal()
-    assert "step 100/400" in text
-    assert "epoch 1" in text and "step 120/400" in text and "320 images/s" in text
-    console.show({"kind": "epoch", "record": RECORD})
+    assert "step 220/400" in text and "1920 images/s (mean 1920)" in text
+    assert re.search(r"epoch 1 .*10%", text), "of the second epoch's 200 steps, 20 are done"
+    assert "wait 18%, ceiling 90%, 3 s left" in text
+    assert "rank 3 waits for its loader 61% of the time, the median 4%" in text and "rank 1 waits" not in text
+    console.show({"kind": "epoch", "record": RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}})
+    console._display.refresh()
+    text = on_terminal()
+    assert "loss 2.7183" in text and "straggler, rank 3 on node a\n" in text
     console.close()
     console.close()
     console.say("the end")
     text = on_terminal()
-    assert "1281167" in text
-    assert "step 120/400" not in text.rpartition("\x1b[1A\x1b[2K")[2], "the last thing done to the bar is erasing it"
+    assert "step 220/400" not in text.rpartition("\x1b[1A\x1b[2K")[2], "the last thing done to it is erasing it"
     assert text.endswith("the end\n")
 
 
-def test_a_resume_goes_back_and_is_no_negative_rate(on_terminal: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("raydali.report.console.time.monotonic", lambda: now)
+def test_of_many_ranks_that_stray_the_worst_are_shown_and_a_restart_forgets_them(on_terminal: Output) -> None:
+    console = Console()
+    for rank in range(20):
+        console.show(pulse(rank, rank / 20 if rank > 13 else 0.0))
+    strays = console._display.strays()
+    assert [line.split(" waits")[0] for line in strays] == [
+        "rank 19",
+        "rank 18",
+        "rank 17",
+        "rank 16",
+        "and 2 more ranks",
+    ]
+    facts = {"step": 0, "steps": 400, "world_size": 2, "device": "cpu", "seconds": 1.0}
+    console.show({"kind": "event", "event": "start", **facts})
+    console.show(pulse(0, None))
+    assert console._display.strays() == []
+
+
+def test_elsewhere_a_plain_line_comes_now_and_then(output: Output, clock: list[float]) -> None:
+    console = Console()
+    lines = []
+    for step in range(1, 181):
+        console.show(progress(step, 32 * step))
+        lines += output().splitlines()
+        clock[0] += 0.5
+    assert len(lines) == 2
+    assert lines[0] == "epoch 0, step 61 of 400: 64 images/s (mean 64), 170 s left".replace("170 s", "3 min")
+
+
+def test_a_resume_goes_back_and_is_no_negative_rate(on_terminal: Output, clock: list[float]) -> None:
     console = Console()
     for step, seconds in ((100, 0.0), (80, 1.0), (80, 0.0)):
-        now += seconds
+        clock[0] += seconds
         console.show(progress(step, 32 * step))
-        bar = console._progress
-        assert bar is not None
-        bar[0].refresh()
-    console.close()
+        console._display.refresh()
     text = on_terminal()
+    console.close()
     assert "step 80/400" in text
     assert "-" not in "".join(re.findall(r"\S+ images/s", text))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from raydali.errors import UsageError
 from raydali.report.run_folder import RunFolder
+from tests.disks import small_disk
 
 ROWS: list[dict[str, Any]] = [{"step": 1, "text": 'a "line"\nand a ü'}, {"step": 2, "loss": 0.1}, {"step": 3}]
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,7 @@ WRITE_FOR_EVER = """
 import itertools, sys
 from raydali.report.run_folder import RunFolder
 folder = RunFolder(sys.argv[1], "run")
+folder.create()
 for number in itertools.count():
     folder.write("file", bytes([number % 251]) * 3_000_000)
 """
@@ -130,6 +133,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(str(tmp_path), "run")
+    folder.create()
     folder.write("file", b"old")
 
     def full(_: int) -> None:
@@ -140,6 +144,48 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
         folder.write("file", b"new")
     assert folder.read("file") == b"old"
     assert folder.files("") == ["file"]
+
+
+def test_a_row_that_a_full_disk_does_not_take_leaves_no_part_of_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=256) as disk:
+        folder = RunFolder(str(disk.path), "run")
+        folder.create()
+        folder.append("epochs.jsonl", ROWS[0])
+        disk.fill(leave=8000)
+        before = folder.read("epochs.jsonl")
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                folder.append("epochs.jsonl", {"text": "x" * 50_000})
+            assert folder.read("epochs.jsonl") == before
+        disk.clear()
+        folder.append("epochs.jsonl", ROWS[1])
+        assert folder.rows("epochs.jsonl") == ROWS[:2]
+
+
+def test_nothing_is_written_where_the_run_s_folder_is_gone(tmp_path: Path) -> None:
+    """As where a disk was unmounted: it would lie on another."""
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create()
+    folder.append("epochs.jsonl", ROWS[0])
+    shutil.rmtree(folder.path())
+    gone = f"folder of the run is gone: '{tmp_path}/run'"
+    with pytest.raises(FileNotFoundError, match=gone):
+        folder.write("deep/file", b"")
+    with pytest.raises(FileNotFoundError, match=gone):
+        folder.append("epochs.jsonl", ROWS[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_renamed_and_removed(folder: RunFolder) -> None:
+    folder.write("deep/old", b"1")
+    folder.write("deep/other", b"2")
+    folder.rename("deep/old", "deep/new")
+    assert folder.files("deep") == ["new", "other"] and folder.read("deep/new") == b"1"
+    folder.remove("deep/other")
+    assert folder.files("deep") == ["new"]
+    folder.write("config.json", b"{}")
+    folder.remove_folder("deep")
+    assert not folder.exists("deep/new") and folder.exists("config.json")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\n", "a b", "-a", ".a", "a?b", "a#b", "a%2fb", "a\0"])

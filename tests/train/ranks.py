@@ -16,6 +16,7 @@ def train_rank(
     """The weights in the last checkpoint."""
     session = LocalSession(folder, stop_at=stop_at)
     train(config, data, session)
+    session.finish()
     state = session.latest()
     assert state is not None
     return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}

@@ -87,7 +87,7 @@ def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path, pair
     assert [row["images"] for row in rows] == [row["images"] for row in other_rows] == [48, 24]
     for row, other in zip(rows, other_rows, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
-        assert set(row["validation"]) == {"images", "loss", "psnr", "ssim", "input_psnr", "seconds"}
+        assert set(row["validation"]) == {"images", "broken", "loss", "psnr", "ssim", "input_psnr", "seconds"}
         assert row["validation"]["images"] == other["validation"]["images"] == TESTED
         for name in ("loss", "psnr", "ssim", "input_psnr"):
             assert row["validation"][name] == pytest.approx(other["validation"][name], rel=1e-5)
@@ -120,12 +120,18 @@ def test_options_train(tmp_path: Path, pairs: Data, changes: dict[str, Any]) -> 
     assert changes.get("ceiling", False) is (rows[0]["of_ceiling"] is not None)
 
 
-def test_a_pair_that_cannot_be_used_ends_the_run_by_name(tmp_path: Path) -> None:
+def test_pairs_that_cannot_be_used_are_left_out_and_end_the_run_where_they_are_many(tmp_path: Path) -> None:
     root = write_pairs(tmp_path / "pairs")
     (root / "test/gt/scene/03.png").write_bytes(b"no image")
-    message = rf"DataError: sample 3 cannot be read: {root}/test.*gt/scene/03.png: cannot identify"
+    folder = folder_of(tmp_path)
+    run_ranks(2, in_single, CONFIG, scanned(root), folder)
+    for row in folder.rows("epochs.jsonl"):
+        assert row["validation"]["images"] == TESTED - 1 and row["validation"]["broken"] == 1
+    (root / "test/img/scene/05.png").unlink()
+    (root / "test/img/scene/05.png").symlink_to("/nowhere")
+    message = rf"{root}/test.*gt/scene/03.png: cannot identify(.|\n)*2 of 9 validation samples are broken, and --max"
     with pytest.raises(AssertionError, match=message):
-        run_ranks(1, in_single, CONFIG, scanned(root), folder_of(tmp_path))
+        run_ranks(2, in_single, CONFIG, scanned(root), folder_of(tmp_path, "many"))
 
 
 USAGE = {

@@ -1,0 +1,158 @@
+"""The whole of it: a cluster, an undisturbed run, a disturbed one, and the accounts."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raydali.chaos import leftovers
+from raydali.chaos.accounts import Losses, Samples, Suffered, lost_and_repeated, shares
+from raydali.chaos.faults import FAULTS, Stage, suffer, wait_until_training
+from raydali.chaos.hosts import Host, hosts, small_disk
+from raydali.chaos.nodes import Nodes
+from raydali.chaos.run import WatchedRun
+from raydali.data.stream import Stream
+from raydali.local_cluster.head import Ports
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+from raydali.started_jobs import heed_sigterm, job_script
+
+BATCH_SIZE = 16
+CHECKPOINT_EVERY = 20
+HANG_SECONDS = 15
+DISK_MEGABYTES = 128
+FINISH_SECONDS = 900.0
+
+
+class Ordeal:
+    """One run of `raydali chaos`.
+
+    Args:
+        faults: what happens, in order.
+        nodes: of the cluster.
+        epochs: of the run.
+        say: takes a line of what is going on.
+    """
+
+    def __init__(self, faults: Sequence[str], *, nodes: int, epochs: int, say: Callable[[str], None]) -> None:
+        self._left_out = {name: why for name in faults if (why := FAULTS[name].why_not())}
+        self._faults = [name for name in faults if name not in self._left_out]
+        self._nodes, self._epochs, self._say = nodes, epochs, say
+        self._job = job_script("imagenet.py", "raydali chaos")
+
+    def endure(self) -> dict[str, Any]:
+        """Do it all; what was found, see command.py.
+
+        Raises:
+            BenchFailed: the cluster or a run does not start, or does not go on.
+        """
+        for name, why in self._left_out.items():
+            self._say(f"{name} is left out: {why}")
+        heed_sigterm()
+        memory = leftovers.shared_memory()
+        with tempfile.TemporaryDirectory(prefix="raydali-chaos-", dir="/tmp") as temporary, ExitStack() as stack:
+            folder = Path(temporary)
+            members = stack.enter_context(hosts(self._nodes))
+            disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
+            ports = Ports.checked(0, 0, 0)
+            nodes = Nodes(members, port=ports.ray, folder=folder, temp_dir=folder / "ray")
+            runs = [
+                WatchedRun(
+                    self._command(members[0], RunFolder(str(disk.path), name)),
+                    RunFolder(str(disk.path), name),
+                    folder / f"{name}.log",
+                    cwd=self._job.parents[1],
+                    env={**nodes.env, "RAY_ADDRESS": nodes.address, "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"},
+                )
+                for name in ("undisturbed", "disturbed")
+            ]
+            undisturbed, disturbed = runs
+            occupied: set[int] = set()
+            try:
+                for i in range(self._nodes):
+                    nodes.start(i)
+                self._say(f"{self._nodes} nodes are up; the undisturbed run begins")
+                undisturbed.start()
+                undisturbed.finish(FINISH_SECONDS)
+                suffered = self._disturb(Stage(nodes, disturbed, disk))
+                occupied = leftovers.ports_of(nodes.processes(i) for i in range(self._nodes))
+            finally:
+                for run in runs:
+                    run.kill()
+                processes = nodes.end()
+            ports_left = sorted(set().union(*(host.listening() for host in members)) & occupied)
+            found = self._accounts(undisturbed.folder, disturbed.folder, suffered)
+        return found | {
+            "left": {
+                "processes": [each.command[:80] for each in processes],
+                "ports": ports_left,
+                "shared_memory": sorted(leftovers.shared_memory() - memory),
+            }
+        }
+
+    def _disturb(self, stage: Stage) -> list[Suffered]:
+        run = stage.run
+        run.start()
+        suffered: list[Suffered] = []
+        last = 0
+        for name in self._faults:
+            wait_until_training(run, stage, beyond=last, every=CHECKPOINT_EVERY)
+            self._say(f"{name}: {FAULTS[name].what}")
+            began = time.monotonic()
+            suffered.append(suffer(name, stage))
+            last = max(run.committed(), suffered[-1].resumed_at or 0)
+            self._say(f"{name}: training goes on at step {last}, {time.monotonic() - began:.0f} s later")
+        self._say("the last of them; the run goes on to its end")
+        run.finish(FINISH_SECONDS)
+        return suffered
+
+    def _command(self, host: Host, folder: RunFolder) -> list[str]:
+        options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", f"1:{self._nodes}"]
+        options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
+        options += ["--global-batch-size", str(BATCH_SIZE * self._nodes), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
+        return host.command([sys.executable, str(self._job), *options])
+
+    def _accounts(self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[Suffered]) -> dict[str, Any]:
+        settings = disturbed.read_json("config.json")
+        names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
+        stream = Stream(**{name: settings[name] for name in names})
+        reference, committed = _of_stream(stream), _of_run(disturbed)
+        rows = []
+        for each, (low, high) in zip(suffered, shares(suffered, stream.steps), strict=True):
+            lost, repeated = lost_and_repeated(reference, committed, low, high)
+            rows.append(
+                {
+                    "fault": each.fault,
+                    "noticed_seconds": round(each.noticed - each.at, 2),
+                    "noticed_by": each.noticed_by,
+                    "resumed_seconds": round(each.resumed - each.at, 2),
+                    "repeated_steps": each.repeated_steps,
+                    "lost": lost,
+                    "repeated": repeated,
+                }
+            )
+        losses = ([row["loss"] for row in folder.rows("epochs.jsonl")] for folder in (undisturbed, disturbed))
+        return {
+            "left_out": self._left_out,
+            "rows": rows,
+            "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
+            "losses": asdict(Losses.compared(*losses)),
+        }
+
+
+def _of_stream(stream: Stream) -> Samples:
+    batches = list(stream.micro_batches(0, 1))
+    steps = np.repeat([batch.step for batch in batches], [len(batch.ids) for batch in batches])
+    return Samples(steps, np.concatenate([batch.ids for batch in batches]))
+
+
+def _of_run(folder: RunFolder) -> Samples:
+    table = read_samples(folder)
+    return Samples(table["step"].to_numpy(), table["id"].to_numpy())

@@ -1,0 +1,122 @@
+"""The broken samples of a run: what its ranks found, put together, told to the driver, limited and saved.
+
+Each rank finds out for itself and needs no other to replace a sample (data/quarantine.py). What they found they put
+together now and then, and decide on that alone: so all of them stop at the same step.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from raydali.data.quarantine import BrokenSample, Quarantine
+from raydali.data.stream import Order, OrderedPass
+from raydali.errors import DataError
+from raydali.launch.options import TrainingOptions
+from raydali.launch.session import Session
+
+EXCHANGE_STEPS = 16
+"""Between two times at which ranks ask each other for news, without waiting for the answer until the next time."""
+SHOWN = 20
+TRAINING, VALIDATION = "training", "validation"
+
+
+class BrokenSamples:
+    """One rank's part; all ranks must call the same methods in the same order.
+
+    Args:
+        options: the job's.
+        session: what the launcher gave.
+        samples: of the training set.
+    """
+
+    def __init__(self, options: TrainingOptions, session: Session, *, samples: int) -> None:
+        self._options, self._session = options, session
+        self._quarantines = {TRAINING: Quarantine(samples, seed=options.seed)}
+        self._agreed: dict[str, dict[int, BrokenSample]] = {TRAINING: {}, VALIDATION: {}}
+        self._told: set[tuple[str, int]] = set()
+        self._asked: Callable[[], int] | None = None
+
+    def of(self, order: Order) -> Quarantine:
+        """What a loader of this order is to know and to tell: it replaces samples of the stream, and leaves out those
+        of an ordered pass."""
+        if not isinstance(order, OrderedPass):
+            return self._quarantines[TRAINING]
+        return self._quarantines.setdefault(VALIDATION, Quarantine(order.samples))
+
+    def resume(self, saved: dict[str, list[dict[str, Any]]]) -> None:
+        """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
+        for sample in saved.get(TRAINING, []):
+            self._agreed[TRAINING][sample["id"]] = BrokenSample(**sample)
+        self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
+        if self._session.worker.rank == 0:
+            rows = self._session.folder.rows("events.jsonl")
+            self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
+
+    def state(self) -> dict[str, list[dict[str, Any]]]:
+        """What a checkpoint keeps."""
+        return {TRAINING: [asdict(sample) for _, sample in sorted(self._agreed[TRAINING].items())]}
+
+    def after_step(self, steps: int) -> None:
+        """Say that so many steps of the run are done; now and then ranks look for news, without waiting.
+
+        Raises:
+            DataError: see `exchange`.
+        """
+        worker = self._session.worker
+        if worker.world_size > 1 and steps % EXCHANGE_STEPS:
+            return
+        found = self._asked() if self._asked is not None else 0
+        self._asked = None
+        news = sum(quarantine.has_news() for quarantine in self._quarantines.values())
+        if found or (worker.world_size == 1 and news):
+            self.exchange()
+        elif worker.world_size > 1:
+            self._asked = worker.sum_later(news)
+
+    def exchange(self) -> None:
+        """Put together what all ranks found.
+
+        Raises:
+            DataError: more is broken than `max_bad_fraction` allows; on all ranks.
+        """
+        if self._asked is not None:
+            self._asked()
+            self._asked = None
+        news = {name: quarantine.news() for name, quarantine in self._quarantines.items()}
+        for found in self._session.worker.exchange(news):
+            for name, samples in found.items():
+                for sample in samples:
+                    if self._agreed[name].setdefault(sample.id, sample) is sample:
+                        self._tell(name, sample)
+        for name, quarantine in self._quarantines.items():
+            quarantine.add(self._agreed[name].values())
+        for name, quarantine in self._quarantines.items():
+            self._limit(name, quarantine.samples)
+
+    def in_validation(self) -> int:
+        """How many of the validation samples are broken, as of the last exchange."""
+        return len(self._agreed[VALIDATION])
+
+    def _tell(self, name: str, sample: BrokenSample) -> None:
+        if self._session.worker.rank == 0 and (name, sample.id) not in self._told:
+            self._told.add((name, sample.id))
+            self._session.tell("event", event="quarantine", of=name, **asdict(sample))
+
+    def _limit(self, name: str, samples: int) -> None:
+        broken, share = self._agreed[name], self._options.max_bad_fraction
+        most = allowed(share, samples)
+        if len(broken) <= most:
+            return
+        shown = [f"  {sample}" for _, sample in sorted(broken.items())[:SHOWN]]
+        more = [f"  and {len(broken) - SHOWN} more"] if len(broken) > SHOWN else []
+        lines = "\n".join([f"broken {name} samples:", *shown, *more])
+        raise DataError(
+            f"{lines}\n{len(broken)} of {samples} {name} samples are broken, and --max-bad-fraction {share:g} allows "
+            f"{most}: find all with `raydali verify DIR -o broken.txt` and leave them out by --exclude broken.txt, "
+            f"or raise --max-bad-fraction"
+        )
+
+
+def allowed(share: float, samples: int) -> int:
+    """How many samples may be broken: that share, rounded down, but at least one; none where the share is 0."""
+    return max(1, int(share * samples)) if share else 0

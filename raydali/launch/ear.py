@@ -1,0 +1,122 @@
+"""Takes what the driver hears to where it belongs: the events, the console, metrics, and the decision to go on."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from raydali.launch import hangs
+from raydali.launch.failures import Failures
+from raydali.launch.hangs import HangWatch
+from raydali.launch.waiting import Waiting
+from raydali.report.console import Console
+from raydali.report.html_live import LiveReport
+from raydali.report.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from raydali.launch.mailbox import Mailbox
+    from raydali.launch.metrics import RunMetrics
+
+_ENDS_OF_GROUPS = ("failure", "preemption")
+
+
+class Ear:
+    """Empties the mailbox.
+
+    Attributes:
+        errors: of the newest worker group that had any, the first first.
+        why: why the run must end, though Ray Train would start it again; None while it may go on.
+        training: whether a worker group is past its first step.
+        left: whether the workers have gone on notice, behind a checkpoint.
+    """
+
+    def __init__(
+        self,
+        mailbox: "Mailbox",
+        folder: RunFolder,
+        console: Console,
+        waiting: Waiting,
+        track: Callable[[Mapping[str, Any]], None],
+        metrics: "RunMetrics",
+        report: LiveReport,
+        failures: Failures,
+        watch: HangWatch,
+    ) -> None:
+        self.errors: list[Mapping[str, Any]] = []
+        self.why: str | None = None
+        self.training = self.left = False
+        self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
+        self._track, self._metrics, self._report = track, metrics, report
+        self._failures, self._watch = failures, watch
+        self._began = time.monotonic()
+        self._step = 0
+        self._errors: list[Mapping[str, Any]] = []  # of the present worker group
+        self._unwritten: list[dict[str, Any]] = []
+
+    def listen(self) -> None:
+        """Take all that came since the last time, and look whether the run stands still."""
+        for message in self._mailbox.empty():
+            kind = message["kind"]
+            if kind == "beat":
+                self._watch.beat(message)
+                continue
+            if kind == "error":
+                self._errors.append(message)
+                self.errors = self._errors
+                if message["final"]:
+                    self.why = "it would come again"
+            elif kind == "event":
+                message["seconds"] = self._seconds()
+                self._event({name: value for name, value in message.items() if name != "kind"})
+            elif kind == "progress":
+                self._step = message["step"]
+            elif kind == "epoch":
+                self._track(message["record"])
+                self._report.epoch(message["record"])
+            self._console.show(message)
+        if stuck := self._watch.stuck():
+            event = {"event": "hang", "ranks": [asdict(each) for each in stuck], "seconds": self._seconds()}
+            self._console.show({"kind": "event", **event})
+            self._event(event)
+            hangs.kill(stuck)
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        name = event["event"]
+        if name in ("start", "resume"):
+            self.training = True
+            self._metrics.started()
+            self._failures.begun(event["step"])
+            self._watch.begun()
+        self.left = self.left or name == "left"
+        if name in _ENDS_OF_GROUPS:
+            self.training = False
+            self._watch.over()
+            self._waiting.again()
+            if name == "failure" and self.why is None:
+                self.why = self._failures.failed(event, self._errors, self._step)
+            self._errors = []
+        elif name != "hang":
+            self._waiting.over()
+        self._note(_row(event))
+
+    def _note(self, row: dict[str, Any]) -> None:
+        self._report.event(row)
+        self._unwritten.append(row)
+        try:
+            while self._unwritten:  # what a full disk did not take comes with the next
+                self._folder.append("events.jsonl", self._unwritten[0])
+                del self._unwritten[0]
+        except OSError as error:
+            self._console.warn(f"an event could not be written to {self._folder}: {error}")
+
+    def end(self, event: str, **facts: Any) -> None:
+        """Note how the driver ended, as the last event."""
+        self._note(_row({"event": event, **facts}))
+
+
+def _row(event: dict[str, Any]) -> dict[str, Any]:
+    """A row of `events.jsonl`, with the time of now (seconds since 1970)."""
+    return {"time": round(time.time(), 3), **event}

@@ -1,0 +1,75 @@
+"""How busy the host's cores were, with this process and with others: what /proc says; None where it says nothing."""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing import active_children
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuTimes:
+    """Seconds up to now, since some moment that does not change. Two of them are subtracted."""
+
+    own: float
+    """Computing of this process, and of what it started by multiprocessing."""
+    queued: float
+    """This thread was ready to run and had to wait for a core."""
+    helpers: float
+    """Computing of the other threads of these processes, as far as they are still there."""
+    helpers_queued: float
+    """They were ready to run and had to wait."""
+    busy: float
+    """Computing of all processes on the cores that this one may use, and of other guests of the machine; the sum over
+    cores."""
+    idle: float
+    """The rest of these cores' time."""
+
+    def __sub__(self, other: "CpuTimes") -> "CpuTimes":
+        # Of threads that have ended nothing is known any more.
+        return CpuTimes(**{name: max(0.0, getattr(self, name) - getattr(other, name)) for name in self.__slots__})
+
+
+def cpu_times() -> CpuTimes | None:
+    """Of this moment and this thread; about a millisecond."""
+    try:
+        cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+        ticks = [list(map(int, numbers[:8])) for core, *numbers in rows if core in cores]
+        _, queued = _scheduled(Path("/proc/thread-self"))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
+    idle = sum(core[3] + core[4] for core in ticks) / _TICKS  # waiting for a disk is idle too
+    children = [f"/proc/{child.pid}" for child in active_children()]
+    here = str(threading.get_native_id())
+    own = time.process_time()
+    helpers = helpers_queued = 0.0
+    for process in ("/proc/self", *children):
+        for thread in _threads(process):
+            if process == "/proc/self" and thread.name == here:
+                continue
+            try:
+                ran, waited = _scheduled(thread)
+            except (OSError, ValueError, IndexError):
+                continue  # it has just ended
+            helpers += ran
+            helpers_queued += waited
+            own += ran if process != "/proc/self" else 0.0
+    busy = sum(map(sum, ticks)) / _TICKS - idle
+    return CpuTimes(own=own, queued=queued, helpers=helpers, helpers_queued=helpers_queued, busy=busy, idle=idle)
+
+
+def _threads(process: str) -> list[Path]:
+    try:
+        return list(Path(process, "task").iterdir())
+    except OSError:
+        return []
+
+
+def _scheduled(thread: Path) -> tuple[float, float]:
+    """Seconds on a core, and of waiting for one."""
+    ran, waited, *_ = (thread / "schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9

@@ -1,0 +1,138 @@
+"""Measuring for a training loop of your own: what Ray Train, torchrun or a plain process runs beside raydali's loader.
+
+    for epoch in measured(loader):
+        for batch in epoch:              waiting for a batch is the loader's time, all until the next one the step's
+            loss = ...
+            epoch.add(loss)
+        record = epoch.record()          of all ranks, on rank 0
+
+The jobs of raydali do the same by themselves (launch/training_run.py).
+"""
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+
+from raydali.data.loader import Batch, Loader
+from raydali.data.stream import Stream
+from raydali.errors import UsageError
+from raydali.measure.meter import EpochMeter
+from raydali.measure.records import epoch_record
+from raydali.train.worker import Worker
+
+
+def measured(loader: Loader) -> Iterator["Epoch"]:
+    """The epochs that are left of a loader's stream, each to be iterated over for its batches.
+
+    All ranks must run the same loop. Global batches are not cut: an epoch ends with the first one that reaches its end.
+
+    Args:
+        loader: of a `Stream`; the first epoch begins at the loader's `start`.
+
+    Raises:
+        TypeError: the loader's order is no Stream.
+        UsageError: ranks would get unequal numbers of batches, at which DistributedDataParallel waits for ever.
+    """
+    stream = loader.order
+    if not isinstance(stream, Stream):
+        raise TypeError(f"only a Stream has epochs to measure, not {type(stream).__name__}")
+    if stream.micro_batches_per_step % loader.world_size:
+        raise UsageError(
+            f"{loader.world_size} workers cannot share the {stream.micro_batches_per_step} batches of a global batch "
+            f"({stream.global_batch_size} / {stream.batch_size}) alike: take a number of workers that divides them"
+        )
+    return _epochs(loader, stream)
+
+
+def _epochs(loader: Loader, stream: Stream) -> Iterator["Epoch"]:
+    batches = iter(loader)
+    node, waits = platform.node(), cast(dict[str, float], loader.waits.seconds)
+    meter = EpochMeter(loader.device, rank=loader.rank, world_size=loader.world_size, node=node, loader_waits=waits)
+    while stream.steps_of(loader.state_dict()) < stream.steps:
+        yield Epoch(loader, stream, batches, meter)
+        meter.reset()
+
+
+class Epoch:
+    """One epoch's batches of this rank, and what is measured while they are used; made by `measured`.
+
+    After a resume amid an epoch it is the rest of that epoch.
+    """
+
+    def __init__(self, loader: Loader, stream: Stream, batches: Iterator[Batch], meter: EpochMeter) -> None:
+        self._loader, self._stream, self._batches, self._meter = loader, stream, batches, meter
+        self._newest: Batch | None = None
+        self._counted = self._has_loss = False
+        self._no_loss = torch.zeros((), device=loader.device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, up to the epoch's end. What happens between epochs is no part of their time."""
+        done = False
+        while not done:
+            self._meter.enter("loader_wait")
+            self._newest, self._counted = next(self._batches), False
+            self._meter.first_batch()
+            self._meter.enter("step")
+            yield self._newest
+            self._count(self._no_loss)
+            if self.ends_step:
+                self._meter.end_step()
+            done = self.ends_step and self._stream.epoch_closed_by(self._newest.micro_batch.step) is not None
+        self._meter.enter("validation")
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the newest batch is this rank's last one of its global batch, so that the optimiser's step is due."""
+        assert self._newest is not None, "no batch was taken yet"
+        index = self._newest.micro_batch.index
+        return index + self._loader.world_size >= self._stream.micro_batches_per_step
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Note the newest batch's mean loss; nothing waits for the device. Without any the record's loss is None."""
+        self._has_loss = True
+        self._count(loss)
+
+    def _count(self, loss: torch.Tensor) -> None:
+        if self._newest is not None and not self._counted:
+            self._meter.add(loss, len(self._newest.ids))
+            self._counted = True
+
+    def record(
+        self, *, learning_rate: float | None = None, validation: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """What all ranks measured, as a line of a run's `epochs.jsonl`, on rank 0; elsewhere None.
+
+        All ranks must call it: facts travel by torch.distributed's default group. Times are in seconds, rates in images
+        a second over all ranks; what a loop of your own does not measure, such as the ceiling, is None.
+
+        Args:
+            learning_rate, validation: taken over as they are.
+        """
+        loader, stream = self._loader, self._stream
+        worker = Worker(
+            rank=loader.rank,
+            world_size=loader.world_size,
+            device=loader.device,
+            cpus=loader.threads,
+            node=platform.node(),
+        )
+        self._count(self._no_loss)
+        records = worker.gather(self._meter.record())
+        if not records:
+            return None
+        state = loader.state_dict()
+        step = stream.steps_of(state)
+        closed = stream.epoch_closed_by(step - 1)
+        record = epoch_record(
+            [records],
+            epoch=stream.epoch_of(step) if closed is None else closed,
+            step=step,
+            samples_consumed=state["samples_consumed"],
+            learning_rate=learning_rate,
+            validation=validation,
+            quarantined=0,
+            ceiling_images_per_second=None,
+        )
+        return record if self._has_loss else record | {"loss": None}

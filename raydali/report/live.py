@@ -1,0 +1,167 @@
+"""How training goes on between the lines of epochs: on a terminal in one place, elsewhere a plain line now and then.
+
+Fed by what the driver hears anyway: rank 0's progress twice a second, and each rank's figures every few seconds.
+"""
+
+import time
+from collections import deque
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+NOW_SECONDS = 10.0
+"""Images a second `now` are of so long."""
+LINE_SECONDS = 30.0
+"""Between two plain lines."""
+STRAYS_BY = 0.15
+"""A rank strays where it waits for its loader for that much more of the time than the median rank."""
+MOST_STRAYS = 4
+REFRESHES_PER_SECOND = 2
+
+
+class Display:
+    """What the driver shows of the run under way.
+
+    Args:
+        console: where to; whether it is a terminal decides on the form.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at: dict[str, Any] | None = None
+        self._first = self._shown = 0.0
+        self._consumed_first = 0
+        self._recent: deque[tuple[float, int]] = deque()
+        self._pulses: dict[int, dict[str, Any]] = {}
+        self._loss: float | None = None
+        self._verdict = ""
+
+    def progress(self, message: dict[str, Any]) -> None:
+        """Rank 0's, of kind "progress"."""
+        now, consumed = time.monotonic(), message["samples_consumed"]
+        if self._at is None or consumed < self._at["samples_consumed"]:  # a resume goes back
+            self._first, self._consumed_first = now, consumed
+            self._recent.clear()
+            self._shown = now
+        self._at = message
+        self._recent.append((now, consumed))
+        while len(self._recent) > 2 and now - self._recent[0][0] > NOW_SECONDS:
+            self._recent.popleft()
+        if not self._console.is_terminal:
+            if now - self._shown >= LINE_SECONDS:
+                self._shown = now
+                self._console.print(self.line())
+        elif self._live is None:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._console,
+                transient=True,
+                refresh_per_second=REFRESHES_PER_SECOND,
+            )
+            self._live.start()
+
+    def pulse(self, message: dict[str, Any]) -> None:
+        """A rank's figures, of kind "pulse"."""
+        self._pulses[message["rank"]] = message
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """An epoch's line."""
+        self._loss, self._verdict = record.get("loss"), (record.get("verdict") or "").partition(":")[0]
+
+    def restart(self) -> None:
+        """Forget ranks that may not be there any more."""
+        self._pulses.clear()
+
+    def close(self) -> None:
+        """Take the display away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._begin()
+
+    def refresh(self) -> None:
+        """Draw it now."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def line(self) -> str:
+        """How it goes on, in one line."""
+        at = self._at
+        return (
+            "" if at is None else f"epoch {at['epoch']}, step {at['step']} of {at['steps']}: {', '.join(self._facts())}"
+        )
+
+    def strays(self) -> list[str]:
+        """A line for each rank that waits for its loader more than the others do, the worst first."""
+        waits = {
+            rank: pulse["loader_wait_fraction"]
+            for rank, pulse in self._pulses.items()
+            if pulse.get("loader_wait_fraction") is not None
+        }
+        if len(waits) < 2:
+            return []
+        usual = median(waits.values())
+        strays = sorted((rank for rank in waits if waits[rank] - usual >= STRAYS_BY), key=lambda rank: -waits[rank])
+        lines = [
+            f"rank {rank} waits for its loader {waits[rank]:.0%} of the time, the median {usual:.0%}" for rank in strays
+        ]
+        rest = len(lines) - MOST_STRAYS
+        return lines if rest <= 0 else [*lines[:MOST_STRAYS], f"and {rest} more ranks"]
+
+    def _facts(self) -> list[str]:
+        assert self._at is not None
+        (began, before), (now, consumed) = self._recent[0], self._recent[-1]
+        mean = _rate(consumed - self._consumed_first, now - self._first)
+        facts = [f"{_rate(consumed - before, now - began):.0f} images/s (mean {mean:.0f})"]
+        for name, text in (("loader_wait_fraction", "wait"), ("of_ceiling", "ceiling")):
+            values = [pulse[name] for pulse in self._pulses.values() if pulse.get(name) is not None]
+            if values:
+                facts.append(f"{text} {fmean(values):.0%}")
+        if self._loss is not None:
+            facts.append(f"loss {self._loss:.4f}")
+        if mean and self._at["step"]:
+            left = self._at["samples_consumed"] * (self._at["steps"] / self._at["step"] - 1) / mean
+            facts.append(f"{_duration(left)} left")
+        if self._verdict:
+            facts.append(self._verdict)
+        return facts
+
+    def _render(self) -> RenderableType:
+        at = self._at
+        if at is None:
+            return Text()
+        bars = Table.grid(padding=(0, 1))
+        if (share := _share_of_epoch(at)) is not None:
+            bars.add_row(f"epoch {at['epoch']}", ProgressBar(total=1.0, completed=share, width=40), f"{share:.0%}")
+            bars.add_row("run", ProgressBar(at["steps"], at["step"], width=40), f"step {at['step']}/{at['steps']}")
+        else:
+            run = ProgressBar(at["steps"], at["step"], width=40)
+            bars.add_row(f"epoch {at['epoch']}", run, f"step {at['step']}/{at['steps']}")
+        lines = [", ".join(self._facts()), *self.strays()]
+        return Group(bars, *(Text(text, no_wrap=True, overflow="ellipsis") for text in lines))
+
+
+def _share_of_epoch(at: dict[str, Any]) -> float | None:
+    if not at.get("epochs") or not at["step"]:
+        return None
+    whole = at["samples_consumed"] * at["steps"] / at["step"]  # of the run, but for what no global batch holds
+    share: float = at["samples_consumed"] / whole * at["epochs"] - at["epoch"]
+    return min(1.0, max(0.0, share))
+
+
+def _rate(images: int, seconds: float) -> float:
+    return images / seconds if seconds > 0 else 0.0
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,67 @@
+"""`bench soak`: what counts as growth, and a short soak of a real run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.bench import soak_bench
+from raydali.bench.results import BenchFailed
+from raydali.bench.soak_bench import LIMITS, SoakBench, judged, series
+from raydali.errors import UsageError
+
+EPOCHS = range(1, 201)
+
+
+def test_what_fills_at_first_and_then_stays_is_no_growth() -> None:
+    row = judged("rank 0", "memory", EPOCHS, [min(500 + 20 * epoch, 900) + epoch % 3 for epoch in EPOCHS])
+    assert abs(row["growth"]) <= 1 and row["growth"] <= row["allowed"]
+
+
+def test_a_leak_is_growth() -> None:
+    row = judged("rank 0", "memory", EPOCHS, [500 + 0.5 * epoch for epoch in EPOCHS])
+    assert row["growth_an_epoch"] == pytest.approx(0.5) and row["growth"] > row["allowed"]
+    row = judged("driver", "files", EPOCHS, [40 + epoch // 20 for epoch in EPOCHS])
+    assert row["growth"] > row["allowed"] == LIMITS["files"].always
+
+
+def test_few_epochs_may_differ_by_what_a_figure_goes_up_and_down_by() -> None:
+    row = judged("rank 0", "memory", range(1, 9), [500, 505, 506, 507, 508, 509, 510, 511])
+    assert 0 < row["growth"] <= row["allowed"] == LIMITS["memory"].always
+
+
+def test_processes_that_come_and_go_are_left_out() -> None:
+    here, away = {("driver", "files"): 3.0}, {("driver", "files"): 3.0, ("rank 0", "files"): 4.0}
+    assert series([(1, here), *((epoch, away) for epoch in range(2, 10))]) == {
+        ("driver", "files"): ([*range(1, 10)], [3.0] * 9)
+    }
+    with pytest.raises(BenchFailed, match="2 epochs were read"):
+        series([(1, here), (2, away)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 7}, "--epochs must be at least 8, not 7"),
+        ({"workers": 0}, "--workers must be from 1 to 64, not 0"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
+        ({"json": "/nowhere/soak.json"}, "--json /nowhere/soak.json cannot be written"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        soak_bench.main(SoakBench(**options))
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.slow
+def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = soak_bench.main(SoakBench(epochs=16, json=str(tmp_path / "soak.json")))
+    rows = {(row["process"], row["figure"]): row for row in result["rows"]}
+    assert {process for process, _ in rows} >= {"driver", "controller", "rank 0", "rank 1"}
+    for process in ("driver", "rank 0", "rank 1"):
+        assert min(rows[process, "memory"]["values"]) > 50
+        assert min(rows[process, "files"]["values"]) > 5 and min(rows[process, "threads"]["values"]) > 2
+    assert json.loads((tmp_path / "soak.json").read_text())["rows"] == result["rows"]
+    assert "16 epochs of the digits, 2 workers" in capsys.readouterr().out

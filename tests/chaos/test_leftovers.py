@@ -1,0 +1,46 @@
+"""What a machine is left with: found by what really listens, and by what really lies in shared memory."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from raydali.chaos import leftovers
+from raydali.chaos.hosts import LOCAL, Host
+from raydali.local_cluster.processes import Process
+
+LISTENER = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[Process, int]]:
+    process = subprocess.Popen([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    yield Process(process.pid, 0, os.getpid(), 0), int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+def test_ports_are_those_of_the_processes_asked_about(listener: tuple[Process, int]) -> None:
+    process, port = listener
+    with socket.create_server((LOCAL, 0)) as other:
+        assert leftovers.ports_of([[process]]) == {port}
+        assert {port, other.getsockname()[1]} <= Host("here", LOCAL).listening()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert leftovers.ports_of([[process]]) == set() and port not in Host("here", LOCAL).listening()
+
+
+@pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm")
+def test_shared_memory_counts_once_nobody_uses_it() -> None:
+    file = leftovers.SHARED_MEMORY / f"raydali-test-{os.getpid()}"
+    try:
+        with file.open("wb"):
+            assert file.name not in leftovers.shared_memory()
+        assert file.name in leftovers.shared_memory()
+    finally:
+        file.unlink()

@@ -1,0 +1,30 @@
+"""`raydali chaos` in small: a real cluster of three nodes, one of which dies, a rank that freezes, and a full disk."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydali.chaos.faults import FAULTS
+from tests.cluster.support import ROOT
+
+COMMAND = str(Path(sys.executable).with_name("raydali"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_repeated_or_left(tmp_path: Path) -> None:
+    faults = [name for name in ("disk", "node", "corrupt") if not FAULTS[name].why_not()]
+    file = tmp_path / "chaos.json"
+    command = [COMMAND, "chaos", "--faults", ",".join(faults), "--nodes", "3", "--epochs", "40", "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert [row["fault"] for row in found["rows"]] == faults
+    assert all(row["lost"] == row["repeated"] == 0 for row in found["rows"]) and found["same_stream"]
+    assert all(0 <= row["noticed_seconds"] <= row["resumed_seconds"] for row in found["rows"])
+    assert found["losses"]["agree"] and found["losses"]["epochs"] == 40
+    assert not any(found["left"].values())
+    assert "samples lost" in done.stdout

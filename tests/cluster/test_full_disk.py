@@ -1,0 +1,54 @@
+"""A job on a Ray of its own whose disk is full for a while: it goes on, and says so."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.imagenet import DIGITS
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+from tests.cluster.support import committed, descendants, environment, kill, start_job
+from tests.disks import small_disk
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_while_its_disk_is_full(tmp_path: Path) -> None:
+    home, log = tmp_path / "home", tmp_path / "log"
+    home.mkdir()
+    options = ["--epochs", "30", "--batch-size", "32", "--checkpoint-every", "20", "--trace-samples", "--no-ceiling"]
+    with small_disk(tmp_path / "disk", kilobytes=40_000) as disk:
+        folder = RunFolder(str(disk.path), "run")
+        options += ["--name", "run", "--storage", str(disk.path), "--workers", "2"]
+        process = start_job(*options, env=environment(home), log=log)
+        deadline = time.monotonic() + 150
+
+        def wait_while(condition: bool) -> bool:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
+            return condition
+
+        try:
+            while wait_while(committed(folder) < 20):
+                pass
+            disk.fill()
+            while wait_while("could not be saved" not in log.read_text()):
+                pass
+            during = committed(folder)
+            disk.clear()
+            assert process.wait(150) == 0, log.read_text()
+        finally:
+            kill([process.pid, *descendants(process.pid)] if process.poll() is None else [])
+        output = log.read_text()
+        assert "No space left on device" in output and "training goes on" in output
+        events = folder.rows("events.jsonl")
+        failed = [event for event in events if event["event"] == "checkpoint failed"]
+        assert failed and failed[0]["path"].startswith(f"{disk.path}/run/checkpoint_") and failed[0]["step"] > during
+        assert events[-1]["event"] == "finish" and "failure" not in [event["event"] for event in events]
+        stream = replace(DIGITS, epochs=30, batch_size=32, global_batch_size=64).stream(1437)
+        reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
+        np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+        assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == list(range(30))
+        assert committed(folder) == stream.steps

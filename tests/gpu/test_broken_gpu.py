@@ -1,0 +1,83 @@
+"""Broken samples on a GPU: found and replaced as on the CPU, and the device goes on."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.image_folder import ImageFolder
+from raydali.data.loader import make_loader
+from raydali.data.quarantine import Quarantine
+from raydali.data.stream import OrderedPass, Stream
+from tests.data.broken import KINDS, folder
+
+pytestmark = pytest.mark.gpu
+
+SAMPLES = 64
+BROKEN = {4 * place + 1: kind for place, kind in enumerate(KINDS)}
+STREAM = Stream(samples=SAMPLES, epochs=2, batch_size=8, global_batch_size=16, seed=5)
+TRAIN = TrainImages(image_size=32, seed=5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    return folder(tmp_path_factory.mktemp("broken"), SAMPLES, BROKEN)
+
+
+def load(
+    source: ImageFolder, device: str, rank: int = 0, world_size: int = 1
+) -> dict[int, tuple[np.ndarray, torch.Tensor]]:
+    """By number of the micro-batch: ids as read, images."""
+    quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
+    options = {"rank": rank, "world_size": world_size, "device": device, "threads": 4}
+    with make_loader("dali", source, TRAIN, STREAM, quarantine=lambda _: quarantine, **options) as loader:
+        found = {b.micro_batch.number: (b.micro_batch.read_ids, b["images"].cpu().clone()) for b in loader}
+    if world_size == 1:
+        assert quarantine.known.keys() == BROKEN.keys()
+    return found
+
+
+def test_the_gpu_replaces_as_the_cpu_does(source: ImageFolder) -> None:
+    ours, theirs = load(source, "cuda:0"), load(source, "cpu")
+    assert ours.keys() == theirs.keys()
+    for number, (ids, images) in ours.items():
+        assert ids.tolist() == theirs[number][0].tolist()
+        difference = (images.float() - theirs[number][1].float()).abs()
+        assert difference.mean() < 3  # nvJPEG's colours are others: test_classification_gpu.py
+
+
+def test_ids_do_not_depend_on_the_number_of_ranks(source: ImageFolder) -> None:
+    alone, shared = load(source, "cuda:0"), load(source, "cuda:0", 0, 2) | load(source, "cuda:0", 1, 2)
+    assert alone.keys() == shared.keys()
+    assert all(ids.tolist() == shared[number][0].tolist() for number, (ids, _) in alone.items())
+
+
+def test_in_validation_they_are_left_out(source: ImageFolder) -> None:
+    quarantine = Quarantine(SAMPLES)
+    order = OrderedPass(samples=SAMPLES, batch_size=8)
+    centre = ValidationImages(image_size=32, resize_size=36)
+    with make_loader("dali", source, centre, order, device="cuda:0", quarantine=lambda _: quarantine) as loader:
+        for _ in range(2):
+            assert [id for b in loader for id in b.ids.tolist()] == [i for i in range(SAMPLES) if i not in BROKEN]
+
+
+def test_bytes_that_changed_do_not_end_the_epoch(tmp_path: Path) -> None:
+    """Such JPEGs decode for some decoders, to something; what the GPU's refuses must be replaced, and only that."""
+    source = folder(tmp_path, SAMPLES, {})
+    generator = np.random.default_rng(0)
+    changed = [*range(3, SAMPLES, 9)]
+    for id in changed:
+        path = Path(source.path(id))
+        data = bytearray(path.read_bytes())
+        for place in generator.integers(len(data) // 3, len(data) - 2, 30):
+            data[place] ^= 0x5A
+        data[-2:] = b"\xff\xd9"
+        path.write_bytes(bytes(data))
+    quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
+    with make_loader("dali", source, TRAIN, STREAM, device="cuda:0", quarantine=lambda _: quarantine) as loader:
+        numbers = [batch.micro_batch.number for batch in loader]
+        torch.cuda.synchronize()
+    assert numbers == [*range(STREAM.steps * STREAM.micro_batches_per_step)]
+    assert quarantine.known.keys() <= {*changed}

@@ -1,0 +1,40 @@
+"""Checkpoints of one process, with states whose tensors tell their step."""
+
+from typing import Any
+
+import torch
+
+from raydali.launch.checkpoint_store import CheckpointStore
+from raydali.report.run_folder import RunFolder
+from raydali.train.worker import Worker
+
+
+class Told(list[dict[str, Any]]):
+    def __call__(self, kind: str, **facts: Any) -> None:
+        assert kind == "event"
+        self.append(facts)
+
+
+def store_of(folder: RunFolder, told: Told | None = None) -> CheckpointStore:
+    worker = Worker(rank=0, world_size=1, device=torch.device("cpu"), cpus=1, node="local")
+    return CheckpointStore(folder, worker, Told() if told is None else told)
+
+
+def state_of(step: int, size: int = 1000) -> dict[str, Any]:
+    return {"state": {"model": {"weight": torch.full((size,), float(step))}}, "step": step}
+
+
+def save(folder: RunFolder, *steps: int) -> None:
+    store = store_of(folder)
+    for step in steps:
+        store.save(step, state_of(step))
+    store.finish()
+
+
+def newest(folder: RunFolder, told: Told | None = None) -> int:
+    """Its step; its tensors are those of that step."""
+    state = store_of(folder, told).newest()
+    assert state is not None
+    weight = state["state"]["model"]["weight"]
+    assert torch.equal(weight, torch.full((len(weight),), float(state["step"])))
+    return int(state["step"])

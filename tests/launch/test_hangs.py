@@ -1,0 +1,95 @@
+"""Who is told to hold a run up, and what a worker's heartbeat says."""
+
+import os
+import threading
+import time
+from typing import Any
+
+from raydali.launch import hangs
+from raydali.launch.hangs import BEAT_SECONDS, HangWatch, Heartbeat
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(watch: HangWatch, clock: Clock, seconds: float, counts: dict[int, Any], stack: str | None = None) -> list[Any]:
+    """Let time pass with a beat of each rank every BEAT_SECONDS; of whom it says that they hold the run up."""
+    found: list[Any] = []
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now += BEAT_SECONDS
+        for rank, count in counts.items():
+            taken = count(clock.now) if callable(count) else count
+            watch.beat({"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "count": taken, "stack": stack})
+        found += watch.stuck()
+    return found
+
+
+def test_a_run_that_gets_on_is_left_alone() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    assert run(watch, clock, 1000, {0: int, 1: int}) == []
+
+
+def test_nothing_is_expected_before_the_first_step() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    assert run(watch, clock, 1000, {0: 0, 1: 0}) == []
+
+
+def test_a_frozen_process_is_named() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    run(watch, clock, 100, {0: int, 1: int, 2: int})
+    (stuck,) = run(watch, clock, 64, {0: 100, 2: 100})
+    assert stuck.rank == 1 and stuck.frozen and stuck.stack is None
+
+
+def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 31}, stack="read(...)")
+    assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
+
+
+def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    assert len(run(watch, clock, 100, {0: 3})) == 1
+    watch.over()
+    assert run(watch, clock, 100, {0: 3}) == []
+    watch.begun()
+    assert len(run(watch, clock, 70, {0: 3})) == 1
+
+
+def test_a_timeout_of_0_is_none() -> None:
+    clock = Clock()
+    watch = HangWatch(0, clock)
+    watch.begun()
+    assert run(watch, clock, 10_000, {0: 3}) == []
+
+
+def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
+    told: list[dict[str, Any]] = []
+    hangs.BEAT_SECONDS, before = 0.02, hangs.BEAT_SECONDS
+    try:
+        count, wait = iter([1, 2, 3] + [3] * 1000), threading.Event()
+        beat = Heartbeat(lambda kind, **facts: told.append(facts), lambda: next(count), 0.2, rank=4)
+        wait.wait(0.6)
+        beat.close()
+    finally:
+        hangs.BEAT_SECONDS = before
+    assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
+    assert told[2]["stack"] is None and "wait.wait(0.6)" in told[-2]["stack"] and told[-1]["count"] == -1
+    time.sleep(0.1)
+    assert told[-1]["count"] == -1, "it goes on"

@@ -1,0 +1,59 @@
+"""A notice that one rank has: all leave at one step, behind a checkpoint that covers it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.imagenet import DIGITS, Data, train
+from raydali.data.digits import digits_folder
+from raydali.data.image_folder import ImageFolder
+from raydali.launch.notices import Interrupted
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+from tests.support import LocalSession, folder_of, run_ranks
+
+
+class Noticed(LocalSession):
+    """A session that has a notice from a step on, on one rank."""
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        super().__init__(folder)
+        self._notice_at = step if self.worker.rank == self.worker.world_size - 1 else None
+
+    def tell_progress(self, *, step: int, **facts: Any) -> None:
+        if step == self._notice_at:
+            self.noticed = "preemption"
+
+
+def leave(train: Callable[..., None], config: Any, data: Any, folder: RunFolder, step: int) -> tuple[str, int]:
+    session = Noticed(folder, step)
+    try:
+        train(config, data, session)
+    except Interrupted as interrupted:
+        state = session.latest()
+        assert state is not None
+        return interrupted.notice, state["stream"]["samples_consumed"] // config.global_batch_size
+    raise AssertionError("it did not leave")
+
+
+def finish(train: Callable[..., None], config: Any, data: Any, folder: RunFolder) -> None:
+    session = LocalSession(folder)
+    train(config, data, session)
+    session.finish()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_ranks_leave_at_one_step_and_go_on_there(tmp_path: Path, world_size: int) -> None:
+    config = replace(DIGITS, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True, name="run")
+    folder = folder_of(tmp_path)
+    root = digits_folder()
+    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    left = run_ranks(world_size, leave, train, config, data, folder, 4)
+    assert left == [("preemption", 5)] * world_size  # told behind step 4, agreed and gone behind step 5
+    run_ranks(3, finish, train, config, data, folder)
+    reference = np.concatenate([micro_batch.ids for micro_batch in config.stream(1437).micro_batches(0, 1)])
+    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)

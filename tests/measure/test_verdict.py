@@ -1,0 +1,261 @@
+"""The verdict on lines written by hand: what each cause costs, and which is named."""
+
+from typing import Any
+
+import pytest
+
+from raydali.measure.records import RankRecord, epoch_record
+from raydali.measure.verdict import BLAMED_FROM, Verdict, verdict
+
+
+def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:
+    """One that trained on 1,000 images in 10 s at the ceiling, in 100 steps, on cores of which half were idle."""
+    healthy: dict[str, Any] = {
+        "node": "a",
+        "images": 1000,
+        "loss_sum": 1.0,
+        "seconds": 10.0,
+        "loader_wait_seconds": 0.2,
+        "step_seconds": 9.7,
+        "checkpoint_seconds": 0.05,
+        "first_batch_seconds": None,
+        "device": "cuda",
+        "steps": 100,
+        "exchange_seconds": 0.5 if world_size > 1 else None,
+        "shortest_exchange_seconds": 0.004 if world_size > 1 else None,
+        "cpu_seconds": 10.0,
+        "cpu_queued_seconds": 0.1,
+        "helpers_seconds": 5.0,
+        "helpers_queued_seconds": 0.0,
+        "host_busy_seconds": 10.5 * world_size,
+        "host_idle_seconds": 10.5 * world_size,
+    }
+    return RankRecord(rank=number, world_size=world_size, **(healthy | measured))
+
+
+def line(*ranks: RankRecord, ceiling: float | None = 103.0, validation: float = 0.3) -> dict[str, Any]:
+    return epoch_record(
+        [ranks],
+        epoch=1,
+        step=200,
+        samples_consumed=2000,
+        learning_rate=0.1,
+        validation={"seconds": validation},
+        quarantined=0,
+        ceiling_images_per_second=ceiling * len(ranks) if ceiling else None,
+    )
+
+
+def judged(*ranks: RankRecord, **facts: Any) -> Verdict:
+    found = verdict(line(*ranks, **facts))
+    assert found is not None
+    assert all(0 < cost <= 1 for cost in found.costs.values())
+    return found
+
+
+def test_healthy_runs_are_step_bound() -> None:
+    alone = judged(rank())
+    assert (alone.kind, alone.gain) == ("step-bound", 0.0)
+    assert str(alone).startswith("step-bound: 97% of the ceiling")
+    assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
+    unmeasured = judged(rank(), ceiling=None)
+    assert unmeasured.kind == "step-bound" and "the ceiling was not measured" in unmeasured.words
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("storage", "loader-bound by storage: ranks waited for data for "),
+        ("python", "loader-bound by Python: "),
+        ("cpu decode", "loader-bound by decoding on the CPU: "),
+        ("gpu decode", "loader-bound by decoding on the GPU: "),
+    ],
+)
+def test_waiting_for_the_loader_is_put_down_to_what_held_it_up(cause: str, words: str) -> None:
+    waits = {"storage": 0.1, "python": 0.1, "cpu decode": 0.1, "gpu decode": 0.1} | {cause: 5.0}
+    ranks = [rank(i, 2, seconds=20.0, loader_wait_seconds=10.0, step_seconds=9.8, loader_waits=waits) for i in range(2)]
+    found = judged(*ranks)
+    assert (found.kind, found.cause) == ("loader-bound", cause)
+    assert str(found).startswith(words)
+    assert found.costs[cause] == pytest.approx(10 / 20.3 * 5.0 / 5.3, rel=0.05)
+    assert found.gain == pytest.approx(20.3 / 10.3 - 1, rel=0.05)
+    record = line(*ranks)
+    assert record["verdict"] == str(found) and record["costs"] == found.costs
+    assert record["loader_images_per_second"] == record["images_per_second"] == 100.0
+
+
+def test_a_loader_that_cannot_tell_is_named_all_the_same() -> None:
+    found = judged(rank(seconds=20.0, loader_wait_seconds=10.0))
+    assert (found.kind, found.cause) == ("loader-bound", "loader")
+    assert str(found).startswith("loader-bound: ")
+
+
+def test_the_remedy_for_decoding_says_whether_cores_were_idle() -> None:
+    slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.0, "loader_waits": {"cpu decode": 10.0}}
+    assert "50% of them were idle" in judged(rank(**slow)).words
+    assert "GPUs to decode on" in judged(rank(**slow, host_idle_seconds=1.0)).words
+
+
+def test_a_rank_whose_steps_are_slow() -> None:
+    others = [rank(i, 4, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5) for i in range(3)]
+    late = rank(3, 4, node="b", seconds=15.0, step_seconds=14.7, exchange_seconds=0.4)
+    found = judged(*others, late)
+    assert found.kind == "straggler"
+    assert str(found).startswith(
+        "straggler, rank 3 on node b: the others waited for it for 33% of the epoch: its steps"
+    )
+    assert found.costs["straggler"] == pytest.approx(5.1 / 15.3, abs=0.01)
+    assert found.costs.get("contention", 0) < 0.02
+
+
+def test_a_rank_whose_loader_is_slow() -> None:
+    others = [rank(i, 3, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5) for i in range(2)]
+    waits = {"storage": 5.0}
+    late = rank(2, 3, seconds=15.0, loader_wait_seconds=5.2, loader_waits=waits, exchange_seconds=0.4, step_seconds=9.7)
+    found = judged(*others, late)
+    assert found.kind == "straggler" and "rank 2" in found.words and "it for its loader (5.2 s" in found.words
+    assert found.costs.get("storage", 0) < 0.02
+
+
+def test_a_rank_whose_loader_is_hardly_slower_than_the_others_is_no_straggler() -> None:
+    """Of loaders that are too slow alike, only the last one is waited for: the others catch up meanwhile."""
+    waits = {"cpu decode": 5.0}
+    other = rank(0, 2, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5, device="cpu")
+    late: dict[str, Any] = {"seconds": 15.0, "loader_wait_seconds": 5.2, "loader_waits": waits, "exchange_seconds": 0.4}
+    found = judged(other, rank(1, 2, **late, device="cpu"))
+    assert (found.kind, found.cause) == ("loader-bound", "cpu decode")
+    assert judged(other, rank(1, 2, **late, device="cpu", helpers_seconds=9.0)).kind == "straggler"
+    waiting_too = rank(0, 2, seconds=15.0, loader_wait_seconds=1.2, step_seconds=13.7, exchange_seconds=4.5)
+    waiting_too.loader_waits = waits
+    assert judged(waiting_too, rank(1, 2, **late | {"loader_waits": {"storage": 5.0}})).kind == "loader-bound"
+
+
+def test_inside_a_cuda_graph_a_straggler_is_told_by_its_loader_alone() -> None:
+    untimed: dict[str, Any] = {"exchange_seconds": None, "shortest_exchange_seconds": None, "seconds": 15.0}
+    others = [rank(i, 3, step_seconds=14.7, **untimed) for i in range(2)]
+    assert judged(*others, rank(2, 3, step_seconds=9.5, loader_wait_seconds=5.2, **untimed)).kind == "straggler"
+    assert judged(*others, rank(2, 3, step_seconds=14.7, **untimed), ceiling=68.0).kind == "step-bound"
+
+
+def test_a_rank_with_more_micro_batches_is_no_straggler() -> None:
+    more = rank(0, 2, images=2000, seconds=20.0, step_seconds=19.5, exchange_seconds=0.5)
+    fewer = rank(1, 2, seconds=20.0, step_seconds=19.5, exchange_seconds=10.0)
+    assert "straggler" not in judged(more, fewer, ceiling=None).costs
+
+
+def test_ranks_that_wait_for_each_other_in_turn_accuse_no_loader_that_was_hardly_waited_for() -> None:
+    ranks = [rank(i, 2, step_seconds=9.7, exchange_seconds=2.0) for i in range(2)]
+    found = judged(*ranks, ceiling=120.0)
+    assert found.kind == "step-bound" and found.costs["loader"] == pytest.approx(2 * 0.2 / 10.3, abs=0.001)
+
+
+def test_waits_of_one_rank_and_then_another_cost_both() -> None:
+    ranks = [
+        rank(i, 2, seconds=14.0, loader_wait_seconds=2.2, step_seconds=11.7, exchange_seconds=2.5) for i in range(2)
+    ]
+    assert judged(*ranks).costs["loader"] == pytest.approx(4.2 / 14.3, abs=0.02)
+
+
+def test_exchanging_gradients() -> None:
+    ranks = [
+        rank(i, 2, seconds=20.0, step_seconds=19.6, exchange_seconds=10.0, shortest_exchange_seconds=0.09)
+        for i in range(2)
+    ]
+    found = judged(*ranks, ceiling=51.5)
+    assert found.kind == "communication"
+    assert found.costs["communication"] == pytest.approx(9 / 20.3, abs=0.001)
+
+
+def test_a_loader_in_the_way_of_a_gpu_s_steps() -> None:
+    found = judged(rank(seconds=14.0, step_seconds=13.7))
+    assert str(found).startswith("contention for the GPU: steps are slower beside the loader than alone")
+    assert found.costs["contention"] == pytest.approx((13.7 - 1000 / 103) / 14.3, abs=0.001)
+
+
+def test_cores_that_others_took() -> None:
+    found = judged(
+        rank(
+            device="cpu",
+            seconds=20.0,
+            step_seconds=19.7,
+            cpu_queued_seconds=9.0,
+            host_busy_seconds=40.0,
+            host_idle_seconds=0.5,
+        ),
+        ceiling=51.0,  # measured while they were at it
+    )
+    assert str(found).startswith("contention for cores: other processes took 75% of what was computed on node a")
+
+
+def test_own_cores_that_do_not_suffice() -> None:
+    found = judged(
+        rank(
+            device="cpu",
+            seconds=20.0,
+            step_seconds=19.7,
+            cpu_queued_seconds=9.0,
+            cpu_seconds=39.0,
+            host_busy_seconds=40.0,
+            host_idle_seconds=0.5,
+        )
+    )
+    assert str(found).startswith("contention for cores: model and loader have too few, and waited ")
+
+
+def test_reading_that_waits_for_cores_and_not_for_a_disk_is_contention() -> None:
+    slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.2, "loader_waits": {"storage": 10.0}}
+    busy: dict[str, Any] = {"cpu_seconds": 39.0, "host_busy_seconds": 40.0, "host_idle_seconds": 0.5}
+    assert judged(rank(device="cpu", **slow)).cause == "storage"
+    assert judged(rank(device="cpu", **slow, **busy, helpers_queued_seconds=9.0)).cause == "contention"
+    assert judged(rank(device="cpu", **slow, **busy, helpers_queued_seconds=2.0)).cause == "storage"
+
+
+def test_slow_steps_on_a_cpu_that_had_its_cores_are_no_contention() -> None:
+    found = judged(rank(device="cpu", seconds=100.0, step_seconds=99.7))
+    assert found.kind == "slower steps" and "contention" not in str(found)
+
+
+def test_start_up_and_compile() -> None:
+    slow_start = judged(rank(seconds=20.0, loader_wait_seconds=10.2, first_batch_seconds=10.0))
+    assert slow_start.kind == "start-up" and slow_start.costs["start-up"] == pytest.approx(10 / 20.3, abs=0.001)
+    compiled = judged(
+        rank(seconds=40.0, step_seconds=39.7, first_batch_seconds=0.1, first_step_seconds=30.1), ceiling=None
+    )
+    assert compiled.kind == "compile" and compiled.costs["compile"] == pytest.approx(30 / 40.3, abs=0.01)
+
+
+def test_validation_checkpoints_and_short_epochs() -> None:
+    assert judged(rank(), validation=10.0).kind == "validation"
+    assert judged(rank(seconds=15.0, checkpoint_seconds=5.0)).kind == "checkpoint"
+    short: dict[str, Any] = {"images": 40, "steps": 4, "seconds": 0.5, "step_seconds": 0.4, "loader_wait_seconds": 0.0}
+    found = judged(rank(**short, checkpoint_seconds=0.1), validation=0.4)
+    assert found.kind == "short epochs" and str(found).startswith("short epochs, of 4 steps: of 0.9 s, ")
+
+
+def test_no_cause_is_named_below_its_share() -> None:
+    for kind, share in BLAMED_FROM.items():
+        if kind in ("validation", "checkpoint"):
+            lost = 10 * (share - 0.01) / (1 - share + 0.01)
+            slow: dict[str, Any] = {"seconds": 10.0 + lost, "checkpoint_seconds": lost}
+            measured = slow if kind == "checkpoint" else {}
+            assert judged(rank(**measured), validation=lost if kind == "validation" else 0.0).kind == "step-bound"
+
+
+def test_where_nothing_was_trained_there_is_no_verdict() -> None:
+    record = line(rank(images=0, seconds=0.0))
+    assert record["verdict"] is None and record["costs"] is None
+
+
+def test_of_several_worker_groups_the_last_one_is_judged() -> None:
+    slow = rank(seconds=20.0, loader_wait_seconds=10.0)
+    record = epoch_record(
+        [[slow], [rank(i, 2) for i in range(2)]],
+        epoch=0,
+        step=1,
+        samples_consumed=1,
+        learning_rate=0.1,
+        validation=None,
+        quarantined=0,
+        ceiling_images_per_second=206.0,
+    )
+    assert record["verdict"].startswith("step-bound: ")

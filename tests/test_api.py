@@ -1,0 +1,217 @@
+"""`from raydali import ...`: what a training loop of one's own gets, and the two examples in docs/examples."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydali
+from raydali.data.image_folder import ImageFolder
+from tests.cluster.support import ROOT, descendants, environment, kill
+from tests.data.pictures import encoded, photograph
+from tests.support import run_ranks
+
+EXAMPLES = ROOT / "docs/examples"
+BATCH, GLOBAL_BATCH, IMAGES, EPOCHS = 8, 32, 70, 3
+STEPS = EPOCHS * IMAGES // GLOBAL_BATCH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders of 70 photographs."""
+    root = tmp_path_factory.mktemp("images")
+    for i in range(IMAGES):
+        file = root / ("cat", "dog")[i % 2] / f"{i:03}.jpg"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(encoded(photograph(("china", "flower")[i % 2], (60 + i, 80))))
+    return root
+
+
+def test_ten_names_at_most_and_none_is_imported_before_it_is_asked_for() -> None:
+    assert len(raydali.__all__) <= 10
+    for name in raydali.__all__:
+        assert getattr(raydali, name).__doc__, name
+    assert set(raydali.__all__) == set(raydali._HOME) <= set(dir(raydali))
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        raydali.Trainer  # type: ignore[attr-defined]  # noqa: B018
+    script = "import raydali, sys; print(sorted({'numpy', 'ray', 'torch', 'nvidia'} & {*sys.modules}))"
+    script += "; from raydali import Stream; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["[]", "False", ""]
+
+
+def _stream(images: int = IMAGES) -> raydali.Stream:
+    return raydali.Stream(samples=images, epochs=EPOCHS, batch_size=BATCH, global_batch_size=GLOBAL_BATCH, seed=0)
+
+
+def _loader(folder: Path, *, rank: int = 0, world_size: int = 1, start: int = 0) -> Any:
+    where = {"rank": rank, "world_size": world_size, "start": start}
+    images = raydali.labeled_images(str(folder))
+    return raydali.make_loader("dali", images, raydali.TrainImages(image_size=16, seed=0), _stream(), **where)
+
+
+def _loop(folder: Path, rank: int, world_size: int, start: int = 0, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Ids by step, records, and the state behind so many epochs."""
+    ids: dict[int, list[int]] = {}
+    records = []
+    with _loader(folder, rank=rank, world_size=world_size, start=start) as loader:
+        for number, epoch in enumerate(raydali.measured(loader), 1):
+            steps = 0
+            for batch in epoch:
+                ids.setdefault(batch.micro_batch.step, []).extend(batch.ids.tolist())
+                epoch.add(torch.tensor(float(rank)))
+                steps += epoch.ends_step
+            records.append((epoch.record(learning_rate=0.5), steps))
+            if number == epochs:
+                break
+        return {"ids": ids, "records": records, "state": loader.state_dict()}
+
+
+def _rank(folder: Path, start: int, epochs: int) -> dict[str, Any]:
+    return _loop(folder, torch.distributed.get_rank(), torch.distributed.get_world_size(), start, epochs)
+
+
+def test_epochs_are_those_of_the_stream_on_any_number_of_ranks_and_records_are_of_all(folder: Path) -> None:
+    stream = _stream()
+    expected = {
+        step: {i for index in range(4) for i in stream.micro_batch(step, index).ids.tolist()} for step in range(STEPS)
+    }
+    two = run_ranks(2, _rank, folder, 0, 2)
+    (state,) = {json.dumps(one["state"]) for one in two}
+    start = stream.steps_of(json.loads(state))
+    assert start == 5 and [record for record, _ in two[1]["records"]] == [None, None]
+    one = _loop(folder, 0, 1, start)
+    seen = {step: set(two[0]["ids"][step] + two[1]["ids"][step]) for step in range(start)}
+    assert seen | {step: set(ids) for step, ids in one["ids"].items()} == expected
+
+    records = [record for record, _ in two[0]["records"] + one["records"]]
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    assert [record["step"] for record in records] == [3, 5, 6]
+    assert [record["images"] for record in records] == [96, 64, 32]
+    assert [record["world_size"] for record in records] == [2, 2, 1]
+    assert [steps for _, steps in two[0]["records"] + one["records"]] == [3, 2, 1]
+    assert [record["loss"] for record in records] == [0.5, 0.5, 0.0]  # a rank's loss is its rank
+    for record in records:
+        assert record["learning_rate"] == 0.5 and record["ceiling_images_per_second"] is None
+        assert [rank["rank"] for rank in record["ranks"]] == [*range(record["world_size"])]
+        assert record["images_per_second"] == pytest.approx(record["images"] / record["seconds"])
+
+
+def test_waits_are_the_loaders_the_rest_of_an_epoch_is_the_steps_and_nothing_between_epochs_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _loader(folder) as loader:
+        batches = iter(loader)
+
+        def slow(self: Any) -> Any:
+            for batch in batches:
+                time.sleep(0.02)
+                yield batch
+
+        monkeypatch.setattr(type(loader), "__iter__", slow)
+        records = []
+        for epoch in raydali.measured(loader):
+            for _ in epoch:
+                time.sleep(0.01)
+            time.sleep(0.5)
+            records.append(epoch.record())
+    for record in records:
+        assert record is not None and record["loss"] is None
+        taken = record["images"] // BATCH
+        assert record["loader_wait_seconds"] >= 0.02 * taken and record["step_seconds"] >= 0.01 * taken
+        assert record["seconds"] == pytest.approx(record["loader_wait_seconds"] + record["step_seconds"], abs=1e-3)
+        assert record["seconds"] < 0.03 * taken + 0.4
+
+
+def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
+    with (
+        _loader(folder, world_size=3) as loader,
+        pytest.raises(raydali.UsageError, match="3 workers cannot share the 4"),
+    ):
+        raydali.measured(loader)
+    order = raydali.OrderedPass(samples=IMAGES, batch_size=BATCH)
+    images, centre = ImageFolder.scan(str(folder)), raydali.ValidationImages(image_size=16, resize_size=16)
+    with (
+        raydali.make_loader("dali", images, centre, order) as loader,
+        pytest.raises(TypeError, match="not OrderedPass"),
+    ):
+        raydali.measured(loader)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The examples
+
+
+@pytest.mark.parametrize("name", ["ray_train.py", "torchrun.py"])
+def test_an_example_is_short_and_uses_the_public_names_alone(name: str) -> None:
+    text = (EXAMPLES / name).read_text()
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r'import |from |"""', line)]
+    assert len(lines) <= 35
+    assert re.findall(r"(?:from|import) (raydali[\w.]*)", text) == ["raydali"]
+
+
+def _torchrun(folder: Path, processes: int, here: Path) -> "subprocess.Popen[str]":
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = [torchrun, "--standalone", "--nproc-per-node", str(processes), str(EXAMPLES / "torchrun.py"), str(folder)]
+    return subprocess.Popen(command, cwd=here, env=environment(here), stdout=subprocess.PIPE, text=True)
+
+
+def test_torchrun_is_killed_and_goes_on_with_other_processes(folder: Path, tmp_path: Path) -> None:
+    records = []
+    process = _torchrun(folder, 2, tmp_path)
+    try:
+        assert process.stdout is not None
+        records.append(json.loads(process.stdout.readline()))
+        while not (tmp_path / "state.pt").exists():
+            time.sleep(0.01)
+    finally:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+    process = _torchrun(folder, 1, tmp_path)
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        kill([process.pid, *descendants(process.pid)] if process.poll() is None else [])
+    assert process.returncode == 0
+    records += map(json.loads, output.splitlines())
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    assert [record["world_size"] for record in records] == [2, 1, 1]
+    for before, after in pairwise(records):
+        assert after["samples_consumed"] - before["samples_consumed"] == after["images"]
+    assert records[-1]["samples_consumed"] == STEPS * GLOBAL_BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ray_train_resumes_on_another_number_of_workers(folder: Path, tmp_path: Path) -> None:
+    script = (EXAMPLES / "ray_train.py").read_text()
+    (tmp_path / "home").mkdir()
+    one_epoch = tmp_path / "one_epoch.py"  # as if it had ended after its first epoch
+    one_epoch.write_text(script.replace("for epoch in measured(loader):", "for epoch in [next(measured(loader))]:"))
+    outputs = []
+    for file, workers in ((one_epoch, 2), (EXAMPLES / "ray_train.py", 1)):
+        command = [sys.executable, str(file), str(folder), str(workers)]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(tmp_path / "home"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=280)
+        finally:
+            kill([process.pid, *descendants(process.pid)] if process.poll() is None else [])
+        assert process.returncode == 0, output
+        outputs.append(output)
+    first, second = outputs
+    assert "'samples_consumed': 96" in first and "'world_size': 2" in first, first
+    assert f"'samples_consumed': {STEPS * GLOBAL_BATCH}" in second and "'world_size': 1" in second, second

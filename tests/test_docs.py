@@ -1,0 +1,116 @@
+"""The documentation: it builds without a warning, its links lead somewhere, and the commands in it are such."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tyro
+import yaml
+
+from jobs.imagenet import Config
+from raydali.cli import _commands
+from raydali.data.stream import Stream
+from tests.cluster.support import ROOT
+from tests.test_cli import COMMANDS
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def text_of(page: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def commands(page: Path) -> list[str]:
+    """The lines that a user is to type."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_can_be_parsed(name: str) -> None:
+    for command in commands(ROOT / name):
+        words = shlex.split(re.split(r" [|>] ", command)[0])
+        if words[0] == "raydali" and words[-1] not in ("--help", "--version"):
+            _commands().cli(prog="raydali", args=words[1:])
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+        elif "jobs/imagenet.py" in words and words[-1] != "--help":
+            tyro.cli(Config, args=words[words.index("jobs/imagenet.py") + 1 :])
+
+
+def test_every_command_is_described() -> None:
+    cli = (ROOT / "docs/cli.md").read_text()
+    for command in COMMANDS[""]:
+        below = COMMANDS.get(command, ("",))
+        listed = re.findall(rf"^\| (`raydali {command}\b.*?) \|", cli, re.MULTILINE)
+        assert all(any(name in row for row in listed) for name in below) and listed, command
+
+
+def test_every_exit_code_is_described() -> None:
+    assert re.findall(r"^\| (\d+) \|", (ROOT / "docs/cli.md").read_text(), re.MULTILINE) == ["0", "1", "2", "130"]
+
+
+@pytest.mark.parametrize("name", ["ray_train.py", "torchrun.py"])
+def test_the_examples_stand_on_their_page(name: str) -> None:
+    code = (ROOT / "docs/examples" / name).read_text()
+    assert f"```python\n{code}```\n" in (ROOT / "docs/own-loop.md").read_text()
+
+
+def test_the_drawn_stream_is_the_stream() -> None:
+    drawn = [int(id) for id in re.findall(r'class="id"[^>]*>(\d+)<', (ROOT / "docs/stream.svg").read_text())]
+    stream = Stream(samples=11, epochs=2, batch_size=2, global_batch_size=4, seed=0)
+    ids = [i for step in range(stream.steps) for index in (0, 1) for i in stream.micro_batch(step, index).ids.tolist()]
+    assert drawn[:20] == ids
+    assert sorted(drawn[:11]) == sorted(drawn[11:]) == [*range(11)]
+    assert [stream.last_step_of(epoch) for epoch in (0, 1)] == [3, 5]
+
+
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem: page.read_text() for page in (tmp_path / "site").glob("*.html")}
+    assert {page.stem for page in DOCS} <= pages.keys()
+    for name, page in pages.items():
+        fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\" >]+)", page)
+        fetched += re.findall(
+            r"<link[^>]* rel=\"?(?:stylesheet|icon|preconnect)\"?[^>]* href=\"?(https?:[^\" >]+)", page
+        )
+        assert not fetched, name
+        assert 'href="../' not in page, name  # out of the site
+    assert "samples_consumed" in pages["api"] and 'id="raydali.data.stream.Stream"' in pages["api"]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.search(rf"^## \[?{re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["cff-version"], citation["version"], citation["license"]) == ("1.2.0", version, "Apache-2.0")
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:100]

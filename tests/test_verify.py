@@ -1,0 +1,141 @@
+"""`raydali verify`: what it finds is what a run would, in class folders, lists and shards; and what jobs make of it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydali.data.exclusion import exclude
+from raydali.data.image_folder import ImageFolder
+from raydali.data.image_pairs import ImagePairs
+from raydali.data.tar_shards import TarShards
+from raydali.errors import DataError, UsageError
+from raydali.verify import Verify, main
+from tests.data.broken import CONTENTS, KINDS, folder, jpeg
+from tests.data.tars import packed, tar_cache  # noqa: F401 (a fixture)
+
+BROKEN = {2 * place + 1: kind for place, kind in enumerate(KINDS)}
+SAMPLES = 40
+RAYDALI = str(Path(sys.executable).with_name("raydali"))
+
+
+def test_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", SAMPLES, BROKEN)
+    output = tmp_path / "broken.txt"
+    # Indexed now: what has vanished is not there to be found.
+    there = [id for id, kind in BROKEN.items() if kind not in ("vanished", "folder")]
+    found = f"{len(there)} of {len(ImageFolder.scan(source.root))} samples are broken: .*--exclude {output}"
+    with pytest.raises(DataError, match=found):
+        main(Verify(data=source.root, output=str(output), workers=2, json=str(tmp_path / "found.json")))
+    told = capsys.readouterr()
+    head, *lines = output.read_text().splitlines()
+    assert head == f"# raydali verify {source.root}"
+    assert [line.partition("\t")[0] for line in lines] == [source.path(id) for id in there]
+    assert all(line.replace("\t", ": ") in told.out for line in lines)
+    assert f"{len(there)} broken" in told.err
+    in_json = json.loads((tmp_path / "found.json").read_text())["broken"]
+    assert [row["path"] for row in in_json] == [source.path(id) for id in there]
+
+    (rest,) = exclude(str(output), ImageFolder.scan(source.root))
+    assert {rest.path(id) for id in range(len(rest))} == {source.path(id) for id in range(SAMPLES) if id not in BROKEN}
+
+
+def test_train_and_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split, broken in (("train", {}), ("val", {3: "text"})):
+        folder(tmp_path / split, 9, broken)
+    main(Verify(data=str(tmp_path), split="train", workers=1))
+    assert "9 samples, none broken" in capsys.readouterr().out
+    with pytest.raises(DataError, match="1 of 18 samples are broken: -o FILE lists them"):
+        main(Verify(data=str(tmp_path), workers=1))
+    assert f"{tmp_path}/val/1/0003.jpg: cannot identify image" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"--split val: .* does not hold train and val: leave it out"):
+        main(Verify(data=str(tmp_path / "val"), split="val"))
+    with pytest.raises(UsageError, match="--workers must be at least 1, not 0"):
+        main(Verify(data=str(tmp_path), workers=0))
+
+
+def test_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", 9, {4: "cut-short"})
+    lines = (f"{source.path(id)},{source.labels[id]}\n" for id in range(9))
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(lines))
+    with pytest.raises(DataError, match="1 of 9 samples are broken"):
+        main(Verify(data=str(tmp_path / "list.csv"), workers=1))
+    assert source.path(4) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tar_cache")
+def test_tar_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = jpeg()
+    members = {f"{i:03}.jpg": good if i != 2 else CONTENTS["cut-short"](good) for i in range(6)}
+    labels = {f"{i:03}.cls": str(i % 2).encode() for i in range(6)}
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/a-0.tar").write_bytes(packed(dict(sorted((members | labels).items()))))
+    root = str(tmp_path / "shards")
+    output = tmp_path / "broken.txt"
+    with pytest.raises(DataError, match="1 of 6 samples are broken"):
+        main(Verify(data=root, output=str(output), workers=1))
+    assert f"{root}/a-0.tar:002.jpg: image file is truncated" in capsys.readouterr().out
+    shards = TarShards.scan(root)
+    (rest,) = exclude(str(output), shards)
+    kept = [0, 1, 3, 4, 5]
+    assert [rest.path(id) for id in range(5)] == [shards.path(id) for id in kept]
+    assert [rest.read(id) for id in range(5)] == [shards.read(id) for id in kept]
+    assert rest.labels.tolist() == shards.labels[kept].tolist()
+
+
+def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    clean, broken = folder(tmp_path / "clean", 9, {}), folder(tmp_path / "broken", 9, {4: "bomb"})
+    for data, code in ((clean.root, 0), (broken.root, 1), (f"{tmp_path}/nothing", 2)):
+        done = subprocess.run([RAYDALI, "verify", data, "--workers", "1"], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen([RAYDALI, "verify", broken.root], stderr=slave, stdout=subprocess.PIPE, env=environment)
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += (part := os.read(master, 4096))
+        except OSError:
+            break
+        if not part:
+            break
+    os.close(master)
+    assert process.wait() == 1
+    assert "9/9" in shown.decode() and "1 of 9 samples are broken" in shown.decode()
+
+
+def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = folder(tmp_path / "images", 6, {})
+    file = tmp_path / "list.txt"
+    file.write_text(f"# names\n{source.path(1)}\twhy\n0/0000.jpg\n\n2/none.jpg\n")
+    (rest,) = exclude(str(file), source)
+    assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (2, 3, 4, 5)]
+    assert rest.labels.tolist() == source.labels[2:].tolist() and rest.classes == source.classes
+    assert "lines that name no sample, or none any more: 1, among them 2/none.jpg" in caplog.text
+    assert exclude(None, source) == [source]
+    for text, message in (
+        ("nothing.jpg\n", "names none of the samples"),
+        ("".join(f"{source.path(id)}\n" for id in range(6)), "names all 6 samples"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            exclude(str(file), source)
+    with pytest.raises(UsageError, match=r"--exclude .*gone\.txt cannot be read: No such file or directory; give"):
+        exclude(str(tmp_path / "gone.txt"), source)
+
+
+def test_either_image_of_a_pair(tmp_path: Path) -> None:
+    for part in ("img", "gt"):
+        for i in range(3):
+            path = tmp_path / "pairs" / part / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg())
+    (tmp_path / "list.txt").write_text(f"gt/0.jpg\n{tmp_path}/pairs/img/2.jpg\n")
+    (rest,) = exclude(str(tmp_path / "list.txt"), ImagePairs.scan(str(tmp_path / "pairs")))
+    assert [rest.path(0)] == [f"{tmp_path}/pairs/img/1.jpg and {tmp_path}/pairs/gt/1.jpg"] and len(rest) == 1
