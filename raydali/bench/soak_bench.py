@@ -48,7 +48,7 @@ class Limit:
 
 
 LIMITS = {
-    "memory": Limit("MB", 0.1, 16),
+    "memory": Limit("MB", 0.1, 8),
     "files": Limit("", 0, 2),
     "threads": Limit("", 0, 2),
     "gpu memory": Limit("MB", 0.02, 4),

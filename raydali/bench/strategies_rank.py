@@ -104,7 +104,8 @@ def measure(task: StrategyTask, rank: int, port: int) -> dict[str, Any] | None:
     device = torch.device("cuda", rank) if task.gpus else torch.device("cpu")
     worker = Worker.join(device, cpus=task.threads, node="local")
     torch.manual_seed(rank)
-    torch.backends.cudnn.benchmark = True
+    # DataParallel computes in new threads at each step, and what cuDNN has tried out is known to one thread only.
+    torch.backends.cudnn.benchmark = task.strategy != "dp"
     source = ImageFolder.scan(task.root)
     step = _make_step(task, worker, classes=max(CLASSES, len(source.classes)))
     order = Stream(

@@ -58,7 +58,7 @@ class VideoBench:
     gpus: str | None = None
     """Numbers of GPUs, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
     decoders: str | None = None
-    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: three for two video engines."""
+    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: 3 for 2 video engines."""
     batch_size: int = 8
     """Clips of a batch, for each GPU."""
     sequence_length: int = 16

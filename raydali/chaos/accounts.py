@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LOSS_TOLERANCE = 1e-2
-"""Relative, of an epoch's mean loss, beside the absolute one below. Other numbers of workers add up floating-point
-numbers in another order, and training makes the difference grow."""
-LOSS_FLOOR = 1e-3
+LOSS_TOLERANCE, LOSS_FLOOR = 0.05, 0.02
+"""How far an epoch's mean loss may be from the undisturbed run's: such a share of it, or so much in all. Other numbers
+of workers add up floating-point numbers in another order, and training makes the difference grow."""
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -96,23 +95,26 @@ def shares(suffered: Sequence[Suffered], steps: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Losses:
-    """An undisturbed run's losses of epochs against the disturbed one's.
+    """Mean losses of epochs, of the undisturbed run and of the disturbed one."""
 
-    Attributes:
-        epochs: how many were compared.
-        largest: the largest relative difference.
-        agree: whether all are within the tolerance, and no epoch is missing.
-    """
+    undisturbed: list[float]
+    disturbed: list[float]
 
-    epochs: int
-    largest: float
-    agree: bool
+    @property
+    def differences(self) -> NDArray[np.float64]:
+        """Of the epochs that both have, as shares of what is tolerated; NaN where a loss is no number."""
+        epochs = min(len(self.undisturbed), len(self.disturbed))
+        wanted = np.asarray(self.undisturbed[:epochs], np.float64)
+        found = np.asarray(self.disturbed[:epochs], np.float64)
+        return np.abs(found - wanted) / np.maximum(LOSS_TOLERANCE * np.abs(wanted), LOSS_FLOOR)
 
-    @classmethod
-    def compared(cls, undisturbed: Sequence[float], disturbed: Sequence[float]) -> "Losses":
-        """Of each epoch's mean loss."""
-        same = len(undisturbed) == len(disturbed)
-        a, b = np.asarray(undisturbed[: len(disturbed)]), np.asarray(disturbed[: len(undisturbed)])
-        close = np.isclose(b, a, rtol=LOSS_TOLERANCE, atol=LOSS_FLOOR)
-        largest = float(np.max(np.abs(b - a) / np.maximum(np.abs(a), LOSS_FLOOR), initial=0.0))
-        return cls(len(a), largest, bool(same and close.all()))
+    @property
+    def agree(self) -> bool:
+        """Whether no epoch is missing, and all differ by no more than is tolerated."""
+        return len(self.undisturbed) == len(self.disturbed) and bool((self.differences <= 1).all())
+
+    @property
+    def largest(self) -> float:
+        """The largest difference, absolute."""
+        pairs = zip(self.undisturbed, self.disturbed, strict=False)
+        return max((abs(a - b) for a, b in pairs), default=0.0)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from raydali.chaos import leftovers
+
 LOCAL = "127.0.0.1"
-_LISTENING = "0A"
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Host:
     def listening(self) -> set[int]:
         """The TCP ports at which anybody listens on it."""
         tables = self.command(["cat", "/proc/net/tcp", "/proc/net/tcp6"])
-        rows = [row.split() for row in subprocess.run(tables, capture_output=True, text=True).stdout.splitlines()]
-        return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTENING}
+        text = subprocess.run(tables, capture_output=True, text=True).stdout
+        return {port for port, _ in leftovers.listening(text)}
 
 
 def why_no_cables() -> str:

@@ -11,16 +11,22 @@ SHARED_MEMORY = Path("/dev/shm")
 _LISTENING = "0A"
 
 
+def listening(table: str) -> set[tuple[int, str]]:
+    """Port and inode of each listening socket in a table as /proc/net/tcp is one."""
+    rows = (line.split() for line in table.splitlines())
+    return {(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTENING}
+
+
 def ports_of(groups: Iterable[Iterable[Process]]) -> set[int]:
     """The TCP ports at which these processes listen, each on its own host."""
     found: set[int] = set()
     for process in (process for group in groups for process in group):
         with suppress(OSError):
-            links = _open_files(Path(f"/proc/{process.pid}"))
-            mine = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+            folder = Path(f"/proc/{process.pid}")
+            mine = set(_open_files(folder))
             for table in ("tcp", "tcp6"):
-                rows = [row.split() for row in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]]
-                found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTENING and row[9] in mine}
+                sockets = listening((folder / "net" / table).read_text())
+                found |= {port for port, inode in sockets if f"socket:[{inode}]" in mine}
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from raydali.bench.results import BenchFailed
 from raydali.chaos.hosts import Host
+from raydali.local_cluster.head import Ports
 from raydali.local_cluster.processes import MARK, Process, members
 
 START_SECONDS = 120.0
@@ -27,15 +28,15 @@ class Nodes:
 
     Args:
         hosts: the first one's node is the head.
-        port: of Ray, free on the first host.
+        ports: of Ray and its dashboard, free on the first host.
         folder: for what the nodes say.
         temp_dir: Ray's own; a short path.
     """
 
-    def __init__(self, hosts: Sequence[Host], *, port: int, folder: Path, temp_dir: Path) -> None:
+    def __init__(self, hosts: Sequence[Host], *, ports: Ports, folder: Path, temp_dir: Path) -> None:
         self.hosts = hosts
-        self.address = f"{hosts[0].address}:{port}"
-        self._port, self._folder, self._temp_dir = port, folder, temp_dir
+        self.address = f"{hosts[0].address}:{ports.ray}"
+        self._ports, self._folder, self._temp_dir = ports, folder, temp_dir
         self._mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.env: Mapping[str, str] = inherited | {
@@ -59,7 +60,10 @@ class Nodes:
         if number:
             command += [f"--address={self.address}"]
         else:
-            command += ["--head", f"--port={self._port}", "--include-dashboard=false", f"--temp-dir={self._temp_dir}"]
+            command += ["--head", f"--port={self._ports.ray}", f"--temp-dir={self._temp_dir}"]
+            # Without one, Ray never gives back the places of a job whose driver was killed.
+            command += ["--include-dashboard=true", f"--dashboard-host={host.address}"]
+            command += [f"--dashboard-port={self._ports.dashboard}", f"--ray-client-server-port={self._ports.client}"]
         env = {**self.env, MARK: self._mark_of(number)}
         with log.open("wb") as output:
             process = subprocess.Popen(

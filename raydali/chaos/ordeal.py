@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -60,15 +59,14 @@ class Ordeal:
             folder = Path(temporary)
             members = stack.enter_context(hosts(self._nodes))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
-            ports = Ports.checked(0, 0, 0)
-            nodes = Nodes(members, port=ports.ray, folder=folder, temp_dir=folder / "ray")
+            nodes = Nodes(members, ports=Ports.checked(0, 0, 0), folder=folder, temp_dir=folder / "ray")
             runs = [
                 WatchedRun(
                     self._command(members[0], RunFolder(str(disk.path), name)),
                     RunFolder(str(disk.path), name),
                     folder / f"{name}.log",
                     cwd=self._job.parents[1],
-                    env={**nodes.env, "RAY_ADDRESS": nodes.address, "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"},
+                    env={**nodes.env, "RAY_ADDRESS": nodes.address},
                 )
                 for name in ("undisturbed", "disturbed")
             ]
@@ -104,10 +102,11 @@ class Ordeal:
         for name in self._faults:
             wait_until_training(run, stage, beyond=last, every=CHECKPOINT_EVERY)
             self._say(f"{name}: {FAULTS[name].what}")
-            began = time.monotonic()
-            suffered.append(suffer(name, stage))
-            last = max(run.committed(), suffered[-1].resumed_at or 0)
-            self._say(f"{name}: training goes on at step {last}, {time.monotonic() - began:.0f} s later")
+            cost = suffer(name, stage)
+            suffered.append(cost)
+            last = max(run.committed(), cost.resumed_at or 0)
+            noticed = f"noticed after {cost.noticed - cost.at:.1f} s ({cost.noticed_by})"
+            self._say(f"{name}: {noticed}, training goes on after {cost.resumed - cost.at:.1f} s")
         self._say("the last of them; the run goes on to its end")
         run.finish(FINISH_SECONDS)
         return suffered
@@ -138,12 +137,12 @@ class Ordeal:
                     "repeated": repeated,
                 }
             )
-        losses = ([row["loss"] for row in folder.rows("epochs.jsonl")] for folder in (undisturbed, disturbed))
+        losses = Losses(*([row["loss"] for row in each.rows("epochs.jsonl")] for each in (undisturbed, disturbed)))
         return {
             "left_out": self._left_out,
             "rows": rows,
             "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
-            "losses": asdict(Losses.compared(*losses)),
+            "losses": {**asdict(losses), "largest_difference": losses.largest, "agree": losses.agree},
         }
 
 

@@ -13,7 +13,7 @@ from raydali.report.run_folder import RunFolder
 from raydali.train.checkpoints import MANIFEST
 
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 400.0
 """For anything that is waited for."""
 
 

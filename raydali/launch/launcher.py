@@ -40,6 +40,7 @@ WHERE_SETTINGS = {
     "data",
     "max_failures",
     "hang_timeout",
+    "profile_steps",
     "track",
 }
 """What a resume may change as it likes: where it runs, not what."""

@@ -12,6 +12,8 @@ from raydali.errors import UsageError
 from raydali.report.tracking import asked_trackers
 
 LEAST_HANG_TIMEOUT = 10
+MOST_PROFILED = 200
+"""Steps: a trace of 200 is some hundred MB in memory, and as much as a browser shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,8 @@ class TrainingOptions(LaunchOptions):
     """Measure at the start how fast a step is when its batch lies on the device already: seconds."""
     loader: Literal["dali", "torch", "synthetic"] = "dali"
     """dali; torch (torch's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
+    profile_steps: str | None = None
+    """A:B writes what each rank does in steps A..B-1 of the run to traces/, for ui.perfetto.dev."""
     exclude: str | None = None
     """File of samples to leave out, as `raydali verify -o FILE` writes it: a path a line."""
     max_bad_fraction: float = 0.001
@@ -143,10 +147,32 @@ class TrainingOptions(LaunchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.profiled
         require(self, "learning_rate", above=0)
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "weight_decay", least=0)
         require(self, "max_bad_fraction", least=0, below=1)
+
+    @cached_property
+    def profiled(self) -> range | None:
+        """The steps in `profile_steps`.
+
+        Raises:
+            UsageError: no such range, or one of too many steps.
+        """
+        if self.profile_steps is None:
+            return None
+        try:
+            first, _, end = self.profile_steps.partition(":")
+            steps = range(int(first), int(end))
+        except ValueError:
+            steps = range(0)
+        if not 0 < len(steps) <= MOST_PROFILED or steps.start < 0:
+            raise UsageError(
+                f"--profile-steps {self.profile_steps} is no A:B with A below B and at most {MOST_PROFILED} steps, "
+                "such as 100:110"
+            )
+        return steps
 
     @property
     def warmup(self) -> float:

@@ -38,6 +38,7 @@ from raydali.report.samples import SampleTrace, drop_samples
 from raydali.train.checkpoints import is_finite, snapshot
 from raydali.train.optimisation import load_optimizer
 from raydali.train.precision import Precision
+from raydali.train.profiling import StepTrace
 from raydali.train.rehearsal import rehearse
 
 TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
@@ -247,13 +248,24 @@ class TrainingRun:
         self.meter = self._new_meter()
         self.meter.enter("loop")
         self._pulse = self._new_pulse()
+        trace = self._step_trace()
         for index in range(self.start, self.stream.steps):
+            trace.before(index)
             progress = (index + 0.5) * self.stream.global_batch_size / of_run
             yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
+            trace.after(index)
             if every and self._done % every == 0 and self._checkpointed < self._done:
                 self._checkpoint()
             if notice := self._notices.heed():
                 self._leave(notice)
+
+    def _step_trace(self) -> StepTrace:
+        asked = self._config.profiled or range(0)
+        steps = range(asked.start, min(asked.stop, self.stream.steps))
+        trace = StepTrace(steps, self.worker.rank, self.worker.device, self._folder.write)
+        if steps:
+            self.meter.on_stage = trace.stage
+        return trace
 
     def _leave(self, notice: Notice) -> None:
         """Make a checkpoint of all that is done, and go once it is saved."""

@@ -1,7 +1,7 @@
 """What one rank measures of an epoch, until its line falls."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,6 +17,9 @@ class EpochMeter:
     others' are not there yet), "checkpoint" and "validation" (which is left out of an epoch's seconds); what a caller
     enters under another name counts as the loop's own.
 
+    Attributes:
+        on_stage: called with each stage that is entered, where it is set.
+
     Args:
         loader_waits: seconds by cause for which the loader has blocked the host up to now; a view of what goes on.
     """
@@ -31,6 +34,7 @@ class EpochMeter:
         loader_waits: Mapping[str, float] | None = None,
     ) -> None:
         self._who = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
+        self.on_stage: Callable[[str], None] | None = None
         self._loader_waits = loader_waits if loader_waits is not None else {}
         self._clock = StageClock(device)
         self._created = time.perf_counter()
@@ -47,6 +51,8 @@ class EpochMeter:
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
         self._clock.enter(stage)
+        if self.on_stage is not None:
+            self.on_stage(stage)
 
     def add(self, loss: torch.Tensor, images: int) -> None:
         """Count a micro-batch: its mean loss, still on the device, and its images."""

@@ -1,0 +1,201 @@
+"""Nodes taken away, frozen and killed workers, interruptions: a run loses nothing, and goes on soon."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.imagenet import DIGITS
+from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
+from tests.cluster.support import (
+    RAY,
+    ROOT,
+    committed,
+    descendants,
+    environment,
+    free_ports,
+    kill,
+    name_of,
+    start_job,
+    wait_until_gone,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+EPOCHS = 60
+OPTIONS = ["--epochs", str(EPOCHS), "--trace-samples", "--checkpoint-every", "20", "--global-batch-size", "64"]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    home = tmp_path / "home"
+    home.mkdir()
+    return environment(home)
+
+
+@contextmanager
+def running(env: dict[str, str], tmp_path: Path, *options: str) -> Iterator[tuple[Any, RunFolder]]:
+    """The image job, past its first checkpoint."""
+    folder = RunFolder(str(tmp_path), "run")
+    process = start_job(*OPTIONS, *options, "--name", "run", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
+    try:
+        wait_for(lambda: committed(folder) >= 20, process, tmp_path)
+        yield process, folder
+    finally:
+        kill([*descendants(process.pid), process.pid])
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool], process: Any, tmp_path: Path, seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+
+
+def trainers(pid: int) -> list[int]:
+    return [below for below in descendants(pid) if "RayTrainWorker" in name_of(below)]
+
+
+def events(folder: RunFolder, *names: str) -> list[dict[str, Any]]:
+    return [row for row in folder.rows("events.jsonl") if row["event"] in names]
+
+
+def assert_whole(folder: RunFolder) -> None:
+    """Each sample once, in the stream's order."""
+    stream = replace(DIGITS, epochs=EPOCHS, global_batch_size=64).stream(1437)
+    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
+    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+
+
+def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path, "--hang-timeout", "10") as (process, folder):
+        frozen = trainers(process.pid)[1]
+        began = time.time()
+        os.kill(frozen, signal.SIGSTOP)
+        wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
+        (hang,) = events(folder, "hang")
+        assert [(each["pid"], each["frozen"]) for each in hang["ranks"]] == [(frozen, True)]
+        assert 8 < hang["time"] - began < 20
+        assert process.wait(180) == 0
+        assert "is frozen" in (tmp_path / "log").read_text()
+        assert_whole(folder)
+
+
+def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path) as (process, folder):
+        began = time.time()
+        kill(trainers(process.pid)[:1])
+        wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
+        started, resumed = events(folder, "start")[0], events(folder, "resume")[0]
+        print(f"noticed after {events(folder, 'failure')[0]['time'] - began:.1f} s,", end=" ")
+        print(f"next step after {resumed['time'] - began:.1f} s; the first start took {started['seconds']:.1f} s")
+        assert process.wait(180) == 0
+        assert_whole(folder)
+
+
+def test_an_interrupted_run_leaves_a_checkpoint_of_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path) as (process, folder):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 130
+        (left,) = events(folder, "left")
+        assert left["step"] == committed(folder) and left["notice"] == "stop"
+        again = start_job(*OPTIONS, "--name", "run", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
+        assert again.wait(240) == 0, (tmp_path / "log").read_text()
+        assert events(folder, "resume")[-1]["step"] == left["step"]
+        assert_whole(folder)
+
+
+def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import runpy, sys\nimport jobs.imagenet as job\n"
+        "def train(*a):\n    raise ValueError('the mixer is broken')\n"
+        "job.train = train\nfrom raydali.launch.command import exit_with\nexit_with(job.main)\n"
+    )
+    command = [sys.executable, str(tmp_path / "broken.py"), "--name", "run", "--storage", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "ValueError: the mixer is broken" in done.stderr and "2 times in a row" in done.stderr
+    folder = RunFolder(str(tmp_path), "run")
+    assert len(events(folder, "failure")) == 2
+    assert "2 times in a row" in events(folder, "stop")[0]["why"]
+
+
+def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_path: Path) -> None:
+    """Three nodes of one CPU beside the head; the job takes two of them, and one of these is drained."""
+    (port,) = free_ports(1)
+    folder = f"/tmp/rdf-{os.getpid()}"
+    common = ["--block", "--disable-usage-stats", "--object-store-memory=100000000"]
+    env |= {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+
+    def start(*options: str) -> "subprocess.Popen[bytes]":
+        with (tmp_path / "ray").open("ab") as log:
+            return subprocess.Popen([RAY, "start", *common, *options], env=env, stdout=log, stderr=log)
+
+    with ExitStack() as stack:
+        nodes = [start("--head", "--num-cpus=0", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")]
+        stack.callback(end, nodes, folder)
+        using = env | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        ids = joined(1, using)
+        for number in (2, 3, 4):
+            ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+            nodes.append(start(f"--address=127.0.0.1:{port}", "--num-cpus=1", *ports))
+            ids = joined(number, using)
+        with running(using, tmp_path, "--workers", "2") as (process, run):
+            occupied = {rank["node"] for row in run.rows("epochs.jsonl")[:1] for rank in row["ranks"]}
+            drained = next(each for each in ids if each[:8] in occupied)
+            began = time.time()
+            command = [RAY, "drain-node", f"--address=127.0.0.1:{port}", f"--node-id={drained}"]
+            command += [
+                "--reason=DRAIN_NODE_REASON_PREEMPTION",
+                "--reason-message=spot",
+                "--deadline-remaining-seconds=60",
+            ]
+            subprocess.run(command, env=using, check=True, timeout=60)
+            wait_for(lambda: bool(events(run, "resume")), process, tmp_path)
+            (left,) = events(run, "left")
+            resumed = events(run, "resume")[0]
+            assert left["notice"] == "preemption" and resumed["step"] == left["step"], "nothing is done again"
+            assert left["time"] - began < 20, "inside the grace period"
+            assert not events(run, "failure") and events(run, "preemption")
+            assert process.wait(240) == 0, (tmp_path / "log").read_text()
+            assert drained[:8] not in {rank["node"] for rank in run.rows("epochs.jsonl")[-1]["ranks"]}
+            assert_whole(run)
+
+
+def joined(number: int, env: dict[str, str]) -> list[str]:
+    """The ids of the cluster's nodes, once there are so many."""
+    deadline = time.monotonic() + 60
+    while len(ids := alive(env)) < number:
+        assert time.monotonic() < deadline, f"{len(ids)} of {number} nodes"
+        time.sleep(0.5)
+    return ids
+
+
+def alive(env: dict[str, str]) -> list[str]:
+    ask = "import json, ray; ray.init(log_to_driver=False); "
+    ask += "print(json.dumps([node['NodeID'] for node in ray.nodes() if node['Alive']]))"
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
+
+
+def end(nodes: list[Any], folder: str) -> None:
+    below = [pid for node in nodes for pid in (node.pid, *descendants(node.pid))]
+    for node in nodes:
+        node.terminate()
+    wait_until_gone(below, timeout=5)
+    kill(below)
+    for node in nodes:
+        node.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,37 @@
+"""--profile-steps: a trace a rank, with the stages named."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.imagenet import DIGITS, Config, Data, train
+from raydali.data.digits import digits_folder
+from raydali.data.image_folder import ImageFolder
+from raydali.errors import UsageError
+from tests.support import folder_of, run_ranks
+from tests.train.ranks import train_rank
+
+
+@pytest.mark.parametrize("asked, found", [("3:6", "3-5"), ("43:60", "43-43")])
+def test_each_rank_writes_what_it_did_in_these_steps(tmp_path: Path, asked: str, found: str) -> None:
+    config = replace(DIGITS, epochs=2, global_batch_size=64, name="run", profile_steps=asked)
+    root, folder = digits_folder(), folder_of(tmp_path)
+    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    run_ranks(2, train_rank, train, config, data, folder)
+    for rank in (0, 1):
+        with gzip.open(folder.path(f"traces/steps-{found}-rank-{rank}.json.gz")) as file:
+            trace = json.load(file)
+        assert trace["rank"] == rank
+        names = [event.get("name") for event in trace["traceEvents"]]
+        first, last = map(int, found.split("-"))
+        assert names.count("loader_wait") == last + 1 - first
+        assert names.count("step") >= last + 1 - first and any("convolution" in str(name) for name in names)
+
+
+@pytest.mark.parametrize("asked", ["5", "5:5", "7:3", "-1:3", "a:b", "0:100000"])
+def test_ranges_that_are_none_are_refused(asked: str) -> None:
+    with pytest.raises(UsageError, match="--profile-steps"):
+        Config(profile_steps=asked)
