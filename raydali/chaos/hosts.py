@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +90,10 @@ class Disk:
         return self.path / "ballast"
 
     def fill(self) -> None:
-        """Write until nothing is free."""
-        free = os.statvfs(self.path)
-        self._ballast.write_bytes(bytes(free.f_bavail * free.f_bsize))
+        """Write until nothing is free, whoever else writes meanwhile."""
+        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(2**20))
 
     def clear(self) -> None:
         """Free again what was filled."""

@@ -90,6 +90,8 @@ class Ear:
             self._metrics.started()
             self._failures.begun(event["step"])
             self._watch.begun()
+        elif name == "quarantine":
+            self._metrics.quarantined()
         self.left = self.left or name == "left"
         if name in _ENDS_OF_GROUPS:
             self.training = False

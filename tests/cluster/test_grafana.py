@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import ray.dashboard.modules.reporter.reporter_agent as reporter
 
-from raydali.launch.metrics import GAUGES, IMAGES, RESTARTS
+from raydali.launch.metrics import GAUGES, IMAGES, QUARANTINED, RESTARTS
 from tests.cluster.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-OURS = {f"ray_{IMAGES}_total", f"ray_{RESTARTS}_total", *(f"ray_{name}" for name in GAUGES)}
+OURS = {f"ray_{IMAGES}_total", f"ray_{RESTARTS}_total", f"ray_{QUARANTINED}_total", *(f"ray_{name}" for name in GAUGES)}
 
 
 def test_every_metric_exists_and_all_of_ours_are_shown() -> None:

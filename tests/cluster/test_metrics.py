@@ -112,6 +112,7 @@ def test_every_metric_of_the_dashboard_is_exported(run: Watched) -> None:
         assert shares and all(0 <= share < 2 for share in shares), shares
     assert all(50e6 < size < 50e9 for size in samples(text, "ray_raydali_host_memory_bytes").values())
     assert list(samples(text, "ray_raydali_restarts_total").values()) == [0.0]
+    assert list(samples(text, "ray_raydali_quarantined_total").values()) == [0.0]
     for name, help_text in GAUGES.items():
         if f"ray_{name}" not in GPU_ONLY:
             assert f"# HELP ray_{name} {help_text}" in text and f"# TYPE ray_{name} gauge" in text

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raydali.launch import metrics
-from raydali.launch.metrics import GAUGES, IMAGES, RESTARTS, RankMetrics, RunMetrics, resident_bytes
+from raydali.launch.metrics import GAUGES, IMAGES, QUARANTINED, RESTARTS, RankMetrics, RunMetrics, resident_bytes
 from raydali.measure.pulse import Figures
 
 FIGURES = Figures(
@@ -104,6 +104,12 @@ def test_restarts_are_starts_but_the_first(made: dict[str, Double]) -> None:
     assert made[RESTARTS].values == [0.0, 1.0, 1.0]
 
 
+def test_broken_samples_are_counted(made: dict[str, Double]) -> None:
+    run = RunMetrics("pets")
+    run.quarantined()
+    assert made[QUARANTINED].values == [0.0, 1.0] and made[QUARANTINED].tags == {"run": "pets"}
+
+
 def test_all_figures_are_exported(made: dict[str, Double]) -> None:
     for field in fields(Figures):
         made.clear()
@@ -118,7 +124,7 @@ def test_names_are_as_prometheus_wants_them(made: dict[str, Double]) -> None:
     for name, double in made.items():
         assert re.fullmatch(r"raydali_[a-z_]+", name) and not name.endswith("_total"), "Ray puts it to counters"
         assert double.description.endswith(".") and '"' not in double.description
-    counters = {IMAGES, RESTARTS}
+    counters = {IMAGES, QUARANTINED, RESTARTS}
     lines = []
     for name, double in made.items():
         shown = f"ray_{name}_total" if name in counters else f"ray_{name}"
@@ -134,7 +140,8 @@ def test_names_are_as_prometheus_wants_them(made: dict[str, Double]) -> None:
 
 def test_the_documentation_names_them_all() -> None:
     text = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
-    shown = {f"ray_{IMAGES}_total", f"ray_{RESTARTS}_total", *(f"ray_{name}" for name in GAUGES)}
+    counters = {f"ray_{name}_total" for name in (IMAGES, QUARANTINED, RESTARTS)}
+    shown = counters | {f"ray_{name}" for name in GAUGES}
     assert set(re.findall(r"^\| `(ray_\w+)` \|", text, re.MULTILINE)) == shown
 
 
