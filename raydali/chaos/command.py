@@ -66,9 +66,9 @@ def main(options: Chaos) -> dict[str, Any]:
         **found,
         "seconds": round(time.monotonic() - began, 1),
     }
-    _show(result)
     if options.json:
         write_json(result, options.json)
+    _show(result)
     if wrong := failures(result):
         raise BenchFailed("; ".join(wrong))
     return result
@@ -104,9 +104,8 @@ def _show(result: dict[str, Any]) -> None:
     columns = ["fault", "noticed after", "by", "resumed after", "steps done again", "samples lost", "repeated"]
     show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", columns, lines)
     losses, left = result["losses"], result["left"]
-    print(
-        f"losses of {losses['epochs']} epochs against the undisturbed run: largest difference {losses['largest']:.2g}"
-    )
+    epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
+    print(f"losses of {epochs} epochs differ from the undisturbed run's by {largest:.2g} at most")
     print(", ".join(f"{name.replace('_', ' ')} left: {len(what)}" for name, what in left.items()))
 
 

@@ -126,3 +126,13 @@ def test_refusals(options: Chaos, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         command.main(options)
     assert str(refused.value).startswith(message)
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"fault": "link", "noticed_seconds": 15.3, "noticed_by": "hang", "resumed_seconds": 85.6}
+    rows = [row | {"repeated_steps": 12, "lost": 0, "repeated": 1}]
+    command._show(result(rows=rows, settings={"nodes": 3}, machine={"cpus": 2}))
+    shown = capsys.readouterr().out
+    line = next(line for line in shown.splitlines() if "link" in line)
+    assert [cell.strip() for cell in line.split("│")[1:-1]] == ["link", "15.3 s", "hang", "85.6 s", "12", "0", "1"]
+    assert "losses of 1 epochs differ" in shown and "shared memory left: 0" in shown

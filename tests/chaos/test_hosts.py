@@ -1,0 +1,65 @@
+"""Hosts with cables, and disks that fill: made for real, where root runs the tests."""
+
+import errno
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from raydali.chaos.hosts import Host, hosts, small_disk, why_no_cables, why_no_disk
+
+SERVER = "import socket; s = socket.create_server(('', 5000)); print(flush=True)\nwhile True: s.accept()"
+CLIENT = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=1)"
+
+
+@pytest.mark.skipif(bool(why_no_cables()), reason="needs network namespaces")
+def test_a_host_without_its_cable_is_reached_by_nobody() -> None:
+    with hosts(2) as (first, second):
+        server = subprocess.Popen(first.command([sys.executable, "-c", SERVER]), stdout=subprocess.PIPE)
+
+        def reached(by: Host) -> bool:
+            command = by.command([sys.executable, "-c", CLIENT, first.address])
+            return subprocess.run(command, capture_output=True).returncode == 0
+
+        try:
+            assert server.stdout is not None and server.stdout.readline()
+            assert first.listening() == {5000} and second.listening() == set()
+            assert reached(second)
+            first.link("down")
+            assert not reached(second) and reached(first)
+            first.link("up")
+            assert reached(second)
+        finally:
+            server.kill()
+            server.communicate()
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert first.name not in left and second.name not in left
+
+
+@pytest.mark.skipif(bool(why_no_disk()), reason="needs a disk of its own")
+def test_a_disk_fills_while_others_write_and_is_free_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", megabytes=8) as disk:
+        over = threading.Event()
+
+        def write() -> None:
+            for i in range(10_000):
+                if over.is_set():
+                    return
+                try:
+                    (disk.path / f"{i}").write_bytes(bytes(5000))
+                except OSError:
+                    return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        disk.fill()
+        over.set()
+        writer.join()
+        with pytest.raises(OSError) as full:
+            (disk.path / "more").write_bytes(bytes(2**20))
+        assert full.value.errno == errno.ENOSPC
+        disk.clear()
+        (disk.path / "more").write_bytes(bytes(2**20))
+    assert not (tmp_path / "disk" / "more").exists()
