@@ -153,6 +153,7 @@ def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_pat
             nodes.append(start(f"--address=127.0.0.1:{port}", "--num-cpus=1", *ports))
             ids = joined(number, using)
         with running(using, tmp_path, "--workers", "2") as (process, run):
+            wait_for(lambda: bool(run.rows("epochs.jsonl")), process, tmp_path)
             occupied = {rank["node"] for row in run.rows("epochs.jsonl")[:1] for rank in row["ranks"]}
             drained = next(each for each in ids if each[:8] in occupied)
             began = time.time()

@@ -103,7 +103,8 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     assert 45 <= events[3]["step"] < int(events[2]["path"].rpartition("_")[2]) and events[4]["step"] >= 160
     assert [event.get("world_size") for event in events] == [None, 2, None, 3, 1, None]
     # Ray's agents try to tell the dead head for 60 s, the rest goes at once.
-    left = wait_until_gone(below, timeout=90)
+    left = wait_until_gone([pid for pid in below if "agent" not in name_of(pid)])
+    kill(below)
     assert not left, left
 
 
@@ -124,7 +125,9 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     output = (tmp_path / "log").read_text()
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
-    assert [event["event"] for event in folder.rows("events.jsonl")] == ["rehearsal", "start", "interrupt"]
+    events = folder.rows("events.jsonl")
+    assert [event["event"] for event in events] == ["rehearsal", "start", "left", "interrupt"]
+    assert events[2]["step"] == committed(folder)
 
 
 @pytest.mark.slow

@@ -341,9 +341,11 @@ def test_the_page_says_what_there_is() -> None:
 
     assert set(re.findall(r"\$ ray ([a-z-]+)", page)) <= set(cli.commands)
     jobs = [line for line in lines if "ray job submit" in line]
-    assert len(jobs) >= 2
+    on_gpus = 0
     for line in jobs:
         _, _, options = line.partition(" python jobs/imagenet.py ")
         config = tyro.cli(Config, args=shlex.split(options))
-        assert config.gpu and config.name and config.max_failures and config.checkpoint_every
+        assert config.name and config.max_failures
+        on_gpus += config.gpu and config.checkpoint_every > 0
         assert "--working-dir . -- python jobs/imagenet.py" in line
+    assert on_gpus >= 2

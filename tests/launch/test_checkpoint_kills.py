@@ -102,7 +102,8 @@ def save_when_told(
     time.sleep(60)
 
 
-@pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["local", "s3"])
 def test_a_kill_at_many_instants(tmp_path: Path, where: str, s3: PutObjects) -> None:
     storage, size, instants = str(tmp_path), 4_000_000, 20
     if where == "s3":
