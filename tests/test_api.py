@@ -163,6 +163,7 @@ def _torchrun(folder: Path, processes: int, here: Path) -> "subprocess.Popen[str
     return subprocess.Popen(command, cwd=here, env=environment(here), stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_torchrun_is_killed_and_goes_on_with_other_processes(folder: Path, tmp_path: Path) -> None:
     records = []
     process = _torchrun(folder, 2, tmp_path)

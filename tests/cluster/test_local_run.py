@@ -60,6 +60,7 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
     assert "seed was 0, now 1" in output and "epochs was 15, now 16" in output
 
 
+@pytest.mark.slow
 def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path, tmp_path: Path) -> None:
     """SIGKILL to driver and workers in mid-epoch, on 2 workers, then on 3; 1 worker ends the run."""
     env, folder = environment(home), RunFolder(str(tmp_path), "killed")

@@ -52,9 +52,9 @@ def named(line: dict[str, Any]) -> tuple[str, str]:
 
 QUICK = [
     pytest.param(1, planted.nothing, SLOW_STEPS, {}, "step-bound", id="healthy"),
-    pytest.param(2, planted.slow_reads, {}, {"train": 480}, "storage", id="slow reads"),
 ]
 SLOW = [
+    pytest.param(2, planted.slow_reads, {}, {"train": 480}, "storage", id="slow reads"),
     pytest.param(2, planted.slow_rank_1, SLOW_STEPS, {"train": 480}, "straggler", id="a slow rank"),
     pytest.param(2, planted.nothing, SLOW_STEPS, {"train": 480}, "step-bound", id="healthy on 2"),
     pytest.param(3, planted.nothing, SLOW_STEPS, {"train": 480}, "step-bound", id="healthy on 3"),

@@ -94,6 +94,7 @@ def test_order_stays_and_the_trace_names_what_stood_in(alone: tuple[RunFolder, A
         assert (line["validation"]["images"], line["validation"]["broken"]) == (358, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_run_is_the_same_on_more_ranks(
     tmp_path: Path, alone: tuple[RunFolder, Any], data: Data, world_size: int
@@ -124,6 +125,7 @@ def test_a_cut_and_a_resume_on_other_ranks_change_nothing(
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_each_is_told_once_and_kept_in_checkpoints(tmp_path: Path, data: Data) -> None:
     folder = folder_of(tmp_path)
     (events, _), *others = run_ranks(2, told, replace(CONFIG, epochs=1), data, folder)
@@ -163,6 +165,7 @@ def test_too_many_stop_all_ranks_together_with_the_list(tmp_path: Path, data: Da
     assert "--exclude broken.txt" in last
 
 
+@pytest.mark.slow
 def test_what_is_excluded_leaves_the_stream(tmp_path: Path, data: Data) -> None:
     listed = [*(data.train.path(id) for id in BROKEN), *(data.val.path(id) for id in IN_VALIDATION)]
     (tmp_path / "broken.txt").write_text("# a list\n" + "".join(f"{path}\twhy\n" for path in listed))
