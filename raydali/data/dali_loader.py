@@ -3,7 +3,7 @@
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
@@ -13,10 +13,10 @@ import numpy as np
 import nvidia.dali as dali
 import torch
 from numpy.typing import NDArray
-from nvidia.dali import fn
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data import hardware_queues, screening
+from raydali.data.dali_graphs import fed_nodes, reading_graph
 from raydali.data.dali_refusals import refused
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Device, Inputs
@@ -226,54 +226,25 @@ class DaliLoader(Loader):
             prefetch_queue_depth=self._prefetched,
         )
         with self._dali, timed_python(self._add_python):
-            nodes = self._external_sources(feed, fed)
+            nodes = fed_nodes(feed, fed, resident=self.pipeline.gpu_inputs, device=self.device)
             self._dali.set_outputs(*self.pipeline.graph(self.source, *nodes, device=self._where))
         self._dali.build()
 
     def _built_reader(self) -> dali.Pipeline:
-        """Of the files: contents, shapes, lengths, first and last bytes."""
         reader = dali.Pipeline(
             batch_size=self._batch_size,
             num_threads=min(READING_THREADS, self.threads),
             device_id=None,
             prefetch_queue_depth=READ_BATCHES,
         )
-        head, tail = screening.HEAD, screening.TAIL
         with reader:
-            nodes = fn.external_source(self._next_files, num_outputs=self.pipeline.image_files, batch=True)
-            contents = [fn.io.file.read(node) if self.source.dali_reads else node for node in nodes]
-            lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
-            part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
-            heads = [part(content, start=[0], shape=[head]) for content in contents]
-            tails = [
-                part(content, start=length - tail, shape=[tail])
-                for content, length in zip(contents, lengths, strict=True)
-            ]
-            reader.set_outputs(*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
+            files = self.pipeline.image_files
+            reader.set_outputs(*reading_graph(self._next_files, files, reads=self.source.dali_reads))
         reader.build()
         return reader
 
     def _add_python(self, seconds: float) -> None:
         self._in_python += seconds
-
-    def _external_sources(self, feed: Callable[[], tuple[Any, ...]], fed: int) -> list[Any]:
-        """Nodes of what `feed` returns, a batch at a time: the first `gpu_inputs` lie on the GPU."""
-        if not (resident := self.pipeline.gpu_inputs):
-            return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
-        parts: tuple[deque[Any], deque[Any]] = deque(), deque()
-
-        def of(side: int) -> tuple[Any, ...]:
-            if not parts[side]:
-                whole = feed()
-                parts[0].append(whole[:resident])
-                parts[1].append(whole[resident:])
-            part: tuple[Any, ...] = parts[side].popleft()
-            return part
-
-        # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
-        stream = torch.cuda.Stream(self.device).cuda_stream
-        on_gpu = fn.external_source(lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream)
-        return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
 
     # What DALI asks for ahead of time; StopIteration ends its epoch.
 

@@ -1,0 +1,53 @@
+"""The two ends of the DALI loader's graphs, before a task's own: files read and peeked at, and what is fed."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import nvidia.dali as dali
+import torch
+from nvidia.dali import fn
+
+from raydali.data import screening
+
+Feed = Callable[[], tuple[Any, ...]]
+
+
+def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
+    """Of each of so many files a sample: contents, then shapes, lengths, first and last bytes.
+
+    Args:
+        feed: a batch at a time.
+        reads: whether what is fed is paths, rather than contents.
+    """
+    nodes = fn.external_source(feed, num_outputs=files, batch=True)
+    contents = [fn.io.file.read(node) if reads else node for node in nodes]
+    lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
+    part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
+    heads = [part(content, start=[0], shape=[screening.HEAD]) for content in contents]
+    tails = [
+        part(content, start=length - screening.TAIL, shape=[screening.TAIL])
+        for content, length in zip(contents, lengths, strict=True)
+    ]
+    return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
+
+
+def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> list[Any]:
+    """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU."""
+    if not resident:
+        return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
+    parts: tuple[deque[Any], deque[Any]] = deque(), deque()
+
+    def of(side: int) -> tuple[Any, ...]:
+        if not parts[side]:
+            whole = feed()
+            parts[0].append(whole[:resident])
+            parts[1].append(whole[resident:])
+        part: tuple[Any, ...] = parts[side].popleft()
+        return part
+
+    # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
+    stream = torch.cuda.Stream(device).cuda_stream
+    on_gpu = fn.external_source(lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream)
+    return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
