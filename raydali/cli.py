@@ -32,6 +32,7 @@ from raydali.completion import Completion
 from raydali.doctor.command import Doctor
 from raydali.errors import DataError, UsageError
 from raydali.local_cluster.command import Down, Status, Up
+from raydali.prepare import Prepare
 from raydali.preview import Preview
 from raydali.report.command import Report
 from raydali.verify import Verify
@@ -97,6 +98,7 @@ def _commands() -> SubcommandApp:
     app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
     app.command(name="completion")(Completion)
     app.command(name="doctor")(Doctor)
+    app.command(name="prepare")(Prepare)
     app.command(name="preview")(Preview)
     app.command(name="report")(Report)
     app.command(name="verify")(Verify)

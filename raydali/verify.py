@@ -8,14 +8,9 @@ broken here, and the other way round (data/quarantine.py).
 """
 
 import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,19 +18,14 @@ import tyro
 
 from raydali.bench.results import JsonFile, require_writable, write_json
 from raydali.errors import DataError, UsageError
+from raydali.parallel import in_processes, process_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from raydali.data.labeled_files import LabeledSource
     from raydali.data.quarantine import BrokenSample
 
 SPLITS = "train", "val"
 SHOWN = 50
-SAMPLES_AT_ONCE = 32
-"""That a process is given."""
-LINE_SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +54,14 @@ def main(options: Verify) -> None:
         UsageError: an option that cannot be met, or data that cannot be indexed.
         DataError: something is broken, after it was told and written; or the storage does not answer.
     """
-    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
-    if workers < 1:
-        raise UsageError(f"--workers must be at least 1, not {workers}")
+    workers = process_count(options.workers)
     require_writable("--output", options.output)
     sources = _sources(options)
     samples, broken = 0, []
     for source in sources:
         samples += len(source)
         broken += _broken(source, workers, str(source))
-    for sample in broken[:SHOWN]:
-        print(sample)
-    if len(broken) > SHOWN:
-        print(f"and {len(broken) - SHOWN} more")
+    show(broken)
     if options.output is not None:
         lines = [f"# raydali verify {options.data}", *(f"{sample.path}\t{sample.reason}" for sample in broken)]
         text = "".join(f"{line}\n" for line in lines)
@@ -108,63 +93,31 @@ def _sources(options: Verify) -> list["LabeledSource"]:
 
 def _broken(source: "LabeledSource", workers: int, name: str) -> list["BrokenSample"]:
     """What is broken, by id."""
-    samples, some = len(source), SAMPLES_AT_ONCE
-    parts = [range(begin, min(begin + some, samples)) for begin in range(0, samples, some)]
     found: list[BrokenSample] = []
-    # No fork: those who speak with object stores have threads.
-    with ProcessPoolExecutor(min(workers, len(parts)), get_context("spawn"), _keep, (source,)) as processes:
-        try:
-            with _progress(name, len(source)) as tell:
-                for part, of_part in zip(parts, processes.map(_examined, parts), strict=True):
-                    found += of_part
-                    tell(part.stop, len(found))
-        except OSError as error:
-            raise DataError(f"cannot go on: {error}") from error
-        finally:
-            processes.shutdown(cancel_futures=True)
+
+    def take(more: "Iterable[BrokenSample]") -> int:
+        found.extend(more)
+        return len(found)
+
+    in_processes(partial(_examined, source), len(source), workers, name, take)
     return found
 
 
-@contextmanager
-def _progress(name: str, samples: int) -> Iterator["Callable[[int, int], None]"]:
-    """A bar on a terminal; elsewhere a line now and then."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=samples)
-            yield lambda done, broken: bar.update(task, completed=done, description=f"{name}: {broken} broken")
-        return
-    last = time.monotonic()
-
-    def line(done: int, broken: int) -> None:
-        nonlocal last
-        if done == samples or time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            print(f"{name}: {done} of {samples} read, {broken} broken", file=sys.stderr)
-
-    yield line
+def show(broken: Sequence["BrokenSample"]) -> None:
+    """Print the first of them, and how many more there are."""
+    for sample in broken[:SHOWN]:
+        print(str(sample).encode("utf-8", "backslashreplace").decode())  # names may be any bytes
+    if len(broken) > SHOWN:
+        print(f"and {len(broken) - SHOWN} more")
 
 
-# In the processes
-
-_source: "LabeledSource"
-
-
-def _keep(source: "LabeledSource") -> None:
-    global _source
-    _source = source
-
-
-def _examined(ids: Sequence[int]) -> list["BrokenSample"]:
+def _examined(source: "LabeledSource", ids: Iterable[int]) -> list["BrokenSample"]:
+    """In the processes."""
     from raydali.data.pillow_images import decoded
     from raydali.data.quarantine import BrokenSample, why_broken
 
-    reasons = ((id, why_broken(partial(_read, decoded, id))) for id in ids)
-    return [BrokenSample(id, _source.path(id), reason) for id, reason in reasons if reason is not None]
+    def load(id: int) -> object:
+        return decoded(source.read(id))
 
-
-def _read(decode: "Callable[[bytes], object]", id: int) -> object:
-    return decode(_source.read(id))
+    reasons = ((id, why_broken(partial(load, id))) for id in ids)
+    return [BrokenSample(id, source.path(id), reason) for id, reason in reasons if reason is not None]

@@ -110,6 +110,18 @@ def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "9/9" in shown.decode() and "1 of 9 samples are broken" in shown.decode()
 
 
+def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", 3, {})
+    Path(source.path(0)).rename(Path(source.root, "0", os.fsdecode(b"\xff.jpg")))
+    Path(source.path(1)).write_bytes(b"")
+    Path(source.root, "0", os.fsdecode(b"\xff.jpg")).write_bytes(b"")
+    output = tmp_path / "broken.txt"
+    with pytest.raises(DataError, match="2 of 3 samples are broken"):
+        main(Verify(data=source.root, output=str(output), workers=1))
+    assert r"/0/\udcff.jpg: cannot identify" in capsys.readouterr().out
+    assert b"/0/\xff.jpg\tcannot identify" in output.read_bytes()
+
+
 def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = folder(tmp_path / "images", 6, {})
     file = tmp_path / "list.txt"

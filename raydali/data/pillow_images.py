@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from raydali.errors import DataError
 
@@ -14,19 +15,30 @@ def decoded(data: bytes) -> Image.Image:
     """The image in a file's content, upright, in 8-bit RGB.
 
     Raises:
+        DataError, Exception: as `opened` does; or Pillow cannot decode it.
+    """
+    return in_8_bits(ImageOps.exif_transpose(opened(data))).convert("RGB")
+
+
+def opened(data: bytes) -> ImageFile:
+    """The image in a file's content, of which the header alone was looked at.
+
+    Raises:
         DataError: it is empty, or no image; or a JPEG's end is missing: Pillow takes one that was filled up otherwise.
-        Exception: Pillow cannot decode it, or it has more than twice PIL.Image.MAX_IMAGE_PIXELS.
+        Exception: it has more than twice PIL.Image.MAX_IMAGE_PIXELS, or a header that Pillow cannot read.
     """
     if not data:
         raise DataError("cannot identify image file: it is empty")
     if data[:2] == _JPEG and not data.endswith(_END) and data.rfind(_END) < data.rfind(_SCAN):
         raise DataError("image file is truncated: a JPEG without its end")
     try:
-        opened = Image.open(io.BytesIO(data))
+        return Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         raise DataError(f"cannot identify image file: it begins with {data[:8]!r}") from error
-    image = ImageOps.exif_transpose(opened)
-    if image.mode.startswith("I;16"):
-        # convert("RGB") would cut 16-bit values off at 255; DALI scales them.
-        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
-    return image.convert("RGB")
+
+
+def in_8_bits(image: Image.Image) -> Image.Image:
+    """The same, or in mode L if it is of 16 bits: convert("RGB") would cut these off at 255; DALI scales them."""
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))

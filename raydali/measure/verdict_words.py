@@ -42,6 +42,8 @@ def said(finding: Finding) -> str:
 Words = tuple[str, str, str]
 """Headline, what it costs, what to try."""
 
+_SMALLER = "images stored nearer to --image-size (`raydali prepare`)"
+
 
 def _loader(by: str, remedy: str) -> Any:
     def words(found: Finding) -> Words:
@@ -55,7 +57,7 @@ def _cpu_decode(found: Finding) -> Words:
     if found.idle is not None and found.idle > 0.2:
         more += f": {found.idle:.0%} of them were idle"
     else:
-        more += ", GPUs to decode on, or images stored nearer to --image-size"
+        more += f", GPUs to decode on, or {_SMALLER}"
     return _loader(" by decoding on the CPU", more)(found)  # type: ignore[no-any-return]
 
 
@@ -89,7 +91,7 @@ def _contention(found: Finding) -> Words:
     what = f"model and loader have too few, and waited for them for {found.cost:.0%} of the epoch"
     if found.device == "cuda":
         what = f"steps are slower beside the loader than alone, for {found.cost:.0%} of the epoch"
-        return "contention for the GPU", what, "images stored nearer to --image-size, or more --cpus-per-worker"
+        return "contention for the GPU", what, f"{_SMALLER}, or more --cpus-per-worker"
     return "contention for cores", what, "fewer --workers on a node, or nodes with more cores"
 
 
@@ -135,7 +137,7 @@ _SENTENCES: dict[str, Any] = {
         " by Python", "DALI's operators or numpy over whole batches instead of Python (docs/own-data.md)"
     ),
     "cpu decode": _cpu_decode,
-    "gpu decode": _loader(" by decoding on the GPU", "images stored nearer to --image-size"),
+    "gpu decode": _loader(" by decoding on the GPU", _SMALLER),
     "loader": _loader("", "more --cpus-per-worker"),
     "step-bound": _step_bound,
     "straggler": _straggler,

@@ -1,4 +1,4 @@
-"""Epoch records against numbers worked out by hand, and against the line that design.md promises."""
+"""Epoch records against numbers worked out by hand, and against the names that other programs rely on."""
 
 import json
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from raydali.measure.records import RankRecord, epoch_record
+from tests.measure.records import rank_record
 
-# The names that other programs rely on.
 LINE = json.loads(
     """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,
      "seconds": 9.1, "images_per_second": 281.3, "loader_wait_seconds": 0.4, "loader_wait_fraction": 0.04,
@@ -30,12 +30,6 @@ FACTS: dict[str, Any] = {
 }
 
 
-def of_rank(rank: int, world_size: int, **measured: Any) -> RankRecord:
-    zeros = {"images": 0, "loss_sum": 0.0, "seconds": 0.0, "loader_wait_seconds": 0.0, "step_seconds": 0.0}
-    rest = {"checkpoint_seconds": 0.0, "first_batch_seconds": None}
-    return RankRecord(rank=rank, world_size=world_size, node=f"node-{rank}", **(zeros | rest | measured))
-
-
 def two_then_three_workers() -> list[list[RankRecord]]:
     def measured(*values: Any) -> dict[str, Any]:
         names = ("images", "loss_sum", "seconds", "loader_wait_seconds", "step_seconds", "checkpoint_seconds")
@@ -43,19 +37,19 @@ def two_then_three_workers() -> list[list[RankRecord]]:
 
     return [
         [
-            of_rank(0, 2, **measured(100, 300.0, 10.0, 1.0, 8.0, 0.5, 0.75)),
-            of_rank(1, 2, **measured(60, 100.0, 12.0, 4.0, 7.0, 0.25, 2.5)),
+            rank_record(0, 2, **measured(100, 300.0, 10.0, 1.0, 8.0, 0.5, 0.75)),
+            rank_record(1, 2, **measured(60, 100.0, 12.0, 4.0, 7.0, 0.25, 2.5)),
         ],
         [
-            of_rank(0, 3, **measured(20, 30.0, 3.0, 0.25, 2.5, 0.0, None)),
-            of_rank(1, 3, **measured(20, 40.0, 2.0, 0.75, 1.0, 0.0, 1.25)),
-            of_rank(2, 3, **measured(40, 50.0, 1.0, 0.5, 0.25, 0.75, None)),
+            rank_record(0, 3, **measured(20, 30.0, 3.0, 0.25, 2.5, 0.0, None)),
+            rank_record(1, 3, **measured(20, 40.0, 2.0, 0.75, 1.0, 0.0, 1.25)),
+            rank_record(2, 3, **measured(40, 50.0, 1.0, 0.5, 0.25, 0.75, None)),
         ],
     ]
 
 
 def test_every_name_of_the_design_is_there_and_no_other() -> None:
-    record = epoch_record([[of_rank(0, 1)]], **FACTS)
+    record = epoch_record([[rank_record(0, 1)]], **FACTS)
     assert list(record) == list(LINE)
     assert LINE["ranks"][0].keys() <= record["ranks"][0].keys()
 
@@ -77,28 +71,28 @@ def test_several_segments_of_several_ranks_merge() -> None:
 
 
 def test_one_rank_is_its_own_mean() -> None:
-    segments = [[of_rank(0, 1, images=8, loss_sum=4.0, seconds=2.0, loader_wait_seconds=0.5, step_seconds=1.5)]]
+    segments = [[rank_record(0, 1, images=8, loss_sum=4.0, seconds=2.0, loader_wait_seconds=0.5, step_seconds=1.5)]]
     record = epoch_record(segments, **FACTS)
     assert (record["seconds"], record["loader_wait_seconds"], record["step_seconds"]) == (2.0, 0.5, 1.5)
     assert (record["images_per_second"], record["loader_wait_fraction"], record["loss"]) == (4.0, 0.25, 0.5)
 
 
 def test_what_the_caller_knows_is_taken_over() -> None:
-    record = epoch_record([[of_rank(0, 1)]], **FACTS)
+    record = epoch_record([[rank_record(0, 1)]], **FACTS)
     assert {name: record[name] for name in FACTS} == FACTS
 
 
 def test_the_ceiling_counts_for_the_workers_it_was_measured_on_alone() -> None:
-    segment = [of_rank(0, 2, images=60, seconds=4.0), of_rank(1, 2, images=60, seconds=3.0)]
+    segment = [rank_record(0, 2, images=60, seconds=4.0), rank_record(1, 2, images=60, seconds=3.0)]
     assert epoch_record([segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
     assert epoch_record([segment, segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
-    others = epoch_record([[of_rank(0, 1, images=60, seconds=4.0)], segment], **FACTS)
+    others = epoch_record([[rank_record(0, 1, images=60, seconds=4.0)], segment], **FACTS)
     assert others["ceiling_images_per_second"] is None and others["of_ceiling"] is None
 
 
 def test_what_was_not_measured_is_null() -> None:
     record = epoch_record(
-        [[of_rank(0, 2), of_rank(1, 2)]], **FACTS | {"validation": None, "ceiling_images_per_second": None}
+        [[rank_record(0, 2), rank_record(1, 2)]], **FACTS | {"validation": None, "ceiling_images_per_second": None}
     )
     missing = {name for name, value in record.items() if value is None}
     never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict", "costs"}
@@ -108,7 +102,7 @@ def test_what_was_not_measured_is_null() -> None:
 
 
 def test_time_without_images_is_a_rate_of_zero() -> None:
-    record = epoch_record([[of_rank(0, 1, seconds=4.0, loader_wait_seconds=4.0)]], **FACTS)
+    record = epoch_record([[rank_record(0, 1, seconds=4.0, loader_wait_seconds=4.0)]], **FACTS)
     assert (record["images_per_second"], record["loader_wait_fraction"], record["loss"]) == (0.0, 1.0, None)
 
 

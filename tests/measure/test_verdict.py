@@ -4,21 +4,20 @@ from typing import Any
 
 import pytest
 
-from raydali.measure.records import RankRecord, epoch_record
+from raydali.measure.records import RankRecord
 from raydali.measure.verdict import BLAMED_FROM, Verdict, verdict
+from tests.measure import records
 
 
 def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:
     """One that trained on 1,000 images in 10 s at the ceiling, in 100 steps, on cores of which half were idle."""
     healthy: dict[str, Any] = {
-        "node": "a",
         "images": 1000,
         "loss_sum": 1.0,
         "seconds": 10.0,
         "loader_wait_seconds": 0.2,
         "step_seconds": 9.7,
         "checkpoint_seconds": 0.05,
-        "first_batch_seconds": None,
         "device": "cuda",
         "steps": 100,
         "exchange_seconds": 0.5 if world_size > 1 else None,
@@ -30,20 +29,12 @@ def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:
         "host_busy_seconds": 10.5 * world_size,
         "host_idle_seconds": 10.5 * world_size,
     }
-    return RankRecord(rank=number, world_size=world_size, **(healthy | measured))
+    return records.rank_record(number, world_size, **(healthy | measured))
 
 
 def line(*ranks: RankRecord, ceiling: float | None = 103.0, validation: float = 0.3) -> dict[str, Any]:
-    return epoch_record(
-        [ranks],
-        epoch=1,
-        step=200,
-        samples_consumed=2000,
-        learning_rate=0.1,
-        validation={"seconds": validation},
-        quarantined=0,
-        ceiling_images_per_second=ceiling * len(ranks) if ceiling else None,
-    )
+    of_all = ceiling * len(ranks) if ceiling else None
+    return records.epoch_line(ranks, validation={"seconds": validation}, ceiling_images_per_second=of_all)
 
 
 def judged(*ranks: RankRecord, **facts: Any) -> Verdict:
@@ -94,6 +85,13 @@ def test_the_remedy_for_decoding_says_whether_cores_were_idle() -> None:
     slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.0, "loader_waits": {"cpu decode": 10.0}}
     assert "50% of them were idle" in judged(rank(**slow)).words
     assert "GPUs to decode on" in judged(rank(**slow, host_idle_seconds=1.0)).words
+
+
+@pytest.mark.parametrize("cause", ["cpu decode", "gpu decode"])
+def test_the_remedy_for_decoding_names_the_command_that_makes_images_smaller(cause: str) -> None:
+    slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.0, "host_idle_seconds": 1.0}
+    remedy = "images stored nearer to --image-size (`raydali prepare`)"
+    assert judged(rank(**slow, loader_waits={cause: 10.0})).words.endswith(remedy)
 
 
 def test_a_rank_whose_steps_are_slow() -> None:
@@ -248,14 +246,5 @@ def test_where_nothing_was_trained_there_is_no_verdict() -> None:
 
 def test_of_several_worker_groups_the_last_one_is_judged() -> None:
     slow = rank(seconds=20.0, loader_wait_seconds=10.0)
-    record = epoch_record(
-        [[slow], [rank(i, 2) for i in range(2)]],
-        epoch=0,
-        step=1,
-        samples_consumed=1,
-        learning_rate=0.1,
-        validation=None,
-        quarantined=0,
-        ceiling_images_per_second=206.0,
-    )
+    record = records.epoch_line([slow], [rank(i, 2) for i in range(2)], ceiling_images_per_second=206.0)
     assert record["verdict"].startswith("step-bound: ")

@@ -1,9 +1,11 @@
 """Made-up runs, for tests of report.html."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from raydali.report.run_folder import RunFolder
+from tests.measure.records import rank_record
 
 BEGUN = 1_790_000_000.0
 
@@ -11,18 +13,16 @@ BEGUN = 1_790_000_000.0
 def record(epoch: int, *, ranks: int = 2, **changes: Any) -> dict[str, Any]:
     """A line of `epochs.jsonl`, whole and plausible."""
     of_ranks = [
-        {
-            "rank": rank,
-            "world_size": ranks,
-            "node": "a",
-            "images": 100,
-            "loss_sum": 50.0,
-            "seconds": 2.0,
-            "loader_wait_seconds": 0.2 + 0.1 * (rank == 1),
-            "step_seconds": 1.5,
-            "checkpoint_seconds": 0.1,
-            "first_batch_seconds": None,
-        }
+        rank_record(
+            rank,
+            ranks,
+            images=100,
+            loss_sum=50.0,
+            seconds=2.0,
+            loader_wait_seconds=0.2 + 0.1 * (rank == 1),
+            step_seconds=1.5,
+            checkpoint_seconds=0.1,
+        )
         for rank in range(ranks)
     ]
     return {
@@ -46,7 +46,7 @@ def record(epoch: int, *, ranks: int = 2, **changes: Any) -> dict[str, Any]:
         "checkpoint_seconds": 0.1,
         "quarantined": 0,
         "verdict": None,
-        "ranks": of_ranks,
+        "ranks": [asdict(each) for each in of_ranks],
     } | changes
 
 

@@ -1,0 +1,286 @@
+"""`raydali prepare`: a copy of a data set whose images are stored smaller, so that reading and decoding cost less.
+
+    raydali prepare ~/imagenet ~/imagenet-320 --shorter-side 320
+    python jobs/imagenet.py --data ~/imagenet-320
+
+Folders and names stay, so both have the same classes and ids. A file is written beside its place and then renamed:
+what stands there is whole, and the same command goes on where an earlier one ended.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from raydali.bench.results import JsonFile, require_writable, write_json
+from raydali.errors import DataError, UsageError
+from raydali.parallel import in_processes, process_count
+from raydali.verify import show
+
+if TYPE_CHECKING:
+    from raydali.data.files import Files
+    from raydali.data.quarantine import BrokenSample
+
+RECORD = "prepared.json"
+"""In the target: what it is made of, whether all that can be read stands there, and how many were broken."""
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Copy class folders with their images made smaller, for runs that wait for reading and decoding. Exit code 1:
+    some are broken, and left out."""
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    """Folder or URI with train/ and val/ of class folders, or class folders themselves."""
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
+    """Local folder for the copy: a new one, or one that the same command has begun."""
+    shorter_side: int = 320
+    """Of the images, in pixels: those whose shorter side is longer are resized, the others copied as they are."""
+    quality: int = 90
+    """Of JPEGs that are resized, and of WebP that is not lossless: 1 to 100."""
+    workers: int | None = None
+    """Processes. Default: one for each core."""
+    json: JsonFile = None
+
+
+@dataclass
+class Written:
+    """What became of some images.
+
+    Attributes:
+        made_smaller, copied: how many were written now.
+        there_already: how many an earlier run had written.
+        bytes_before, bytes_after: of those written now.
+        broken: those left out.
+    """
+
+    made_smaller: int = 0
+    copied: int = 0
+    there_already: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    broken: list["BrokenSample"] = field(default_factory=list)
+
+    def add(self, more: "Written") -> int:
+        """Take up what became of others; how many are broken so far."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        return len(self.broken)
+
+
+def main(options: Prepare) -> None:
+    """Index, copy, say and write what was done.
+
+    Raises:
+        UsageError: an option that cannot be met, data that cannot be indexed, or a target of something else.
+        DataError: images are broken, after all others were written and it was told; the target cannot be written any
+            more, or the storage does not answer.
+    """
+    begun = time.monotonic()
+    workers = process_count(options.workers)
+    if options.shorter_side < 1:
+        raise UsageError(f"--shorter-side must be at least 1, not {options.shorter_side}")
+    if not 1 <= options.quality <= 100:
+        raise UsageError(f"--quality must lie in 1..100, not {options.quality}")
+    require_writable("--json", options.json)
+    target = _target(options)
+    source, folders = _images(options.source)
+    record = {
+        "source": source.root,
+        "images": len(source),
+        "fingerprint": source.fingerprint,
+        "shorter_side": options.shorter_side,
+        "quality": options.quality,
+    }
+    with _alone(target):
+        _begin(target, record, options)
+        for folder in folders:
+            with _writing(os.path.join(target, folder)) as path:
+                os.makedirs(path, exist_ok=True)
+        written = Written()
+        make = partial(_prepared, source, target, options.shorter_side, options.quality)
+        in_processes(make, len(source), workers, str(source), written.add)
+        _write(f"{target}/{RECORD}", _as_json(record | {"complete": True, "broken": len(written.broken)}))
+    seconds = time.monotonic() - begun
+    show(written.broken)
+    print(
+        f"{target}: {len(source)} images in {seconds:.1f} s: {written.made_smaller} made smaller, {written.copied} "
+        f"copied, {written.there_already} there already, {len(written.broken)} broken; "
+        f"{written.bytes_before / GIGABYTE:.3f} GB became {written.bytes_after / GIGABYTE:.3f} GB"
+    )
+    if options.json is not None:
+        broken = [{"path": sample.path, "reason": sample.reason} for sample in written.broken]
+        write_json(record | {"target": target} | asdict(written) | {"broken": broken, "seconds": seconds}, options.json)
+    if written.broken:
+        raise DataError(
+            f"{len(written.broken)} of {len(source)} images are broken and left out of {target}, where ids are "
+            f"therefore others: repair them, and the same command adds them"
+        )
+
+
+def _target(options: Prepare) -> str:
+    from raydali.data.files import absolute
+
+    source, target = absolute(options.source), absolute(options.target)
+    if "://" in target:
+        raise UsageError(f"{target} is no local folder: give one, and upload it afterwards")
+    if os.path.exists(target) and not os.path.isdir(target):
+        raise UsageError(f"{target} is a file: give a folder for the copy")
+    if "://" not in source:
+        paths = [os.path.realpath(path) for path in (source, target)]
+        if os.path.commonpath(paths) in paths:
+            raise UsageError(f"{source} and {target} are one folder, or one lies in the other: give a target beside it")
+    return target
+
+
+def _images(data: str) -> tuple["Files", list[str]]:
+    """The images in the folders of a root, by their relative paths; and the folders."""
+    from raydali.data.file_list import is_list
+    from raydali.data.files import Files, absolute
+    from raydali.data.image_folder import EXTENSIONS
+    from raydali.data.listing import list_tree
+    from raydali.data.tar_shards import is_shards
+    from raydali.data.tfrecord import names_tfrecords
+
+    wanted = "give a folder with train/ and val/ of class folders, or class folders themselves"
+    if is_list(data) or is_shards(data) or names_tfrecords(data):
+        raise UsageError(f"{data} is a list, tar shards or TFRecord files, which are not copied: {wanted}")
+    root = absolute(data)
+    listing = list_tree(root, of="class folders")
+    del listing[""]
+    if any(name.startswith("instances_") for name in listing.get("annotations", ())):
+        raise UsageError(f"{data} holds boxes, in annotations/, which would not fit smaller images: {wanted}")
+    images = {
+        folder: sorted(name for name in listing[folder] if name.lower().endswith(EXTENSIONS))
+        for folder in sorted(listing)
+    }
+    if not any(images.values()):
+        raise UsageError(f"no images in the folders of {data}, {', '.join(EXTENSIONS)}: {wanted}")
+    return Files.from_folders(root, images), [*images]
+
+
+@contextmanager
+def _alone(target: str) -> Iterator[None]:
+    """Keep others from writing to the target, which is made; where its file system has no locks, trust that none do."""
+    try:
+        os.makedirs(target, exist_ok=True)
+        folder = os.open(target, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be made: {error.strerror}; give another target") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"another `raydali prepare` writes to {target}: wait for its end") from error
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+def _begin(target: str, record: dict[str, Any], options: Prepare) -> None:
+    """Write what the target is made of; or compare, where it was begun before."""
+    there = set(os.listdir(target)) - {os.path.basename(_beside(f"{target}/{RECORD}"))}
+    if not there:
+        _write(f"{target}/{RECORD}", _as_json(record | {"complete": False}))
+        return
+    try:
+        earlier = json.loads(Path(target, RECORD).read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{target} is not empty, and holds no {RECORD}: give a new folder") from error
+    for name, value in record.items():
+        if earlier.get(name) != value:
+            remedy = "give another target, or remove it"
+            if name in ("images", "fingerprint"):
+                raise UsageError(f"{options.source} has other files than when {target} was made of it: {remedy}")
+            option = "" if name == "source" else f"--{name.replace('_', '-')} "
+            raise UsageError(f"{target} was made of {option}{earlier.get(name)}, not of {option}{value}: {remedy}")
+
+
+def _as_json(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, indent=2) + "\n").encode()
+
+
+# In the processes
+
+
+def _prepared(source: "Files", target: str, shorter_side: int, quality: int, ids: Iterable[int]) -> Written:
+    from raydali.data.quarantine import BrokenSample, why_broken
+    from raydali.data.smaller_images import smaller
+
+    written = Written()
+    before = after = b""
+
+    def load(id: int) -> None:
+        nonlocal before, after
+        before = source.read(id)
+        made = smaller(before, shorter_side, quality)
+        after = before if made is None else made
+
+    for id in ids:
+        path = source.path(id)
+        place = os.path.join(target, path.removeprefix(os.path.join(source.root, "")))
+        if _holds_something(place):
+            written.there_already += 1
+        elif (reason := why_broken(partial(load, id))) is not None:
+            written.broken.append(BrokenSample(id, path, reason))
+        else:
+            _write(place, after)
+            written.made_smaller += after is not before
+            written.copied += after is before
+            written.bytes_before += len(before)
+            written.bytes_after += len(after)
+    return written
+
+
+def _holds_something(path: str) -> bool:
+    """A file may be left empty by a machine that goes down."""
+    try:
+        return os.stat(path).st_size > 0
+    except OSError:
+        return False
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a file as a whole, or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    beside = _beside(path)
+    with _writing(path):
+        try:
+            Path(beside).write_bytes(data)
+            os.replace(beside, path)
+        except OSError:
+            Path(beside).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[str]:
+    try:
+        yield path
+    except OSError as error:
+        until = "there is room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "that is mended"
+        raise DataError(
+            f"{path} cannot be written: {error.strerror}; once {until}, the same command goes on"
+        ) from error
+
+
+def _beside(path: str) -> str:
+    """No image by its name, and no longer than names may be; the same each time, so that none is left over."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{blake2b(os.fsencode(name), digest_size=8).hexdigest()}.part")

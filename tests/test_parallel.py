@@ -1,0 +1,50 @@
+"""Samples in many processes: in order, each once, and an end that is told."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from raydali.errors import DataError, UsageError
+from raydali.parallel import SAMPLES_AT_ONCE, in_processes, process_count
+
+
+def odd(ids: range) -> list[int]:
+    return [id for id in ids if id % 2]
+
+
+def killed(ids: range) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def no_storage(ids: range) -> None:
+    raise OSError(errno.EIO, "Input/output error", "/data/1.jpg")
+
+
+@pytest.mark.parametrize("samples", [1, SAMPLES_AT_ONCE, 5 * SAMPLES_AT_ONCE + 1])
+def test_in_order_and_each_once(samples: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[int] = []
+
+    def take(more: list[int]) -> int:
+        found.extend(more)
+        return len(found)
+
+    in_processes(odd, samples, 2, "numbers", take)
+    assert found == [*range(1, samples, 2)]
+    assert capsys.readouterr().err == f"numbers: {samples} of {samples} read, {len(found)} broken\n"
+
+
+def test_a_process_that_is_killed_and_a_storage_that_fails_are_errors() -> None:
+    for examine, message in (
+        (killed, "cannot go on: a process was killed; if memory ran out, lower --workers"),
+        (no_storage, "cannot go on: .* Input/output error: '/data/1.jpg'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            in_processes(examine, 100, 2, "numbers", lambda _: 0)
+
+
+def test_process_count() -> None:
+    assert process_count(None) == len(os.sched_getaffinity(0)) and process_count(3) == 3
+    with pytest.raises(UsageError, match="--workers must be at least 1, not 0"):
+        process_count(0)
