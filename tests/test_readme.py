@@ -17,9 +17,10 @@ from PIL import Image
 from jobs.imagenet import DIGITS, Config
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
-from raydali.measure.records import RankRecord, epoch_record
+from raydali.measure.records import RankRecord
 from raydali.report.run_folder import RunFolder
 from tests.cluster.support import ROOT, committed, descendants, environment, head, kill, wait_until_gone
+from tests.measure.records import epoch_line, rank_record
 
 README, FILES, CLUSTERS = (
     (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md")
@@ -100,32 +101,11 @@ def test_the_demo_is_the_one_shown() -> None:
 
 
 def test_the_fields_of_a_line_are_explained() -> None:
-    rank = RankRecord(
-        rank=0,
-        world_size=1,
-        node="",
-        images=1,
-        loss_sum=0.0,
-        seconds=1.0,
-        loader_wait_seconds=0.0,
-        step_seconds=0.0,
-        checkpoint_seconds=0.0,
-        first_batch_seconds=0.0,
-    )
     validation = {name: 0 for name in ("images", "loss", "top1", "top5", "seconds")}
-    record = epoch_record(
-        [[rank]],
-        epoch=0,
-        step=1,
-        samples_consumed=1,
-        learning_rate=0.0,
-        validation=validation,
-        quarantined=0,
-        ceiling_images_per_second=None,
-    )
+    record = epoch_line([rank_record()], validation=validation)
     of_line, of_rank = set(record), {field.name for field in fields(RankRecord)}
 
-    (line,) = blocks("json", FILES)
+    line, _ = blocks("json", FILES)
     shown = set(re.findall(r'"(\w+)":', line))
     explained = {name for cell in table("Field") for name in re.findall(r"`(\w+)`", cell)}
     assert shown <= of_line | of_rank | set(validation)

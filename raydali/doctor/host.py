@@ -68,8 +68,13 @@ def this_host() -> Host:
         cuda=_cuda_of_torch(),
         shared_memory=_shared_memory(),
         open_files=_open_files(),
-        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of PACKAGES, none of which is imported; empty where it is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
 def why_no_nvjpeg() -> str:

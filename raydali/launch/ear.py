@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raydali.launch import hangs
 from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
+from raydali.launch.overheard import Overheard
 from raydali.launch.waiting import Waiting
 from raydali.report.console import Console
 from raydali.report.html_live import LiveReport
@@ -52,6 +53,7 @@ class Ear:
         self._step = 0
         self._errors: list[Mapping[str, Any]] = []  # of the present worker group
         self._unwritten: list[dict[str, Any]] = []
+        self._overheard = Overheard()
 
     def listen(self) -> None:
         """Take all that came since the last time, and look whether the run stands still."""
@@ -68,17 +70,24 @@ class Ear:
             elif kind == "event":
                 message["seconds"] = self._seconds()
                 self._event({name: value for name, value in message.items() if name != "kind"})
+            elif kind == "overheard":
+                self._overheard.take(message)
             elif kind == "progress":
                 self._step = message["step"]
             elif kind == "epoch":
                 self._track(message["record"])
                 self._report.epoch(message["record"])
             self._console.show(message)
+        self._say_overheard()
         if stuck := self._watch.stuck():
             event = {"event": "hang", "ranks": [asdict(each) for each in stuck], "seconds": self._seconds()}
             self._console.show({"kind": "event", **event})
             self._event(event)
             hangs.kill(stuck)
+
+    def _say_overheard(self, *, at_end: bool = False) -> None:
+        for line in self._overheard.lines(at_end=at_end):
+            self._console.warn(line)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)
@@ -116,6 +125,7 @@ class Ear:
 
     def end(self, event: str, **facts: Any) -> None:
         """Note how the driver ended, as the last event."""
+        self._say_overheard(at_end=True)
         self._note(_row({"event": event, **facts}))
 
 

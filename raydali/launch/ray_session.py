@@ -15,10 +15,12 @@ from raydali.data.loader import Loader
 from raydali.doctor.checks import unfit
 from raydali.errors import DataError, DivergedError, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
+from raydali.launch.environment import environment, place_of
 from raydali.launch.hangs import Heartbeat
 from raydali.launch.mailbox import Mailbox
 from raydali.launch.metrics import RankMetrics
 from raydali.launch.notices import Interrupted, Notice
+from raydali.launch.overheard import overheard
 from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
 from raydali.train.worker import Worker
@@ -36,6 +38,7 @@ class RaySession:
         self.worker = Worker.join(
             _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
         )
+        self._environment = environment(self.worker.gather(place_of(self.worker)))
         self._mailbox = mailbox
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell)
@@ -71,7 +74,8 @@ class RaySession:
     def tell_start(self, *, step: int, steps: int) -> None:
         """See Session."""
         if self.worker.rank == 0:
-            facts = {"world_size": self.worker.world_size, "device": self.worker.device.type}
+            facts = {"world_size": self.worker.world_size, "device": self.worker.device.type} | self._environment
+            facts["train_run"] = get_train_context().train_run_context.run_id
             self.tell("event", event="resume" if self._resumed else "start", step=step, steps=steps, **facts)
 
     def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
@@ -111,8 +115,10 @@ def run_worker(config: dict[str, Any]) -> None:
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in unfit():
                 session.tell("warning", rank=session.worker.rank, text=text)
-        config["train"](config["options"], ray.get(config["data"]), session)
-        session.finish()
+        rank = session.worker.rank
+        with overheard(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
+            config["train"](config["options"], ray.get(config["data"]), session)
+            session.finish()
         beat.close()
     except Interrupted:
         raise

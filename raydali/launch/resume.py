@@ -15,10 +15,15 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier start of the same run left."""
+    """What earlier starts of the same run left.
+
+    Attributes:
+        train_runs: Ray's own ids of them.
+    """
 
     settings: dict[str, Any]
     finished: bool
+    train_runs: frozenset[str] = frozenset()
 
 
 def earlier_run(folder: RunFolder) -> Earlier | None:
@@ -33,8 +38,12 @@ def earlier_run(folder: RunFolder) -> Earlier | None:
             return None
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
-    finished = any(row["event"] == "finish" for row in folder.rows("events.jsonl"))
-    return Earlier(folder.read_json(CONFIG), finished)
+    events = folder.rows("events.jsonl")
+    return Earlier(
+        folder.read_json(CONFIG),
+        finished=any(row["event"] == "finish" for row in events),
+        train_runs=frozenset(row["train_run"] for row in events if "train_run" in row),
+    )
 
 
 def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> None:

@@ -7,20 +7,23 @@ from rich.console import Console as RichConsole
 
 from raydali.report.live import Display
 
+_Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
 _COLUMNS = (
     ("epoch", "epoch", 5, "d"),
-    ("images", "images", 9, "d"),
-    ("images/s", "images_per_second", 9, ".0f"),
-    ("ceiling", "of_ceiling", 8, ".1%"),
-    ("wait", "loader_wait_fraction", 6, ".1%"),
+    ("images", "images", 8, "d"),
+    ("images/s", "images_per_second", 8, ".0f"),
+    ("ceiling", "of_ceiling", 7, ".1%"),
+    ("wait", "loader_wait_fraction", 5, ".1%"),
     ("loss", "loss", 7, ".4f"),
-    ("lr", "learning_rate", 8, ".2g"),
+    ("lr", "learning_rate", 7, ".2g"),
 )
-_OF_CLASSIFIERS = ("top-1", "top1", 7, ".4f"), ("top-5", "top5", 7, ".4f")
-_OF_RESTORATION = ("psnr", "psnr", 7, ".2f"), ("of input", "input_psnr", 8, ".2f"), ("ssim", "ssim", 7, ".4f")
-_OF_DETECTORS = ("mAP", "map", 7, ".4f"), ("mAP@50", "map_50", 7, ".4f")
-_SECONDS = ("seconds", "seconds", 8, ".1f")
+_OF_CLASSIFIERS = ("top-1", "top1", 6, ".4f"), ("top-5", "top5", 6, ".4f")
+_OF_RESTORATION = ("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")
+_OF_DETECTORS = ("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")
+_SECONDS = ("seconds", "seconds", 7, ".1f")
+_LEFT_OUT_FIRST = "images", "lr", "input"
+"""On a terminal too narrow for all; 80 columns are enough."""
 
 QUARANTINED_SHOWN = 5
 """Broken samples that are warned about one by one."""
@@ -40,7 +43,7 @@ class Console:
         self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._display = Display(self._rich)
         self._quarantined = 0
-        self._columns: tuple[tuple[str, str, int, str], ...] = ()
+        self._columns: tuple[_Column, ...] = ()
         self._verdict = ""
 
     def say(self, text: str) -> None:
@@ -107,12 +110,18 @@ class Console:
         record = (message["record"]["validation"] or {}) | message["record"]
         if not self._columns:
             of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
-            self._columns = *_COLUMNS, *of_task, _SECONDS
+            self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))
             self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
         values = ((record.get(name), width, form) for _, name, width, form in self._columns)
         self.say(" ".join(f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in values))
         self._show_verdict(record.get("verdict"))
         self._display.epoch(record)
+
+    def _fitting(self, columns: tuple[_Column, ...]) -> tuple[_Column, ...]:
+        for name in _LEFT_OUT_FIRST if self._rich.is_terminal else ():
+            if sum(width + 1 for _, _, width, _ in columns) - 1 > self._rich.width:
+                columns = tuple(column for column in columns if column[0] != name)
+        return columns
 
     def _show_verdict(self, verdict: str | None) -> None:
         """Below the first epoch that it speaks of, and again when it names something else."""

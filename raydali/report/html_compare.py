@@ -1,7 +1,7 @@
-"""One page for several runs: a table of what each reached, their curves in common charts, the settings that differ."""
+"""One page for several runs: a table of what each reached, their curves in common charts, and what differs in them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from raydali.report import html_words as words
@@ -21,7 +21,9 @@ def compare_page(histories: Sequence[History]) -> bytes:
         f"{words.moment(time.time())}</p></header>\n"
         f"<section><h2>Reached</h2>{_table(histories, labels, metrics)}</section>\n"
         f"{_section('Speed', _speed(histories, labels))}{_section('Learning', _learning(histories, labels, metrics))}"
-        f"<section><h2>Settings that differ</h2>{_settings(histories, labels)}</section>\n"
+        f"<section><h2>Settings that differ</h2>{_differing(list(map(words.settings, histories)), labels)}</section>\n"
+        f"<section><h2>Environments that differ</h2>"
+        f"{_differing(list(map(words.environment, histories)), labels)}</section>\n"
         f"<footer>Written by raydali. {DASH}: not measured, or not given.</footer>\n"
     )
     return page(" / ".join(labels), body)
@@ -92,15 +94,14 @@ def _learning(histories: Sequence[History], labels: Sequence[str], metrics: Sequ
     return charts
 
 
-def _settings(histories: Sequence[History], labels: Sequence[str]) -> str:
-    names = dict.fromkeys(str(name) for history in histories for name in history.settings)
+def _differing(runs: Sequence[Mapping[str, str]], labels: Sequence[str]) -> str:
     rows = ""
-    for name in names:
-        values = [words.shown(history.settings.get(name)) for history in histories]
+    for name in dict.fromkeys(name for run in runs for name in run):
+        values = [run.get(name, DASH) for run in runs]
         if name != "name" and len(set(values)) > 1:
             cells = "".join(f"<td>{escape(value)}</td>" for value in values)
             rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
     if not rows:
         return "<p>None.</p>"
-    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in ("setting", *labels))
+    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in ("", *labels))
     return f'<div class="card wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

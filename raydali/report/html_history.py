@@ -5,10 +5,12 @@ epoch, and two of each rank, so that a run's driver can take one line after anot
 """
 
 import math
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydali.report.run_folder import RunFolder
 
@@ -23,6 +25,8 @@ NAN = math.nan
 
 def number(value: object) -> float | None:
     """The value as a finite number, or None: null, text and NaN say that nothing was measured."""
+    if type(value) is float:  # nearly all are
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -48,8 +52,8 @@ class Epoch:
     values: Mapping[str, float]
     validation: Mapping[str, float]
     verdict: str | None
-    waiting: Sequence[float]
-    stepping: Sequence[float]
+    waiting: NDArray[np.float32]
+    stepping: NDArray[np.float32]
 
     def get(self, name: str) -> float | None:
         """One of `values`."""
@@ -81,21 +85,20 @@ def _numbers(values: object) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_ranks(ranks: Sequence[object]) -> tuple[Sequence[float], Sequence[float]]:
+def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Share of waiting, and milliseconds of stepping for an image, by rank; a rank may have several segments."""
-    sums: dict[int, list[float]] = {}
-    for record in ranks:
-        if not isinstance(record, Mapping) or (rank := number(record.get("rank"))) is None or not 0 <= rank < 1 << 20:
-            continue
-        names = ("seconds", "loader_wait_seconds", "images", "step_seconds")
-        values = [NAN if (value := number(record.get(name))) is None else value for name in names]
-        before = sums.get(int(rank), [0.0] * 4)
-        sums[int(rank)] = [a + b for a, b in zip(before, values, strict=True)]
-    size = max(sums, default=-1) + 1
-    waiting, stepping = array("f", [NAN]) * size, array("f", [NAN]) * size
-    for index, (seconds, wait, images, step) in sums.items():
-        waiting[index] = wait / seconds if seconds > 0 else NAN
-        stepping[index] = 1000 * step / images if images > 0 else NAN
+    records = [record for record in ranks if isinstance(record, dict)]
+    names = ("rank", "seconds", "loader_wait_seconds", "images", "step_seconds")
+    columns = [[NAN if (v := number(record.get(name))) is None else v for record in records] for name in names]
+    table = np.array(columns).reshape(len(names), -1)
+    table = table[:, (table[0] >= 0) & (table[0] < 1 << 20)]
+    of_rank = table[0].astype(int)
+    size = int(of_rank.max(initial=-1)) + 1
+    seconds, wait, images, step = (np.bincount(of_rank, column, size) for column in table[1:])
+    waiting, stepping = np.full((2, size), NAN, np.float32)
+    with np.errstate(all="ignore"):
+        np.divide(wait, seconds, out=waiting, where=seconds > 0, casting="same_kind")
+        np.divide(1000 * step, images, out=stepping, where=images > 0, casting="same_kind")
     return waiting, stepping
 
 

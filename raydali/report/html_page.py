@@ -4,7 +4,7 @@ import base64
 import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from raydali.report import html_words as words
@@ -41,7 +41,8 @@ def run_page(history: History, *, again: float = 0) -> bytes:
         _section("Events", timeline(history, now if again else None), card=True),
         _section("Samples", _samples(history.samples), card=True),
         _section("Epochs", _table(history), card=True),
-        _section("Settings", _settings(history), card=True),
+        _section("Settings", _names_and_values(words.settings(history)), card=True),
+        _section("Environment", _names_and_values(words.environment(history)), card=True),
     )
     footer = f"<footer>Written by raydali from {escape(history.place)}. {DASH}: not measured, or not given.</footer>\n"
     return page(f"{history.name}: {words.STATUS[history.status]}", "".join(parts) + footer, again=again)
@@ -230,11 +231,6 @@ def _table(history: History) -> str:
     )
 
 
-def _settings(history: History) -> str:
-    if not history.settings:
-        return ""
-    rows = "".join(
-        f"<div><dt>{escape(str(name))}</dt><dd>{escape(words.shown(value))}</dd></div>"
-        for name, value in history.settings.items()
-    )
-    return f'<dl class="settings">{rows}</dl>'
+def _names_and_values(values: Mapping[str, str]) -> str:
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values.items())
+    return f'<dl class="settings">{rows}</dl>' if rows else ""

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,6 +124,39 @@ def where(history: History) -> str | None:
             workers = many(number(row.get("world_size")), "worker")
             return f"{workers} on {row['device']}" if isinstance(row.get("device"), str) else workers
     return None
+
+
+def settings(history: History) -> dict[str, str]:
+    """The run's settings by name."""
+    return {str(name): shown(value) for name, value in history.settings.items()}
+
+
+def environment(history: History) -> dict[str, str]:
+    """What the run ran on by name: versions and machines. What a resume changed is named with its step."""
+    found: dict[str, dict[str, str]] = {}
+    for row in history.events:
+        if row.get("event") in ("start", "resume"):
+            step = number(row.get("step"))
+            for name, value in _environment_of(row).items():
+                values = found.setdefault(name, {})
+                if not values or value != list(values.values())[-1]:
+                    values[f"from step {count(step)}: " if step else ""] = value
+    return {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
+
+
+def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
+    versions, nodes = start.get("versions"), start.get("nodes")
+    found = {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
+    kinds = Counter(_machine(node) for node in nodes if isinstance(node, Mapping)) if isinstance(nodes, list) else {}
+    if kinds:
+        texts = (f"{many(n, 'node')} with {kind}{' each' if n > 1 else ''}" for kind, n in kinds.items())
+        found["machines"] = "; ".join(texts)
+    return found
+
+
+def _machine(node: Mapping[str, Any]) -> str:
+    gpu = f" on {_shortened(node['gpu'])}" if node.get("gpu") else ""
+    return f"{many(number(node.get('cores')), 'core')}, {many(number(node.get('workers')), 'worker')}{gpu}"
 
 
 def event(row: Mapping[str, Any], world_size: float | None) -> str:

@@ -108,7 +108,7 @@ def test_restoration_has_figures_of_its_own(output: Output) -> None:
     for _ in range(2):
         console.show({"kind": "epoch", "record": RECORD | {"validation": validation}})
     heading, *lines = output().splitlines()
-    assert heading.split()[-6:] == ["lr", "psnr", "of", "input", "ssim", "seconds"] and "top-1" not in heading
+    assert heading.split()[-5:] == ["lr", "psnr", "input", "ssim", "seconds"] and "top-1" not in heading
     assert [line.split()[-5:] for line in lines] == [["0.05", "30.09", "24.64", "0.9351", "205.5"]] * 2
 
 
@@ -179,6 +179,38 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     monkeypatch.setattr("raydali.report.live.time.monotonic", lambda: now[0])
     return now
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(140, []), (80, []), (70, ["images"]), (60, ["images", "lr"])])
+@pytest.mark.parametrize("metrics", [("top1", "top5"), ("psnr", "input_psnr", "ssim"), ("map", "map_50")])
+def test_a_narrow_terminal_gets_fewer_columns(
+    width: int, left_out: list[str], metrics: tuple[str, ...], on_terminal: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    Console().show({"kind": "epoch", "record": RECORD | {"validation": dict.fromkeys(metrics, 0.7613)}})
+    heading, line = on_terminal().splitlines()
+    assert len(heading) == len(line) <= width
+    assert [name for name in ("images", "lr") if name not in heading.split()][: len(left_out)] == left_out
+    if metrics[0] != "psnr":
+        assert {"epoch", "loss", "seconds"} < set(heading.split()) and len(heading.split()) == 10 - len(left_out)
+
+
+def test_facts_are_wrapped_between_words(on_terminal: Output, clock: list[float], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    console = Console()
+    console.show({"kind": "epoch", "record": RECORD | {"verdict": "loader-bound by decoding: slow"}})
+    console.show(pulse(0, 0.02))
+    console.show(progress(100, 3200))
+    clock[0] += 2.0
+    console.show(progress(400, 6400000))
+    on_terminal()
+    console._display.refresh()
+    frame = on_terminal()
+    console.close()
+    lines = [line for line in CONTROL.sub("", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", frame)).splitlines() if line.strip()]
+    assert all(len(line.rstrip()) <= 60 for line in lines) and "\u2026" not in frame
+    said = " ".join(line.strip() for line in lines)
+    assert "loss 2.7183" in said and " left, loader-bound by decoding" in said
 
 
 def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output, clock: list[float]) -> None:

@@ -17,7 +17,7 @@ from raydali.report.html_compare import compare_page
 from raydali.report.html_history import History
 from raydali.report.html_page import SAMPLES_BYTES, metric_groups, run_page
 from raydali.report.html_timeline import marks
-from raydali.report.html_words import seconds, shown, state
+from raydali.report.html_words import environment, seconds, shown, state
 from raydali.report.run_folder import RunFolder
 from tests.report.runs import event, record, start, write
 
@@ -171,7 +171,11 @@ def test_names_cannot_break_out() -> None:
     evil = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
     made = history(
         [record(0, validation={evil: 0.5, "seconds": 1.0, "loss": 1.0}, verdict=evil)],
-        [start(1, device=evil), event("failure", 2, ranks=[evil], error=evil), event(evil, 3, **{evil: evil})],
+        [
+            start(1, device=evil, versions={evil: evil}, nodes=[{"gpu": evil}]),
+            event("failure", 2, ranks=[evil], error=evil),
+            event(evil, 3, **{evil: evil}),
+        ],
         **{"epochs": 1, evil: evil},
     )
     made.name = made.place = evil
@@ -214,6 +218,48 @@ def test_resumes_of_other_sizes() -> None:
     heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
     levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
+
+
+H200 = {"workers": 8, "cores": 128, "gpu": "NVIDIA H200"}
+CPU = {"workers": 2, "cores": 2, "gpu": None}
+
+
+def of_start(torch: str, *nodes: dict[str, Any]) -> dict[str, Any]:
+    named = [{"node": f"{i:08x}", **node} for i, node in enumerate(nodes)]
+    return {"versions": {"python": "3.11.7", "torch": torch, "raydali": None}, "nodes": named}
+
+
+def test_the_environment_and_what_a_resume_changed_in_it() -> None:
+    made = history([record(0)], [start(1, **of_start("2.11.0", H200, H200, CPU))])
+    assert environment(made) == {
+        "python": "3.11.7",
+        "torch": "2.11.0",
+        "raydali": "\u2013",
+        "machines": "2 nodes with 128 cores, 8 workers on NVIDIA H200 each; 1 node with 2 cores, 2 workers",
+    }
+    made.add_event(start(9, step=10, **of_start("2.11.0", CPU)))
+    made.add_event(start(20, step=20))  # by an older raydali
+    made.add_event(start(30, step=1200, **of_start("2.15.0", CPU)))
+    assert environment(made)["torch"] == "2.11.0; from step 1,200: 2.15.0"
+    assert environment(made)["machines"].endswith("2 workers; from step 10: 1 node with 2 cores, 2 workers")
+    assert "Environment python 3.11.7 torch 2.11.0; from step 1,200: 2.15.0 raydali \u2013 machines" in text(
+        run_page(made)
+    )
+    odd = [start(1, versions=[1], nodes=[None, {"gpu": 3}]), start(1, versions={"a": {}}, nodes=3)]
+    assert environment(history([], odd)) == {"machines": "1 node with \u2013 cores, \u2013 workers on 3", "a": "{}"}
+    assert environment(history([record(0)], [start(1)])) == {}
+    assert "Environment" not in text(run_page(history([record(0)], [start(1)])))
+
+
+def test_environments_are_compared() -> None:
+    facts = [of_start("1.0", H200), of_start("2.0", CPU), {}]
+    runs = [history([record(0)], [start(1, **each)]) for each in facts]
+    for run, name in zip(runs, "abc", strict=True):
+        run.name = name
+    said = text(compare_page(runs))
+    assert "Settings that differ None. Environments that differ a b c python 3.11.7 3.11.7 \u2013 torch 1.0 2.0" in said
+    assert "machines 1 node with 128 cores, 8 workers on NVIDIA H200 1 node with 2 cores, 2 workers \u2013" in said
+    assert "Environments that differ None." in text(compare_page(runs[:1] * 2))
 
 
 def test_several_segments_of_a_rank_are_one_cell() -> None:

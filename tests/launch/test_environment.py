@@ -1,0 +1,28 @@
+"""What a worker group runs on, as its start tells it."""
+
+import torch
+
+from raydali.launch.environment import Place, environment, place_of
+from raydali.train.worker import Worker
+
+VERSIONS = {"python": "3.11.7", "torch": "2.15.0", "nvidia-dali-cuda120": ""}
+
+
+def test_this_process_has_cores_and_versions() -> None:
+    place = place_of(Worker(rank=0, world_size=1, device=torch.device("cpu"), cpus=1, node="3f2a1b9c"))
+    assert place.node == "3f2a1b9c" and place.cores >= 1 and place.gpu is None
+    assert place.versions["torch"] == torch.__version__.partition("+")[0] and place.versions["ray"]
+
+
+def test_workers_are_gathered_by_node_and_versions_that_differ_are_both_named() -> None:
+    gpu = "NVIDIA H200"
+    places = [Place(node=node, cores=16, gpu=gpu, versions=VERSIONS) for node in ("a", "b", "b")]
+    places.append(Place(node="c", cores=4, gpu=None, versions=VERSIONS | {"torch": "2.11.0"}))
+    assert environment(places) == {
+        "versions": {"python": "3.11.7", "torch": "2.11.0, 2.15.0", "nvidia-dali-cuda120": None},
+        "nodes": [
+            {"node": "a", "workers": 1, "cores": 16, "gpu": gpu},
+            {"node": "b", "workers": 2, "cores": 16, "gpu": gpu},
+            {"node": "c", "workers": 1, "cores": 4, "gpu": None},
+        ],
+    }
