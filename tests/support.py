@@ -21,6 +21,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "torchmetrics.functional.image", "tests.support"]
 )
+CPU = torch.device("cpu")
 
 
 class Stopped(Exception):
@@ -30,9 +31,11 @@ class Stopped(Exception):
 class LocalSession:
     """A Session of a plain process: what the driver hears is kept."""
 
-    def __init__(self, folder: RunFolder, *, stop_at: int | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, *, stop_at: int | None = None, device: torch.device = CPU, cpus: int = 1
+    ) -> None:
         self.folder = folder
-        self.worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+        self.worker = Worker.join(device, cpus=cpus, node="local")
         self.told: list[dict[str, Any]] = []
         self.published: list[Figures] = []
         self.noticed: Notice | None = None

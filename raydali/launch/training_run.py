@@ -31,6 +31,7 @@ from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.notices import Interrupted, Notice, Notices
 from raydali.launch.options import TrainingOptions
 from raydali.launch.session import Session
+from raydali.measure.exchange import Exchange
 from raydali.measure.meter import EpochMeter
 from raydali.measure.pulse import Pulse
 from raydali.measure.records import RankRecord, epoch_record
@@ -97,7 +98,7 @@ class TrainingRun:
         self._saved: dict[str, Any] | None = None
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._exchanges: EpochMeter | None = None
+        self._exchange: Exchange | None = None
         self._best: float | None = None
         self._ceiling: float | None = None
         self._parts: dict[str, Stateful] = {}
@@ -143,18 +144,6 @@ class TrainingRun:
             worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node, loader_waits=waits
         )
 
-    def _watch_gradients(self, model: nn.Module) -> None:
-        """Enter the meter's "exchange" where all gradients of a step are there: the first layer's come last."""
-        first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
-        if first is not None and self.worker.world_size > 1:
-            first.register_post_accumulate_grad_hook(self._has_gradients)
-
-    def _has_gradients(self, _: torch.Tensor) -> None:
-        # Inside a CUDA graph no time can be taken.
-        if self._exchanges is not None and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
-            self._exchanges.exchange()
-            self._exchanges = None
-
     def _new_pulse(self) -> Pulse:
         share = self.micro_batches / self.stream.micro_batches_per_step
         return Pulse(
@@ -193,8 +182,8 @@ class TrainingRun:
         """
         self._prepare = before_saving
         self._parts = {name: part for name, part in parts.items() if part is not None}
-        if isinstance(model := self._parts.get("model"), nn.Module):
-            self._watch_gradients(model)
+        if isinstance(model := self._parts.get("model"), nn.Module) and self.worker.world_size > 1:
+            self._exchange = Exchange(model)
         for name, part in self._parts.items():
             if saved := (self._saved or {}).get(name):
                 if isinstance(part, Optimizer):
@@ -279,12 +268,15 @@ class TrainingRun:
 
     def take_step(self, batches: Iterator[Batch], meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
         """This rank's batches of a step, numbered from 0; what draws random numbers is seeded for each of them."""
+        if self._exchange is not None:
+            self._exchange.look(meter)
         for index in range(self.micro_batches):
             meter.enter("loader_wait")
             batch = next(batches)
             meter.first_batch()
             meter.enter("step")
-            self._exchanges = meter if index == self.micro_batches - 1 else None
+            if self._exchange is not None:
+                self._exchange.expect(meter if index == self.micro_batches - 1 else None)
             torch.manual_seed(int(keyed(self._config.seed, batch.micro_batch.number)) >> 1)
             yield index, batch
 

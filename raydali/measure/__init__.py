@@ -1,1 +1,1 @@
-"""Where the time goes: clocks, epoch records, merging ranks. Pure: no Ray, no DALI."""
+"""Where the time goes: clocks, epoch records, merging ranks, the ceiling, the verdict. Pure: no Ray, no DALI."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from statistics import fmean
 
 import torch
 
@@ -42,6 +43,7 @@ class EpochMeter:
         self._seen_first = self._exchanging = False
         self._first_step_seconds: float | None = None
         self._images = self._steps = self.replaced = 0
+        self._sampled_exchanges: list[float] = []
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._begin()
 
@@ -66,6 +68,10 @@ class EpochMeter:
         """Note that this rank has all its gradients of the step under way; `add` says that the others' came."""
         self._exchanging = True
         self._clock.enter("exchange")
+
+    def sample_exchange(self, seconds: float) -> None:
+        """Take the length of one step's exchange for all steps' that are not timed themselves: a captured step's."""
+        self._sampled_exchanges.append(seconds)
 
     def end_step(self) -> None:
         """Note that a step is done; of a worker's first one, how long it took the host."""
@@ -92,6 +98,9 @@ class EpochMeter:
         """What was measured since the last reset; waits for the device."""
         times, cpu = self._clock.totals(), cpu_times()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None
+        exchange, shortest = times.get("exchange"), self._clock.shortest("exchange")
+        if sampled := self._sampled_exchanges:
+            exchange, shortest = fmean(sampled) * self._steps, min(sampled)
         return RankRecord(
             **self._who,  # type: ignore[arg-type]  # rank, world_size, node
             images=self._images,
@@ -104,8 +113,8 @@ class EpochMeter:
             replaced=self.replaced,
             steps=self._steps,
             first_step_seconds=self._first_step_seconds,
-            exchange_seconds=times.get("exchange"),
-            shortest_exchange_seconds=self._clock.shortest("exchange"),
+            exchange_seconds=exchange,
+            shortest_exchange_seconds=shortest,
             loader_waits={
                 cause: seconds - self._waits_before.get(cause, 0.0) for cause, seconds in self._loader_waits.items()
             },
@@ -122,5 +131,6 @@ class EpochMeter:
         self._clock.reset()
         self._first_batch_seconds = self._first_step_seconds = None
         self._images = self._steps = self.replaced = 0
+        self._sampled_exchanges.clear()
         self._loss_sum.zero_()
         self._begin()
