@@ -16,6 +16,7 @@ from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
 from raydali.launch.options import LaunchOptions
 from raydali.launch.preflight import Cluster, Placement, place
+from raydali.launch.reservations import Reservations
 from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run
 from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
@@ -109,7 +110,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         folder.write_json(CONFIG, settings)
         console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
         with tracked(folder, options.trackers, settings, console.warn) as track:
-            _run(job, options, placement, cluster, folder, console, track)
+            left_over = set(earlier.train_runs) if earlier is not None else set()
+            _run(job, options, placement, cluster, folder, console, track, left_over)
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
@@ -151,6 +153,7 @@ def _run(
     folder: RunFolder,
     console: Console,
     track: Callable[[Mapping[str, Any]], None],
+    left_over: set[str],
 ) -> None:
     """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens."""
     import ray
@@ -159,7 +162,7 @@ def _run(
 
     from raydali.launch.mailbox import Mailbox
     from raydali.launch.metrics import RunMetrics
-    from raydali.launch.process_group import NodeAddresses
+    from raydali.launch.process_group import WorkerProcesses
     from raydali.launch.ray_session import run_worker
     from raydali.launch.watcher import Watcher
 
@@ -167,7 +170,7 @@ def _run(
     elastic = placement.minimum < placement.reachable
     if elastic:
         # A node that has just died is counted on until this is over; where there are fewer, fewer workers start.
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
     workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
     trainer = TorchTrainer(
         run_worker,
@@ -178,7 +181,7 @@ def _run(
             "folder": folder,
             "mailbox": mailbox,
         },
-        torch_config=NodeAddresses(backend="gloo"),
+        torch_config=WorkerProcesses(backend="gloo"),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
             use_gpu=placement.gpu,
@@ -197,6 +200,7 @@ def _run(
     if cluster.own:
         waiting.over()  # it was given what its workers need
     report = LiveReport(folder, console.warn)
+    reservations = Reservations(left_over)
     failures, watch = Failures(options.max_failures), HangWatch(options.hang_timeout)
     ear = Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report, failures, watch)
     try:
@@ -204,6 +208,8 @@ def _run(
             ear.listen()
             waiting.poll()
             report.poll()
+            if elastic:
+                reservations.poll()
         ear.listen()
     except KeyboardInterrupt:
         try:

@@ -18,6 +18,13 @@ from raydali.local_cluster.processes import MARK
 from raydali.local_cluster.state import State
 
 NOT_INHERITED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+HEALTH_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""A node whose processes are gone is given up after 5 s instead of Ray's 15, one that no packet reaches after 20 s
+instead of 65. For the environment of a head."""
 LAST_LINES = 15
 """Of the head's log, shown where it does not start."""
 
@@ -121,6 +128,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
         "RAY_NODE_TYPE_NAME": kind,
         "RAY_CLOUD_INSTANCE_ID": provider["head_node_id"],
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        **HEALTH_CHECKS,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
     log = folder / "head.log"

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-from torchvision.transforms import v2
 
 Mix = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -14,9 +13,11 @@ def mixing(mixup: float, cutmix: float, classes: int) -> Mix:
     Args:
         mixup, cutmix: alpha of each, 0 for off; with both off nothing is changed.
     """
+    if not mixup and not cutmix:
+        return lambda images, labels: (images, labels)
+    from torchvision.transforms import v2  # takes seconds
+
     mixes = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
     mixes += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
-    if not mixes:
-        return lambda images, labels: (images, labels)
     mix = v2.RandomChoice(mixes)
     return lambda images, labels: mix(images.float(), labels)

@@ -1,9 +1,9 @@
-"""Models by name: torchvision's, and `digits`, a small network for the built-in data."""
+"""Models by name: torchvision's, which takes seconds to import, and `digits`, a small network for the built-in data."""
 
 import difflib
 from collections.abc import Sequence
+from importlib.metadata import version
 
-import torchvision
 from torch import nn
 
 from raydali.errors import UsageError
@@ -15,6 +15,8 @@ def check_model(name: str) -> None:
     Raises:
         UsageError: naming models that resemble it.
     """
+    import torchvision
+
     check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
 
 
@@ -29,13 +31,15 @@ def check_known(name: str, known: Sequence[str], usual: str) -> None:
     """
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or usual
-        raise UsageError(f"--model {name} is not a model of torchvision {torchvision.__version__}: try {near}")
+        raise UsageError(f"--model {name} is not a model of torchvision {version('torchvision')}: try {near}")
 
 
 def build_model(name: str, classes: int) -> nn.Module:
     """The model, randomly initialised, with `classes` outputs."""
     if name == "digits":
         return digits_network(classes)
+    import torchvision
+
     # GoogLeNet and Inception train with further outputs unless told not to.
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)

@@ -44,7 +44,9 @@ class ForwardBackward:
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(model)
-        self._forward = torch.compile(self._parallel or model, dynamic=False, disable=not compiled)
+        forward = self._parallel or model
+        # Its import takes seconds, whether it is used or not.
+        self._forward = torch.compile(forward, dynamic=False) if compiled else forward
         self._criterion, self._precision = criterion, precision
         self._share = worker.world_size / micro_batches
         self._graph: torch.cuda.CUDAGraph | None = None

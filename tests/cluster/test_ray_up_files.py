@@ -6,16 +6,12 @@ Ray's schema lets anything stand in a `node_config`: it is held against what AWS
 import copy
 import json
 import re
-import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray.autoscaler
-import tyro
-import yaml
 from botocore.exceptions import ParamValidationError
 from botocore.session import Session
 from botocore.validate import validate_parameters
@@ -23,32 +19,12 @@ from googleapiclient.discovery_cache import get_static_doc
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from jobs.imagenet import Config
+from raydali.local_cluster.head import HEALTH_CHECKS
+from tests.cluster.ray_up_files import load, prepared, text
 from tests.cluster.support import ROOT
 
-CLOUDS = ("aws", "gcp")
 BUCKET = {"aws": "s3://my-bucket/runs", "gcp": "gs://my-bucket/runs"}
 SPOT_AND_NOT = ("gpu_spot", "gpu_on_demand")
-
-
-def text(cloud: str) -> str:
-    return (ROOT / f"cluster/{cloud}.yaml").read_text()
-
-
-def load(cloud: str) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(text(cloud))
-    return config
-
-
-def prepared(cloud: str) -> dict[str, Any]:
-    """As Ray fills it in before it asks the cloud for anything."""
-    config: dict[str, Any] = prepare_config(load(cloud))
-    return config
-
-
-@pytest.fixture(params=CLOUDS)
-def cloud(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -200,6 +176,11 @@ def test_a_token_is_needed_and_no_secret_is_sent_or_written_down(cloud: str) -> 
     assert "ssh_private_key" not in config["auth"]
 
 
+def test_nodes_that_are_gone_are_given_up_soon(cloud: str) -> None:
+    options = load(cloud)["docker"]["run_options"]
+    assert {f"--env {name}={value}" for name, value in HEALTH_CHECKS.items()} <= set(options)
+
+
 def test_the_dashboard_is_not_public(cloud: str) -> None:
     config = prepared(cloud)
     (start,) = [command for command in config["head_start_ray_commands"] if "ray start" in command]
@@ -217,135 +198,3 @@ def test_runs_and_data_have_a_bucket(cloud: str) -> None:
     workers = [prepared(cloud)["available_node_types"][name]["node_config"] for name in SPOT_AND_NOT]
     roles = [worker["IamInstanceProfile" if cloud == "aws" else "serviceAccounts"] for worker in workers]
     assert roles[0] == roles[1] and "raydali-worker" in str(roles[0])  # they read and write it by a role, not a key
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What runs on the machines
-
-
-def test_every_command_is_bash(cloud: str) -> None:
-    config = prepared(cloud)
-    commands = [command for key, value in config.items() if key.endswith("_commands") for command in value]
-    assert len(commands) >= 7
-    for command in commands:
-        done = subprocess.run(["bash", "-n"], input=f"true && ({command})", text=True, capture_output=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-
-
-DOUBLES = {
-    "sudo": '[[ $1 == -* ]] && shift 2; "$@"',
-    "mountpoint": 'grep -qx "${@: -1}" mounted',
-    "lsblk": 'echo "/dev/nvme0n1 Amazon EBS"; for disk in $DISKS; do echo "$disk Amazon NVMe Instance Storage"; done',
-    "find": 'for disk in $DISKS; do echo "$disk"; done',
-    "blkid": "test -e labelled",
-    "mkfs.ext4": 'echo "mkfs ${@: -1}" >> done; touch labelled',
-    "mdadm": 'echo "mdadm $*" >> done',
-    "mount": 'echo "mount $*" >> done; echo "${@: -1}" >> mounted',
-    "mkdir": "true",
-    "chown": 'echo "chown $*" >> done',
-    "install": 'mkdir "${@: -1}"',
-    "aws": 'test "$1 $7" = "ssm --with-decryption" && printf "%s\\n" $TOKEN',
-    "gcloud": 'test "$1 $3" = "secrets access" && printf "%s\\n" $TOKEN',
-}
-"""What a machine is to the commands: its disks are kept in files of the current folder."""
-
-
-def command_with(word: str, cloud: str) -> str:
-    """The one command before the container's start that has this word."""
-    (command,) = [each for each in prepared(cloud)["initialization_commands"] if word in each]
-    return str(command)
-
-
-@pytest.fixture
-def doubles(tmp_path: Path) -> str:
-    """A PATH where what would change a machine only says so."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in DOUBLES.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-    return f"{folder}:/usr/bin:/bin"
-
-
-@pytest.mark.parametrize("disks", [(), ("/dev/nvme1n1",), ("/dev/nvme1n1", "/dev/nvme2n1")], ids=len)
-def test_nvme_becomes_data_once(cloud: str, disks: tuple[str, ...], tmp_path: Path, doubles: str) -> None:
-    def run() -> list[str]:
-        (tmp_path / "done").write_text("")
-        env = {"PATH": doubles, "DISKS": " ".join(disks)}
-        subprocess.run(["bash", "-c", command_with("mkfs", cloud)], cwd=tmp_path, env=env, check=True)
-        return (tmp_path / "done").read_text().splitlines()
-
-    (tmp_path / "mounted").write_text("/\n")
-    first = run()
-    owned = "chown 1000 /data"
-    if len(disks) == 0:
-        assert first == [owned]
-    elif len(disks) == 1:
-        assert first == ["mkfs /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 /data", owned]
-    else:
-        array = "mdadm --create /dev/md/raydali --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
-        assert first == [array, "mkfs /dev/md/raydali", "mount -o noatime /dev/md/raydali /data", owned]
-
-    assert run() == [owned]  # again: nothing is formatted
-    if disks:  # after a reboot: what is there is mounted, not formatted
-        (tmp_path / "mounted").write_text("/\n")
-        assert run() == ["mount LABEL=raydali /data", owned]
-
-
-def test_disks_that_aws_image_has_mounted_are_used_as_they_are(tmp_path: Path, doubles: str) -> None:
-    (tmp_path / "mounted").write_text("/opt/dlami/nvme\n")
-    env = {"PATH": doubles, "DISKS": "/dev/nvme1n1"}
-    subprocess.run(["bash", "-c", command_with("mkfs", "aws")], cwd=tmp_path, env=env, check=True)
-    assert (tmp_path / "done").read_text().splitlines() == ["mount --bind /opt/dlami/nvme /data", "chown 1000 /data"]
-
-
-def test_the_token_is_for_its_owner_alone_and_must_be_there(cloud: str, tmp_path: Path, doubles: str) -> None:
-    folder = tmp_path / "run"
-    script = command_with("auth_token", cloud).replace("/run/raydali", str(folder))
-    (tmp_path / "bin/mkdir").unlink()
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={"PATH": doubles, "TOKEN": "abc"})
-    assert done.returncode == 0
-    token = folder / "auth_token"
-    assert token.read_text() == "abc"
-    assert token.stat().st_mode & 0o777 == 0o600
-
-    token.unlink()
-    (tmp_path / "bin/install").write_text("#!/bin/bash\n")
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={"PATH": doubles, "TOKEN": ""})
-    assert done.returncode != 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The page about them
-
-
-def test_the_page_says_what_there_is() -> None:
-    page = (ROOT / "docs/clusters.md").read_text()
-    lines = [
-        line
-        for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-        for line in block.splitlines()
-    ]
-    assert all(line.startswith("$ ") for line in lines)
-    for cloud in CLOUDS:
-        assert {f"$ ray up cluster/{cloud}.yaml", f"$ ray dashboard cluster/{cloud}.yaml"} <= set(lines)
-        for command in prepared(cloud)["initialization_commands"]:
-            for secret in re.findall(r"--name (\S+auth_token)|--secret=(\S+)", command):
-                assert f"{''.join(secret)} " in page
-    for name in re.findall(r"(?<!tests/)\bcluster/[\w./-]+[\w]", page):
-        assert (ROOT / name).exists(), name
-    image = prepared("aws")["docker"]["image"].rpartition("/")[2]
-    assert set(re.findall(r"raydali:[\w.-]+\w", page)) == {image}
-
-    from ray.scripts.scripts import cli
-
-    assert set(re.findall(r"\$ ray ([a-z-]+)", page)) <= set(cli.commands)
-    jobs = [line for line in lines if "ray job submit" in line]
-    on_gpus = 0
-    for line in jobs:
-        _, _, options = line.partition(" python jobs/imagenet.py ")
-        config = tyro.cli(Config, args=shlex.split(options))
-        assert config.name and config.max_failures
-        on_gpus += config.gpu and config.checkpoint_every > 0
-        assert "--working-dir . -- python jobs/imagenet.py" in line
-    assert on_gpus >= 2

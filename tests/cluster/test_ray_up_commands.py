@@ -1,0 +1,100 @@
+"""What cluster/aws.yaml and cluster/gcp.yaml run on the machines, run here: disks become /data, the token a file."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.ray_up_files import prepared
+
+
+def test_every_command_is_bash(cloud: str) -> None:
+    config = prepared(cloud)
+    commands = [command for key, value in config.items() if key.endswith("_commands") for command in value]
+    assert len(commands) >= 7
+    for command in commands:
+        done = subprocess.run(["bash", "-n"], input=f"true && ({command})", text=True, capture_output=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+DOUBLES = {
+    "sudo": '[[ $1 == -* ]] && shift 2; "$@"',
+    "mountpoint": 'grep -qx "${@: -1}" mounted',
+    "lsblk": 'echo "/dev/nvme0n1 Amazon EBS"; for disk in $DISKS; do echo "$disk Amazon NVMe Instance Storage"; done',
+    "find": 'for disk in $DISKS; do echo "$disk"; done',
+    "blkid": "test -e labelled",
+    "mkfs.ext4": 'echo "mkfs ${@: -1}" >> done; touch labelled',
+    "mdadm": 'echo "mdadm $*" >> done',
+    "mount": 'echo "mount $*" >> done; echo "${@: -1}" >> mounted',
+    "mkdir": "true",
+    "chown": 'echo "chown $*" >> done',
+    "install": 'mkdir "${@: -1}"',
+    "aws": 'test "$1 $7" = "ssm --with-decryption" && printf "%s\\n" $TOKEN',
+    "gcloud": 'test "$1 $3" = "secrets access" && printf "%s\\n" $TOKEN',
+}
+"""What a machine is to the commands: its disks are kept in files of the current folder."""
+
+
+def command_with(word: str, cloud: str) -> str:
+    """The one command before the container's start that has this word."""
+    (command,) = [each for each in prepared(cloud)["initialization_commands"] if word in each]
+    return str(command)
+
+
+@pytest.fixture
+def doubles(tmp_path: Path) -> str:
+    """A PATH where what would change a machine only says so."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in DOUBLES.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize("disks", [(), ("/dev/nvme1n1",), ("/dev/nvme1n1", "/dev/nvme2n1")], ids=len)
+def test_nvme_becomes_data_once(cloud: str, disks: tuple[str, ...], tmp_path: Path, doubles: str) -> None:
+    def run() -> list[str]:
+        (tmp_path / "done").write_text("")
+        env = {"PATH": doubles, "DISKS": " ".join(disks)}
+        subprocess.run(["bash", "-c", command_with("mkfs", cloud)], cwd=tmp_path, env=env, check=True)
+        return (tmp_path / "done").read_text().splitlines()
+
+    (tmp_path / "mounted").write_text("/\n")
+    first = run()
+    owned = "chown 1000 /data"
+    if len(disks) == 0:
+        assert first == [owned]
+    elif len(disks) == 1:
+        assert first == ["mkfs /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 /data", owned]
+    else:
+        array = "mdadm --create /dev/md/raydali --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
+        assert first == [array, "mkfs /dev/md/raydali", "mount -o noatime /dev/md/raydali /data", owned]
+
+    assert run() == [owned]  # again: nothing is formatted
+    if disks:  # after a reboot: what is there is mounted, not formatted
+        (tmp_path / "mounted").write_text("/\n")
+        assert run() == ["mount LABEL=raydali /data", owned]
+
+
+def test_disks_that_aws_image_has_mounted_are_used_as_they_are(tmp_path: Path, doubles: str) -> None:
+    (tmp_path / "mounted").write_text("/opt/dlami/nvme\n")
+    env = {"PATH": doubles, "DISKS": "/dev/nvme1n1"}
+    subprocess.run(["bash", "-c", command_with("mkfs", "aws")], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "done").read_text().splitlines() == ["mount --bind /opt/dlami/nvme /data", "chown 1000 /data"]
+
+
+def test_the_token_is_for_its_owner_alone_and_must_be_there(cloud: str, tmp_path: Path, doubles: str) -> None:
+    folder = tmp_path / "run"
+    script = command_with("auth_token", cloud).replace("/run/raydali", str(folder))
+    (tmp_path / "bin/mkdir").unlink()
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={"PATH": doubles, "TOKEN": "abc"})
+    assert done.returncode == 0
+    token = folder / "auth_token"
+    assert token.read_text() == "abc"
+    assert token.stat().st_mode & 0o777 == 0o600
+
+    token.unlink()
+    (tmp_path / "bin/install").write_text("#!/bin/bash\n")
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={"PATH": doubles, "TOKEN": ""})
+    assert done.returncode != 0
