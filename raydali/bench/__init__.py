@@ -1,1 +1,1 @@
-"""The benchmarks: loaders alone and in training, beside their peers, in one run on one machine."""
+"""The benchmarks, each on one machine: loaders alone and in training beside their peers, and what grows with a run."""

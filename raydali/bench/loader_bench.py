@@ -10,19 +10,26 @@ slower or faster meanwhile is so for all of them.
 
 import os
 import statistics
-import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, plot, show, write_json
-from raydali.errors import UsageError
+from raydali.bench.results import (
+    NOT_INSTALLED,
+    JsonFile,
+    devices,
+    machine,
+    number,
+    require_measured,
+    show,
+    spread,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from raydali.bench.loaders import Task
     from raydali.data.image_folder import ImageFolder
 
-NOT_INSTALLED = "not installed"
 CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
 POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "repeats")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
@@ -74,17 +81,16 @@ def main(options: LoaderBench) -> dict[str, Any]:
         BenchFailed: a loader could not be measured; after the others' results were shown and written.
     """
     from raydali.bench import table_640
+    from raydali.bench.loader_plot import plot
     from raydali.bench.photographs import photographs
     from raydali.data.image_folder import ImageFolder
 
     if options.seed_table:
         options = table_640.settings(options)
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
-    if not 0 < options.seconds < float("inf"):
-        raise UsageError(f"--seconds must be above 0, not {options.seconds}")
     counts = asked.gpu_counts(options.gpus)
     given = ImageFolder.scan(options.data) if options.data is not None else None
-    asked.check_images(options, len(given) if given else options.make, counts)
+    asked.check_images(options, len(given) if given else options.make, max(counts))
     with photographs(options.data, options.make) as root:
         pairs = table_640.pairs(counts) if options.seed_table else _pairs(options, counts)
         result = _measure(options, given or ImageFolder.scan(root), pairs)
@@ -97,9 +103,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
         write_json(result, options.json)
     if options.plot:
         plot(result, options.plot)
-    failed = [row for row in result["rows"] if row["error"] not in (None, NOT_INSTALLED)]
-    if failed:
-        raise BenchFailed("\n".join(f"{row['loader']} on {devices(row['gpus'])}: {row['error']}" for row in failed))
+    require_measured(result["rows"], _name)
     return result
 
 
@@ -109,31 +113,14 @@ def _pairs(options: LoaderBench, counts: list[int]) -> list[tuple[str, int]]:
 
 
 def _measure(options: LoaderBench, source: "ImageFolder", pairs: list[tuple[str, int]]) -> dict[str, Any]:
-    """Every loader on every number of GPUs, repeated in turn; a loader that failed is not tried again."""
-    from raydali.bench.measurement import MeasurementFailed, is_installed, measure
+    from raydali.bench.in_turn import measure_in_turn
+    from raydali.bench.loaders import LOADERS
 
-    rows: list[dict[str, Any]] = []
-    for name, gpus in pairs:
-        rows.append({"loader": name, "gpus": gpus, "repeats": [], "seconds": 0.0, "error": None})
-        if not is_installed(name):
-            rows[-1]["error"] = NOT_INSTALLED
-    for repeat in range(options.repeats):
-        for row in rows:
-            if row["error"]:
-                continue
-            try:
-                delivered = measure(_task(options, source.root, row["loader"]), row["gpus"])
-            except MeasurementFailed as error:
-                row["error"] = str(error)
-                continue
-            row["repeats"].append(sum(each.images / each.seconds for each in delivered))
-            row["seconds"] += max(each.seconds for each in delivered)
-            which = f"{repeat + 1}/{options.repeats} {row['loader']} on {devices(row['gpus'])}"
-            print(f"{which}: {number(row['repeats'][-1])} images/s", file=sys.stderr, flush=True)
-    for row in rows:
-        rates = row["repeats"] if not row["error"] else []
-        row["images_per_second"] = statistics.median(rates) if rates else None
-        row["low"], row["high"] = (min(rates), max(rates)) if rates else (None, None)
+    rows: list[dict[str, Any]] = [
+        {"loader": loader, "gpus": gpus, "error": None if LOADERS[loader].is_installed else NOT_INSTALLED}
+        for loader, gpus in pairs
+    ]
+    measure_in_turn(rows, lambda row: _task(options, source.root, row["loader"]), repeats=options.repeats, name=_name)
     _add_ratios(rows)
     settings = asdict(options) | _images(source)
     return {"command": "bench loader", "machine": machine(), "settings": settings, "rows": rows}
@@ -151,6 +138,10 @@ def _task(options: LoaderBench, root: str, loader: str) -> "Task":
         workers=options.workers,
         seconds=options.seconds,
     )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['loader']} on {devices(row['gpus'])}"
 
 
 def _images(source: "ImageFolder") -> dict[str, int]:
@@ -188,16 +179,10 @@ def _show_table(result: dict[str, Any]) -> None:
             (
                 row["loader"],
                 devices(row["gpus"]),
-                *rate_cells(row),
+                number(row["images_per_second"]),
+                spread(row),
                 *(number(row[name], ".2f") for name in ("to_native", "to_torchvision", "scaling")),
             )
             for row in result["rows"]
         ],
     )
-
-
-def rate_cells(row: dict[str, Any]) -> tuple[str, str]:
-    """A row's rate and the spread of its repeats; or why there is none."""
-    if row["error"]:
-        return "-", NOT_INSTALLED if row["error"] == NOT_INSTALLED else "failed: see below"
-    return number(row["images_per_second"]), f"{number(row['low'])} .. {number(row['high'])}"

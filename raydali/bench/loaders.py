@@ -11,6 +11,7 @@ pixels on the device, and their labels but for SPDL. Ours are 8-bit and normalis
 normalised. It runs in a process of its own, so whatever is slow to import is imported inside.
 """
 
+import importlib.util
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -81,6 +82,11 @@ class Measured:
     parallel: bool = False
     all_queues: bool = False
     module: str | None = None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this machine has that module."""
+        return self.module is None or importlib.util.find_spec(self.module) is not None
 
 
 def _raydali(task: Task) -> Deliveries:

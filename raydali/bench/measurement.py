@@ -6,7 +6,6 @@ Every measurement pays for its own start, so that none inherits memory pools, pa
 another's.
 """
 
-import importlib.util
 import os
 import signal
 import time
@@ -18,7 +17,7 @@ from itertools import count
 from multiprocessing import connection, get_context
 from typing import Any
 
-from raydali.bench.loaders import LOADERS, Deliveries, Task
+from raydali.bench.loaders import Deliveries, Task
 from raydali.data.hardware_queues import HARDWARE_QUEUES, VARIABLE
 
 WARM_UP = 0.2
@@ -41,12 +40,6 @@ class Delivered:
 
     images: int
     seconds: float
-
-
-def is_installed(loader: str) -> bool:
-    """Whether this machine has the module that the loader needs."""
-    module = LOADERS[loader].module
-    return module is None or importlib.util.find_spec(module) is not None
 
 
 def measure(task: Task, gpus: int) -> list[Delivered]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from raydali.bench import asked
 from raydali.bench.results import BenchFailed, JsonFile, machine, number, require_writable, show, write_json
 from raydali.errors import UsageError
 
@@ -63,9 +64,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
         BenchFailed: something could not be measured; after the other figures were shown and written.
     """
     ranks = _ranks(options.ranks)
-    for name in ("samples", "epochs", "batch_size"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    asked.check_positive(options, ("samples", "epochs", "batch_size"))
     require_writable("--json", options.json)
     if options.samples < options.batch_size * ranks[-1]:
         raise UsageError(
@@ -98,23 +97,21 @@ def main(options: ScaleBench) -> dict[str, Any]:
 
 
 def _ranks(listed: str) -> list[int]:
-    try:
-        counts = sorted({int(part) for part in listed.split(",")})
-    except ValueError:
-        counts = [0]
-    if not 1 <= counts[0] <= counts[-1] <= MOST_RANKS:
+    counts = asked.integers(listed)
+    if not counts or not 1 <= counts[0] <= counts[-1] <= MOST_RANKS:
         raise UsageError(f"--ranks must be numbers from 1 to {MOST_RANKS} such as 1,64,1024, not {listed!r}")
     return counts
 
 
 def _quantities(options: ScaleBench) -> list[Quantity]:
+    from raydali.bench import scale_meeting as meeting
     from raydali.bench import scale_parts as parts
 
     samples, epochs = options.samples, options.epochs
     of = samples, options.batch_size
 
     def meshed(what: str) -> Callable[[int], float | None]:
-        return lambda ranks: getattr(parts.mesh(ranks), what) if ranks <= MOST_MESHED else None
+        return lambda ranks: getattr(meeting.mesh(ranks), what) if ranks <= MOST_MESHED else None
 
     return [
         Quantity("rank 0 takes in the ranks' records, an epoch", "s", parts.gather_seconds),
@@ -128,12 +125,8 @@ def _quantities(options: ScaleBench) -> list[Quantity]:
         Quantity("an epoch's trace, all ranks", "B", lambda ranks: parts.trace_bytes(ranks, *of)),
         Quantity("the index, once a node", "B", lambda ranks: parts.index_bytes(samples)),
         Quantity("the index, made ready on a node", "s", lambda ranks: parts.index_seconds(samples)),
-        Quantity("all ranks meet at the store", "s", parts.store_seconds),
-        Quantity(
-            "all ranks connect with each other (gloo)",
-            "s",
-            meshed("connect"),
-        ),
+        Quantity("all ranks meet at the store", "s", meeting.store_seconds),
+        Quantity("all ranks connect with each other (gloo)", "s", meshed("connect")),
         Quantity("a barrier of all ranks (gloo)", "s", meshed("barrier")),
     ]
 

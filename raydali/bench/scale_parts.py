@@ -1,24 +1,18 @@
-"""The parts of a run that grow with the number of ranks, each for itself: seconds, or bytes."""
+"""What one process of a run does and keeps for its ranks: reports, the trace, the index, in seconds or bytes."""
 
 import gc
 import json
 import pickle
-import resource
 import tempfile
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raydali.bench.measurement import MeasurementFailed
 from raydali.data.image_folder import ImageFolder
 from raydali.data.stream import Stream
 from raydali.measure.records import RankRecord, epoch_record
@@ -26,7 +20,6 @@ from raydali.report.run_folder import RunFolder
 from raydali.report.samples import SampleTrace
 
 REPEATS = 5
-PATIENCE = timedelta(seconds=300)
 _PATH = "train/n01440764/n01440764_10026.JPEG"
 """As long as ImageNet's."""
 
@@ -187,117 +180,3 @@ def index_seconds(samples: int) -> float:
     """A worker takes the index out of its node's object store: arrays stay where they are."""
     head, buffers = _pickled_index(samples)
     return _seconds(lambda: pickle.loads(head, buffers=buffers))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Ranks that meet
-
-
-def store_seconds(ranks: int) -> float:
-    """All ranks leave an address at torch's store and read those of all others."""
-    with _enough_files(2 * ranks):
-        names = [f"rank-{rank}" for rank in range(ranks)]
-
-        def meet(rank: int, client: Any) -> None:
-            client.set(names[rank], "10.0.0.1:12345")
-            client.wait(names)
-            client.multi_get(names)
-
-        with _clients(ranks) as clients:
-            return _together(meet, clients)
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Seconds until all ranks are connected, and of a barrier then."""
-
-    connect: float
-    barrier: float
-
-
-@cache
-def mesh(ranks: int) -> Mesh:
-    """A gloo process group, as Ray Train makes one: every rank is connected with every other."""
-    import torch.distributed as dist
-
-    with _enough_files(ranks * ranks + 2 * ranks):
-        groups: dict[int, Any] = {}
-
-        def connect(rank: int, client: Any) -> None:
-            groups[rank] = dist.ProcessGroupGloo(client, rank, ranks, PATIENCE)
-            groups[rank].barrier().wait()
-
-        def wait(rank: int, client: Any) -> None:
-            groups[rank].barrier().wait()
-
-        with _clients(ranks) as clients:
-            connected = _together(connect, clients)
-            return Mesh(connected, min(_together(wait, clients) for _ in range(REPEATS)))
-
-
-@contextmanager
-def _clients(ranks: int) -> Iterator[list[Any]]:
-    """Connections to a store, one for each rank.
-
-    They are not timed: each asks DNS for its own name, which takes seconds where DNS does not answer.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    server: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    clients: list[Any] = [None] * ranks
-
-    def connect(rank: int, store: Any) -> None:
-        clients[rank] = store.clone()
-
-    _together(connect, [server] * ranks)
-    yield clients
-
-
-def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float:
-    """Seconds until all ranks, a thread each, have done it.
-
-    Raises:
-        MeasurementFailed: one of them could not.
-    """
-    errors: list[Exception] = []
-    start = threading.Barrier(len(clients) + 1)
-
-    def run(rank: int) -> None:
-        start.wait()
-        try:
-            do(rank, clients[rank])
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise MeasurementFailed(f"{len(errors)} of {len(clients)} ranks failed: {errors[0]}")
-    return time.perf_counter() - began
-
-
-class _enough_files:
-    """Room for so many more open files, while it lasts.
-
-    Raises:
-        MeasurementFailed: the machine does not allow as many.
-    """
-
-    def __init__(self, files: int) -> None:
-        self.files = files + 1000
-
-    def __enter__(self) -> None:
-        self.before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        soft, hard = self.before
-        if self.files > soft:
-            if self.files > hard:
-                raise MeasurementFailed(f"{self.files} files must be open at once, and `ulimit -Hn` allows {hard}")
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, hard))
-
-    def __exit__(self, *error: object) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, self.before)

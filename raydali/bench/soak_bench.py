@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from raydali.bench import asked
 from raydali.bench.results import BenchFailed, JsonFile, machine, require_writable, show, write_json
 from raydali.errors import UsageError
 from raydali.started_jobs import heed_sigterm, job_script
@@ -85,8 +86,7 @@ def main(options: SoakBench) -> dict[str, Any]:
         raise UsageError(f"--epochs must be at least {LEAST_EPOCHS}, not {options.epochs}")
     if not 1 <= options.workers <= MOST_WORKERS:
         raise UsageError(f"--workers must be from 1 to {MOST_WORKERS}, not {options.workers}")
-    if options.batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1, not {options.batch_size}")
+    asked.check_positive(options, ["batch_size"])
     require_writable("--json", options.json)
     script = job_script("imagenet.py", "raydali bench soak")
     heed_sigterm()

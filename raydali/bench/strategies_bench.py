@@ -13,13 +13,23 @@ and with DALI; eager, as the usual scripts are, and so no measure of what raydal
 No job of raydali trains with DataParallel. Without a GPU one process and DDP with two of them are measured.
 """
 
-import statistics
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, JsonFile, devices, gpu_names, machine, number, show, write_json
+from raydali.bench.results import (
+    JsonFile,
+    devices,
+    gpu_names,
+    machine,
+    number,
+    require_measured,
+    show,
+    spread,
+    write_json,
+)
+from raydali.bench.strategies_figures import NOTHING, figures, to_one
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +43,6 @@ CPU_PROCESSES = 2
 PRECISIONS = ("fp32", "amp")
 LOADERS = ("torch", "dali")
 POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "steps", "repeats")
-MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 GIB = 1 << 30
 
 
@@ -80,8 +89,8 @@ def main(options: StrategiesBench) -> dict[str, Any]:
 
     Returns:
         What --json writes: {"command", "machine", "settings", "rows"}. A row: {"strategy", "precision", "loader",
-        "gpus" (0: the CPU), "processes", "error", the figures of `figures`, "to_one" (its rate to that of strategy
-        one in the same precision with the same loader)}. Null: not measured.
+        "gpus" (0: the CPU), "processes", "error", the figures of `strategies_figures.figures`, "to_one" (its rate to
+        that of strategy one in the same precision with the same loader)}. Null: not measured.
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
@@ -93,9 +102,9 @@ def main(options: StrategiesBench) -> dict[str, Any]:
 
     wanted = _rows(options)
     gpus = max(row["gpus"] for row in wanted)
-    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
+    make = asked.to_make(options, gpus)
     images = len(ImageFolder.scan(options.data)) if options.data is not None else make
-    _check_images(options, images, wanted)
+    asked.check_images(options, images, gpus, max(row["processes"] for row in wanted))
     settings = asdict(options) | {"gpus": gpus, "make": None if options.data else make, "images": images}
     rows: list[dict[str, Any]] = []
     result = {"command": "bench strategies", "machine": machine(), "settings": settings, "rows": rows}
@@ -112,78 +121,15 @@ def main(options: StrategiesBench) -> dict[str, Any]:
             _show_table(result)
             if options.plot:
                 plot(result, options.plot)
-    failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"]]
-    if failed:
-        raise BenchFailed("\n".join(failed))
+    require_measured(rows, name)
     return result
-
-
-def figures(measured: dict[str, Any]) -> dict[str, Any]:
-    """What a row says of what its processes measured.
-
-    Returns:
-        {"images_per_second" (over all GPUs, the median), "low", "high", "repeats" (each one's rate),
-        "loader_wait_fraction" (of the time in which GPUs had no data, the median), "memory" (of each GPU, bytes:
-        "allocated_bytes" and "reserved_bytes" are torch's peaks behind the warm-up; "used_bytes" is what the driver
-        says is taken at the end, by DALI, CUDA, NCCL and other programs too), "memory_balance" (the smallest to the
-        largest "used_bytes"), "busy_seconds" (that each GPU computes for a step, in any kernel but NCCL's), and
-        "busy_balance" (the smallest to the largest of these)}. Balances are null where there are no two GPUs.
-    """
-    rates = [each["images_per_second"] for each in measured["rounds"]]
-    memory, busy = measured["memory"], measured["busy_seconds"]
-    return {
-        "images_per_second": statistics.median(rates),
-        "low": min(rates),
-        "high": max(rates),
-        "repeats": rates,
-        "loader_wait_fraction": statistics.median(each["loader_wait_fraction"] for each in measured["rounds"]),
-        "memory": memory,
-        "memory_balance": balance([each["used_bytes"] for each in memory or []]),
-        "busy_seconds": busy,
-        "busy_balance": balance(busy or []),
-    }
-
-
-def balance(loads: list[float]) -> float | None:
-    """The smallest load to the largest: 1 where all bear the same. Null for fewer than two, or none at all."""
-    return min(loads) / max(loads) if len(loads) > 1 and max(loads) > 0 else None
-
-
-def to_one(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """The row's rate to that of strategy one in the same precision with the same loader; null where one has none."""
-    same = [
-        each["images_per_second"]
-        for each in rows
-        if (each["strategy"], each["precision"], each["loader"]) == ("one", row["precision"], row["loader"])
-    ]
-    if not same or same[0] is None or row["images_per_second"] is None:
-        return None
-    return float(row["images_per_second"] / same[0])
-
-
-NOTHING = dict.fromkeys(
-    (
-        "images_per_second",
-        "low",
-        "high",
-        "repeats",
-        "loader_wait_fraction",
-        "memory",
-        "memory_balance",
-        "busy_seconds",
-        "busy_balance",
-    )
-)
-"""The figures of a row that could not be measured."""
 
 
 def _rows(options: StrategiesBench) -> list[dict[str, Any]]:
     """What is to be measured: rows without figures. What cannot be on so many GPUs is left out, which a line says."""
     asked.check(options, positive=POSITIVE, loaders=LOADERS)
-    strategies = _chosen("strategies", options.strategies, STRATEGIES)
-    precisions = _chosen("precisions", options.precisions, PRECISIONS)
-    if not 0 < options.timeout < float("inf"):
-        raise UsageError(f"--timeout must be above 0 seconds, not {options.timeout}")
+    strategies = asked.chosen("strategies", options.strategies, STRATEGIES)
+    precisions = asked.chosen("precisions", options.precisions, PRECISIONS)
     if options.model != "digits":
         from raydali.train.models import check_model  # imports torchvision: seconds
 
@@ -209,26 +155,6 @@ def _rows(options: StrategiesBench) -> list[dict[str, Any]]:
         for precision in precisions
         for loader in asked.names(options.loaders)
     ]
-
-
-def _chosen(option: str, listed: str, choice: Any) -> list[str]:
-    chosen = asked.names(listed)
-    if not chosen:
-        raise UsageError(f"--{option} names none: choose from {','.join(choice)}")
-    for each in chosen:
-        if each not in choice:
-            raise UsageError(f"--{option} {listed}: {each!r} is none of them: choose from {','.join(choice)}")
-    return chosen
-
-
-def _check_images(options: StrategiesBench, images: int, rows: list[dict[str, Any]]) -> None:
-    needed = options.batch_size * max(max(row["gpus"], row["processes"]) for row in rows)
-    if images < needed:
-        where, remedy = (f" in {options.data}", "") if options.data else ("", f", or --make {needed} of them")
-        raise UsageError(
-            f"{images} images{where} are fewer than the {needed} that one step takes with batches of "
-            f"{options.batch_size}: lower --batch-size{remedy}"
-        )
 
 
 def _task(options: StrategiesBench, root: str, row: dict[str, Any]) -> "StrategyTask":
@@ -308,7 +234,7 @@ def _show_table(result: dict[str, Any]) -> None:
             (
                 name(row),
                 number(row["images_per_second"]),
-                "failed: see below" if row["error"] else f"{number(row['low'])} .. {number(row['high'])}",
+                spread(row),
                 number(row["to_one"], ".2f"),
                 number(row["loader_wait_fraction"], ".0%"),
                 memory(row, "allocated_bytes"),

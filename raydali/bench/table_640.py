@@ -8,8 +8,8 @@ what can be compared are the ratios. Both sides do the same work: decode the who
 from dataclasses import replace
 from typing import Any
 
-from raydali.bench.loader_bench import LoaderBench, rate_cells
-from raydali.bench.results import devices, number, show
+from raydali.bench.loader_bench import LoaderBench
+from raydali.bench.results import devices, number, show, spread
 
 PUBLISHED_IMAGES = 21453
 PUBLISHED_SECONDS = {0: 101.06, 1: 6.24, 2: 3.07, 4: 1.57}
@@ -64,7 +64,8 @@ def show_table(result: dict[str, Any]) -> None:
             (
                 TITLES[row["loader"]],
                 devices(row["gpus"]),
-                *rate_cells(row),
+                number(row["images_per_second"]),
+                spread(row),
                 number(row["pass_seconds"], ",.2f"),
                 number(row["published_seconds"], ",.2f"),
                 number(row["to_torchvision"], ".2f"),

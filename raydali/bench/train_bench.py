@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, show, write_json
+from raydali.bench.results import JsonFile, devices, machine, number, require_measured, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ CHOICE = ("raydali", "native", "torchvision", "synthetic")
 COMMON_MODELS = ("resnet50", "resnet18", "digits")
 """That need not be looked up."""
 POSITIVE = ("make", "batch_size", "image_size", "threads", "steps", "repeats")
-MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +82,9 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     _check(options)
     counts = asked.gpu_counts(options.gpus)
-    make = options.make or (MAKE_FOR_GPU if max(counts) else MAKE_FOR_CPU)
+    make = asked.to_make(options, max(counts))
     images = len(ImageFolder.scan(options.data)) if options.data is not None else make
-    asked.check_images(options, images, counts)
+    asked.check_images(options, images, max(counts))
     settings = asdict(options) | {"make": None if options.data else make, "images": images}
     rows: list[dict[str, Any]] = []
     result = {"command": "bench train", "machine": machine(), "settings": settings, "rows": rows}
@@ -103,16 +102,12 @@ def main(options: TrainBench) -> dict[str, Any]:
             _show_tables(result)
             if options.plot:
                 plot(result, options.plot)
-    failed = [f"{_name(row)}: {row['error']}" for row in rows if row["error"]]
-    if failed:
-        raise BenchFailed("\n".join(failed))
+    require_measured(rows, _name)
     return result
 
 
 def _check(options: TrainBench) -> None:
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
-    if not 0 < options.timeout < float("inf"):
-        raise UsageError(f"--timeout must be above 0 seconds, not {options.timeout}")
     if not asked.names(options.models):
         raise UsageError("--models names none: give some such as resnet50,resnet18")
     for name in asked.names(options.models):

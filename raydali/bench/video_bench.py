@@ -7,18 +7,24 @@
 As in `raydali bench loader` every figure comes from processes of its own, and the repeats go round all in turn.
 """
 
-import importlib.util
-import statistics
-import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydali.bench import asked
 from raydali.bench.made_videos import Made, VideoCodec, made_videos
-from raydali.bench.results import BenchFailed, JsonFile, devices, machine, number, show, write_json
+from raydali.bench.results import (
+    NOT_INSTALLED,
+    JsonFile,
+    devices,
+    machine,
+    number,
+    require_measured,
+    show,
+    spread,
+    write_json,
+)
 from raydali.errors import UsageError
 
-NOT_INSTALLED = "not installed"
 CHOICE = ("raydali", "reader", "pyav", "torchcodec")
 ONE_PROCESS = ("pyav", "torchcodec")
 """Measured on at most one GPU: their processes share the host's cores, however many GPUs there are."""
@@ -101,8 +107,6 @@ def main(options: VideoBench) -> dict[str, Any]:
     if options.seed_table:
         options = replace(options, make=PUBLISHED_VIDEOS, frames=PUBLISHED_FRAMES, batch_size=8, sequence_length=30)
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
-    if not 0 < options.seconds < float("inf"):
-        raise UsageError(f"--seconds must be above 0, not {options.seconds}")
     counts, decoders = asked.gpu_counts(options.gpus), _decoders(options.decoders)
     rows = _rows(options, counts, decoders)
     with made_videos(options.data, Made(options.codec, options.make, options.frames, options.height)) as root:
@@ -120,20 +124,17 @@ def main(options: VideoBench) -> dict[str, Any]:
     _show(result)
     if options.json:
         write_json(result, options.json)
-    failed = [row for row in rows if row["error"] not in (None, NOT_INSTALLED)]
-    if failed:
-        raise BenchFailed("\n".join(f"{row['loader']} on {devices(row['gpus'])}: {row['error']}" for row in failed))
+    require_measured(rows, _name)
     return result
 
 
 def _decoders(listed: str | None) -> list[int | None]:
-    try:
-        counts = [int(part) for part in listed.split(",")] if listed is not None else [1]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
+    if listed is None:
+        return [None]
+    counts = asked.integers(listed)
+    if not counts or counts[0] < 1:
         raise UsageError(f"--decoders must be numbers of decoders such as 1,4,7, not {listed!r}: at least 1 each")
-    return [None] if listed is None else list(counts)
+    return [*counts]
 
 
 def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) -> list[dict[str, Any]]:
@@ -141,56 +142,40 @@ def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) ->
 
     rows = []
     for name in asked.names(options.loaders):
-        module = VIDEO_LOADERS[name].module
-        missing = module is not None and importlib.util.find_spec(module) is None
+        error = None if VIDEO_LOADERS[name].is_installed else NOT_INSTALLED
         for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
             if name == "reader" and gpus == 0:
                 continue
             for count in decoders if name == "raydali" else [None]:
-                row: dict[str, Any] = {"loader": name, "gpus": gpus, "decoders": count, "repeats": [], "seconds": 0.0}
-                rows.append(row | {"error": NOT_INSTALLED if missing else None})
+                rows.append({"loader": name, "gpus": gpus, "decoders": count, "error": error})
     if not rows:
         raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
     return rows
 
 
 def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None:
-    """Every row, repeated in turn; what failed is not tried again."""
-    from raydali.bench.measurement import MeasurementFailed, measure
+    from raydali.bench.in_turn import measure_in_turn
     from raydali.bench.video_loaders import VideoTask
 
-    for repeat in range(options.repeats):
+    def task(row: dict[str, Any]) -> VideoTask:
+        return VideoTask(
+            loader=row["loader"],
+            root=root,
+            batch_size=options.batch_size,
+            image_size=options.image_size,
+            threads=options.threads,
+            workers=options.workers,
+            seconds=options.seconds,
+            sequence_length=options.sequence_length,
+            stride=options.stride,
+            decoders=row["decoders"],
+        )
+
+    measure_in_turn(rows, task, repeats=options.repeats, name=_name, unit="frames", units_each=options.sequence_length)
+    if options.seed_table:
         for row in rows:
-            if row["error"]:
-                continue
-            task = VideoTask(
-                loader=row["loader"],
-                root=root,
-                batch_size=options.batch_size,
-                image_size=options.image_size,
-                threads=options.threads,
-                workers=options.workers,
-                seconds=options.seconds,
-                sequence_length=options.sequence_length,
-                stride=options.stride,
-                decoders=row["decoders"],
-            )
-            try:
-                delivered = measure(task, row["gpus"])
-            except MeasurementFailed as error:
-                row["error"] = str(error)
-                continue
-            row["repeats"].append(options.sequence_length * sum(each.images / each.seconds for each in delivered))
-            row["seconds"] += max(each.seconds for each in delivered)
-            which = f"{repeat + 1}/{options.repeats} {_name(row)} on {devices(row['gpus'])}"
-            print(f"{which}: {number(row['repeats'][-1])} frames/s", file=sys.stderr, flush=True)
-    for row in rows:
-        rates = row["repeats"] if not row["error"] else []
-        row["frames_per_second"] = statistics.median(rates) if rates else None
-        row["low"], row["high"] = (min(rates), max(rates)) if rates else (None, None)
-        seconds = PUBLISHED_VIDEOS * PUBLISHED_FRAMES / row["frames_per_second"] if rates else None
-        if options.seed_table:
-            row["pass_seconds"] = seconds
+            rate = row["frames_per_second"]
+            row["pass_seconds"] = PUBLISHED_VIDEOS * PUBLISHED_FRAMES / rate if rate else None
             row["published_seconds"] = PUBLISHED_SECONDS.get(0 if row["loader"] in ONE_PROCESS else row["gpus"])
 
 
@@ -211,6 +196,10 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
 
 
 def _name(row: dict[str, Any]) -> str:
+    return f"{_loader(row)} on {devices(row['gpus'])}"
+
+
+def _loader(row: dict[str, Any]) -> str:
     count = row["decoders"]
     return f"{row['loader']}, {count} decoder{'s' * (count > 1)}" if count else str(row["loader"])
 
@@ -227,11 +216,8 @@ def _show(result: dict[str, Any]) -> None:
         columns += ["seconds a pass", "published"]
     lines = []
     for row in result["rows"]:
-        spread = f"{number(row['low'])} .. {number(row['high'])}"
-        if row["error"]:
-            spread = NOT_INSTALLED if row["error"] == NOT_INSTALLED else "failed: see below"
         ratios = [number(row[name], ".2f") for name in ("to_reader", "to_cpu", "scaling")]
-        line = [_name(row), devices(row["gpus"]), number(row["frames_per_second"]), spread, *ratios]
+        line = [_loader(row), devices(row["gpus"]), number(row["frames_per_second"]), spread(row), *ratios]
         if chosen["seed_table"]:
             line += [number(row["pass_seconds"], ",.2f"), number(row["published_seconds"], ",.2f")]
         lines.append(line)

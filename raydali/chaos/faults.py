@@ -60,6 +60,7 @@ class Fault:
         noticed: when it was noticed and by what; None as long as it was not.
         mend: what an operator would do then.
         stops: whether training stops until a resume.
+        resumes_unnoticed: whether that resume may come before the fault is noticed.
         why_not: why it cannot be inflicted on this machine; empty where it can.
     """
 
@@ -68,6 +69,7 @@ class Fault:
     noticed: Callable[[Stage], tuple[float, str] | None]
     mend: Callable[[Stage], None] = lambda stage: None
     stops: bool = True
+    resumes_unnoticed: bool = False
     why_not: Callable[[], str] = lambda: ""
 
 
@@ -85,7 +87,7 @@ def suffer(name: str, stage: Stage) -> Suffered:
     noticed, by = fault.noticed(stage) or (time.time(), "")
     fault.mend(stage)
     if fault.stops:
-        since = noticed if fault.noticed is not _orphans_gone else stage.at
+        since = stage.at if fault.resumes_unnoticed else noticed
         run.wait_for(f"training to go on after {name}", lambda: first(run.events(), ["resume"], since) is not None)
         row = first(run.events(), ["resume"], since) or {}
         resumed, resumed_at = row["time"], row["step"]
@@ -218,5 +220,6 @@ FAULTS = {
         what="SIGKILL to the driver, and the same command again",
         inflict=_restart_driver,
         noticed=_orphans_gone,
+        resumes_unnoticed=True,
     ),
 }

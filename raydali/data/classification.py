@@ -15,7 +15,7 @@ from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.hashing import uniforms
 from raydali.data.labeled_files import LabeledSource
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.errors import UsageError
+from raydali.data.settings import require, require_crops, require_decoding, require_draws
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +45,8 @@ class Images(Pipeline[LabeledSource]):
     largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        _require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        _require(0 <= self.hw_decoder_load <= 1, f"hw_decoder_load must lie in 0..1, not {self.hw_decoder_load}")
-        _require(min(self.largest_image) >= 0, f"largest_image must not be negative, is {self.largest_image}")
+        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
+        require_decoding(self.hw_decoder_load, self.largest_image)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -74,19 +73,8 @@ class TrainImages(Images):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        _require(0 <= self.seed < 1 << 63, f"seed must lie in 0..2^63-1, not {self.seed}")
-        _require(
-            0 < self.random_area[0] <= self.random_area[1] <= 1,
-            f"random_area must be (low, high) with 0 < low <= high <= 1, not {self.random_area}",
-        )
-        _require(
-            0 < self.random_aspect[0] <= self.random_aspect[1] < float("inf"),
-            f"random_aspect must be (low, high) with 0 < low <= high, not {self.random_aspect}",
-        )
-        _require(
-            0 <= self.flip_probability <= 1,
-            f"flip_probability must lie in 0..1, not {self.flip_probability}",
-        )
+        require_draws(self.seed, flip_probability=self.flip_probability)
+        require_crops(self.random_area, self.random_aspect)
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
@@ -138,7 +126,7 @@ class ValidationImages(Images):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        _require(
+        require(
             self.resize_size >= self.image_size,
             f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need padding: "
             f"try {round(self.image_size * 256 / 224)}",
@@ -170,8 +158,3 @@ class ValidationImages(Images):
         from raydali.data.classification_pillow import validation_sample
 
         return validation_sample(self, source, id)
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise UsageError(otherwise)

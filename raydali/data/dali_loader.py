@@ -4,15 +4,12 @@ import gc
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import chain, islice
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import nvidia.dali as dali
 import torch
-from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data import hardware_queues, screening
@@ -20,32 +17,16 @@ from raydali.data.dali_graphs import fed_nodes, reading_graph
 from raydali.data.dali_refusals import refused
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Device, Inputs
+from raydali.data.preparation import Preparation, Prepared
 from raydali.data.python_functions import timed_python
 from raydali.data.stream import MicroBatch
-from raydali.data.timing import Cause, reading_seconds
-from raydali.errors import DataError
+from raydali.data.timing import Cause
 
 PREFETCHED_BATCHES = 4
 """In DALI's hands at once. It is a row of stages that take longer together than a step does: with 2 a step waits."""
-PREPARED_BATCHES = 4
-"""Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
 READ_BATCHES = 2
 """Read ahead of their decoding."""
 READING_THREADS = 4
-
-
-class Prepared(NamedTuple):
-    """A micro-batch ready for DALI.
-
-    Attributes:
-        micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
-        inputs: of the pipeline.
-        knew: what was known then; see `DaliLoader._knowledge`.
-    """
-
-    micro_batch: MicroBatch
-    inputs: Inputs
-    knew: int
 
 
 class DaliLoader(Loader):
@@ -71,9 +52,7 @@ class DaliLoader(Loader):
         self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._where == "gpu":
             hardware_queues.widen()
-        self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
-        self._prepared: Iterator[Prepared] = iter(())
-        self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
+        self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits)
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
@@ -81,8 +60,6 @@ class DaliLoader(Loader):
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
         self._batch_size = 0
-        self._screens = False
-        self._read_shares: dict[int, float] = {}
         self._in_python, self._ran = 0.0, (0.0, 0.0)
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
@@ -92,7 +69,7 @@ class DaliLoader(Loader):
         if first is None:
             return
         self._batch_size = max(self._batch_size, len(first.ids))  # none of an order is larger than its first
-        self._prepared = self._prepare(chain([first], micro_batches))
+        self._preparation.begin(chain([first], micro_batches))
         while True:
             try:
                 if self._dali is None:
@@ -108,54 +85,7 @@ class DaliLoader(Loader):
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
 
-    def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
-        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Prepared]]:
-            return micro_batch, self._threads.submit(self._inputs, micro_batch)
-
-        submitted = map(submit, micro_batches)
-        pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
-        while pending:
-            micro_batch, inputs = pending.popleft()
-            pending.extend(islice(submitted, 1))
-            with self.waits.by(partial(self._unprepared_by, micro_batch.number)):
-                made = inputs.result()
-            yield made
-
-    def _inputs(self, micro_batch: MicroBatch) -> Prepared:
-        while True:
-            knew, settled = self._knowledge, self.quarantine.settle(micro_batch)
-            if not len(settled.ids):
-                return Prepared(settled, (), knew)
-            began, read = time.perf_counter(), reading_seconds()
-            try:
-                inputs = self.pipeline.inputs(self.source, settled.read_ids, settled.epochs)
-            except OSError as error:  # it names the file
-                if self.quarantine.examine(settled.read_ids, again=True):
-                    continue
-                raise DataError(str(error)) from error
-            self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
-            if not self._screens or not self._finds(settled, self._looked_at(inputs)):
-                return Prepared(settled, inputs, knew)
-
     # What is broken.
-
-    @property
-    def _knowledge(self) -> int:
-        """Grows with what is known."""
-        return len(self.quarantine.known) + self._screens
-
-    def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
-        looks = [screening.look(files, self.source.dali_reads) for files in inputs[: self.pipeline.image_files]]
-        return np.any(looks, 0) if looks else np.zeros(0, np.bool_)
-
-    def _finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
-        """Whether any of a batch's suspects is broken."""
-        return bool(suspects.any()) and self.quarantine.examine(micro_batch.read_ids[suspects])
-
-    def _again(self, micro_batches: list[MicroBatch]) -> None:
-        """Feed these before what comes next, and look at files before DALI reads them from now on."""
-        self._screens = True
-        self._prepared = chain(map(self._inputs, micro_batches), self._prepared)
 
     def _recover(self, error: RuntimeError) -> None:
         """Find what DALI stumbled over, and let it be built anew, to go on with the same micro-batches.
@@ -178,7 +108,7 @@ class DaliLoader(Loader):
             for id in blamed:
                 self.quarantine.condemn(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
         self._discard()
-        self._again(waiting)
+        self._preparation.again(waiting)
 
     def _discard(self) -> None:
         self._dali = self._reader = None
@@ -189,11 +119,6 @@ class DaliLoader(Loader):
 
     # Whose fault it was that we waited.
 
-    def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
-        read = self._read_shares.pop(number, 0.0)
-        rest = self.pipeline.inputs_are
-        return {"storage": read * seconds, rest: (1 - read) * seconds}
-
     def _held_up_by(self, seconds: float) -> dict[Cause, float]:
         (in_python, at), self._ran = self._ran, (self._in_python, time.perf_counter())
         python = min(1.0, (self._in_python - in_python) / (self._ran[1] - at))
@@ -202,8 +127,10 @@ class DaliLoader(Loader):
 
     @property
     def prepared_batches(self) -> int:
-        """Those whose inputs lie ready for DALI, PREPARED_BATCHES at most; what DALI has done of its own, it hides."""
-        return sum(inputs.done() for _, inputs in tuple(self._pending))
+        """Those whose inputs lie ready for DALI; what DALI has done of its own, it hides."""
+        return self._preparation.ready
+
+    # DALI's pipelines.
 
     def _build(self) -> None:
         """Build DALI's pipelines, for batches like the next one.
@@ -211,8 +138,7 @@ class DaliLoader(Loader):
         Raises:
             StopIteration: there is none.
         """
-        prepared = self._take()
-        self._prepared = chain([prepared], self._prepared)
+        prepared = self._preparation.peek()
         files, feed, fed = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
         if files:
             self._reader = self._built_reader()
@@ -249,24 +175,15 @@ class DaliLoader(Loader):
     # What DALI asks for ahead of time; StopIteration ends its epoch.
 
     def _next_inputs(self) -> Inputs:
-        prepared = self._take()
+        prepared = self._preparation.take()
         self._under_way.append(prepared.micro_batch)
         self._fed.append(prepared.inputs)
         return prepared.inputs
 
     def _next_files(self) -> Inputs:
-        prepared = self._take()
+        prepared = self._preparation.take()
         self._being_read.append(prepared)
         return prepared.inputs[: self.pipeline.image_files]
-
-    def _take(self) -> Prepared:
-        """The next that is not empty; made again where one of its samples was found to be broken since."""
-        while True:
-            prepared = next(self._prepared)
-            if prepared.knew != self._knowledge:
-                prepared = self._inputs(prepared.micro_batch)
-            if len(prepared.micro_batch.ids):
-                return prepared
 
     def _next_read(self) -> tuple[Any, ...]:
         while True:
@@ -285,9 +202,9 @@ class DaliLoader(Loader):
                 lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
                 screened = map(screening.suspects, heads, tails, [length[:, 0] for length in lengths])
                 suspects = np.any([*screened, *map(screening.too_large, shapes)], 0)
-                if not self._finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
+                if not self._preparation.finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
                     break
-            self._again([prepared.micro_batch for prepared in self._being_read])
+            self._preparation.again([prepared.micro_batch for prepared in self._being_read])
             self._being_read.clear()
             self._reader = self._built_reader()
         self._being_read.popleft()
@@ -299,7 +216,7 @@ class DaliLoader(Loader):
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
         """Throw away what was prefetched for the last order, and make the pipelines ready for the next."""
-        self._prepared = iter(())
+        self._preparation.stop()
         try:
             while True:
                 pipeline.run()
@@ -320,4 +237,4 @@ class DaliLoader(Loader):
         """Stop DALI's threads and free its memory."""
         super().close()
         self._discard()
-        self._threads.shutdown(cancel_futures=True)
+        self._preparation.close()

@@ -19,7 +19,8 @@ from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.coco import Coco
 from raydali.data.hashing import uniforms
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.errors import DataError, UsageError
+from raydali.data.settings import require, require_crops, require_decoding, require_draws
+from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
@@ -52,9 +53,8 @@ class Images(Pipeline[Coco]):
     largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        _require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        _require(0 <= self.hw_decoder_load <= 1, f"hw_decoder_load must lie in 0..1, not {self.hw_decoder_load}")
-        _require(min(self.largest_image) >= 0, f"largest_image must not be negative, is {self.largest_image}")
+        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
+        require_decoding(self.hw_decoder_load, self.largest_image)
 
     def graph(self, source: Coco, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Decodes the windows only, fits them into the square with antialiasing, and flips."""
@@ -108,18 +108,9 @@ class TrainImages(Images):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        _require(self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
-        _require(0 <= self.seed < 1 << 63, f"seed must lie in 0..2^63-1, not {self.seed}")
-        for name in ("crop_probability", "flip_probability"):
-            _require(0 <= getattr(self, name) <= 1, f"{name} must lie in 0..1, not {getattr(self, name)}")
-        _require(
-            0 < self.random_area[0] <= self.random_area[1] <= 1,
-            f"random_area must be (low, high) with 0 < low <= high <= 1, not {self.random_area}",
-        )
-        _require(
-            0 < self.random_aspect[0] <= self.random_aspect[1] < float("inf"),
-            f"random_aspect must be (low, high) with 0 < low <= high, not {self.random_aspect}",
-        )
+        require(self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
+        require_draws(self.seed, crop_probability=self.crop_probability, flip_probability=self.flip_probability)
+        require_crops(self.random_area, self.random_aspect)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -277,8 +268,3 @@ def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
     """Which images (N,) have another size than the annotated one, so that boxes would lie anywhere."""
     other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
     return other
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise UsageError(otherwise)

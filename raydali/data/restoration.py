@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from raydali.data.hashing import uniforms
 from raydali.data.image_pairs import ImagePairs
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.errors import UsageError
+from raydali.data.settings import require, require_decoding, require_draws
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +47,8 @@ class Pairs(Pipeline[ImagePairs]):
     largest_image: tuple[int, int] = (1080, 1920)
 
     def __post_init__(self) -> None:
-        if min(self.crop_size) < 1:
-            raise UsageError(f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
-        if not 0 <= self.hw_decoder_load <= 1:
-            raise UsageError(f"hw_decoder_load must lie in 0..1, not {self.hw_decoder_load}")
-        if min(self.largest_image) < 0:
-            raise UsageError(f"largest_image must not be negative, is {self.largest_image}")
+        require(min(self.crop_size) >= 1, f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
+        require_decoding(self.hw_decoder_load, self.largest_image)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -119,10 +115,7 @@ class TrainPairs(Pairs):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
-        if not 0 <= self.flip_probability <= 1:
-            raise UsageError(f"flip_probability must lie in 0..1, not {self.flip_probability}")
+        require_draws(self.seed, flip_probability=self.flip_probability)
 
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
         """See Pairs."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raydali.data.hashing import uniforms
 from raydali.data.pipeline import Device, Inputs, Pipeline
+from raydali.data.settings import require_draws
 from raydali.data.video_clips import VideoClips
 from raydali.errors import UsageError
 
@@ -161,10 +162,7 @@ class TrainClips(Clips):
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
-        if not 0 <= self.flip_probability <= 1:
-            raise UsageError(f"flip_probability must lie in 0..1, not {self.flip_probability}")
+        require_draws(self.seed, flip_probability=self.flip_probability)
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Where these clips are cropped, the same for all frames of a clip."""

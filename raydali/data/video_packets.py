@@ -1,7 +1,7 @@
 """What PyAV reads of a video without decoding it: how many frames it has, and the packets that a clip needs.
 
 file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
-packets            I-----------------                  what is decoded, by video_ffmpeg.py or video_nvdec.py
+packets            I-----------------                  what is decoded, by video_pyav.py or video_nvdec.py
 """
 
 from bisect import bisect_right, insort

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from raydali.bench import loader_bench, table_640
-from raydali.bench.loader_bench import NOT_INSTALLED, LoaderBench
-from raydali.bench.loaders import Task
+from raydali.bench.loader_bench import LoaderBench
+from raydali.bench.loaders import Measured, Task
 from raydali.bench.measurement import Delivered, MeasurementFailed, measure
 from raydali.bench.photographs import make_photographs, photographs
-from raydali.bench.results import BenchFailed
+from raydali.bench.results import NOT_INSTALLED, BenchFailed
 from raydali.errors import UsageError
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
@@ -74,7 +74,7 @@ def test_a_loader_that_fails_loses_no_other_row(
         return [Delivered(100, 0.5)]
 
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.measurement.is_installed", lambda name: name != "spdl")
+    monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", json=str(file))
     with pytest.raises(BenchFailed, match=r"(?s)native on CPU: .*no disk"):
@@ -141,7 +141,7 @@ def test_the_published_table(
         ({"gpus": "4"}, "--gpus 4: this machine has 1 GPU: ask for 1 at most"),
         ({"gpus": "one"}, "--gpus must be numbers .* not 'one'"),
         ({"gpus": "-1"}, "--gpus must be numbers .* not '-1'"),
-        ({"loaders": "raydali,dalli"}, "no loader is called 'dalli': --loaders takes raydali,native,"),
+        ({"loaders": "raydali,dalli"}, "--loaders raydali,dalli: 'dalli' is none of them: choose from raydali,native,"),
         ({"loaders": ","}, "--loaders names none"),
         ({"batch_size": 65}, "64 images are fewer than the 65 .* lower --batch-size, or --make 65"),
         ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),

@@ -16,11 +16,13 @@ import pytest
 from raydali.bench import strategies_bench
 from raydali.bench.ranks import RanksFailed
 from raydali.bench.results import BenchFailed
-from raydali.bench.strategies_bench import NOTHING, STRATEGIES, StrategiesBench, balance, figures, strategy_name, to_one
+from raydali.bench.strategies_bench import STRATEGIES, StrategiesBench, strategy_name
+from raydali.bench.strategies_figures import NOTHING, balance, figures, to_one
 from raydali.bench.strategies_plot import plot
 from raydali.bench.strategies_rank import StrategyTask, covered, is_computing
 from raydali.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = StrategiesBench(
     make=32,
     gpus=0,
@@ -35,12 +37,6 @@ OPTIONS = StrategiesBench(
     repeats=2,
 )
 PNG = b"\x89PNG"
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's threads wait for each other by spinning, which on a busy machine takes longest of all."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
@@ -238,8 +234,8 @@ def test_names() -> None:
     [
         ({"steps": 0}, "--steps must be at least 1, not 0"),
         ({"workers": 0}, "--workers must be at least 1, not 0"),
-        ({"timeout": math.inf}, "--timeout must be above 0 seconds, not inf"),
-        ({"loaders": "torch,native"}, "'native': --loaders takes torch,dali"),
+        ({"timeout": math.inf}, "--timeout must be above 0, not inf"),
+        ({"loaders": "torch,native"}, "'native' is none of them: choose from torch,dali"),
         ({"strategies": "one,fsdp"}, "--strategies one,fsdp: 'fsdp' is none of them: choose from one,dp,ddp,sync-bn"),
         ({"strategies": ","}, "--strategies names none: choose from one,dp,ddp,sync-bn"),
         ({"precisions": "bf16"}, "--precisions bf16: 'bf16' is none of them: choose from fp32,amp"),
@@ -247,7 +243,10 @@ def test_names() -> None:
         ({"model": "resnet51"}, "resnet51 is not a model .*resnet50"),
         ({"gpus": -1}, "--gpus must be numbers of GPUs such as 1,2,4, not '-1'"),
         ({"gpus": 1000}, "--gpus 1000: this machine has .*: ask for"),
-        ({"batch_size": 17}, r"32 images are fewer than the 34 that one step takes .*lower --batch-size, or --make 34"),
+        (
+            {"batch_size": 17},
+            r"32 images are fewer than the 34 that batches of 17 on CPU .*lower --batch-size, or --make 34",
+        ),
         ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
         ({"data": "/nowhere"}, "/nowhere is missing"),
         ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json cannot be written"),

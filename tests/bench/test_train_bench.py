@@ -27,6 +27,7 @@ from raydali.bench.train_split import NOTHING, against_one_gpu, figures, split
 from raydali.bench.train_stretches import beside
 from raydali.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = TrainBench(
     make=64,
     gpus="0",
@@ -59,12 +60,6 @@ ROUND = rates(
     alone=3e3,
     host_contention=1e3 / 1.05,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's threads wait for each other by spinning, which on a busy machine takes longest of all."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -271,8 +266,8 @@ def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
         ({"steps": 0}, "--steps must be at least 1, not 0"),
         ({"batch_size": -1}, "--batch-size must be at least 1, not -1"),
         ({"make": 0}, "--make must be at least 1, not 0"),
-        ({"timeout": 0.0}, "--timeout must be above 0 seconds, not 0"),
-        ({"loaders": "raydali,nativ"}, "'nativ': --loaders takes raydali,native,torchvision,synthetic"),
+        ({"timeout": 0.0}, "--timeout must be above 0, not 0"),
+        ({"loaders": "raydali,nativ"}, "'nativ' is none of them: choose from raydali,native,torchvision,synthetic"),
         ({"loaders": ","}, "--loaders names none"),
         ({"models": ""}, "--models names none"),
         ({"models": "resnet51"}, "resnet51 is not a model .*resnet50"),

@@ -80,7 +80,7 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
     [
         ({"frames": 0}, "--frames must be at least 1, not 0"),
         ({"seconds": 0.0}, "--seconds must be above 0"),
-        ({"loaders": "decord"}, "no loader is called 'decord': --loaders takes raydali,reader,pyav,torchcodec"),
+        ({"loaders": "decord"}, "--loaders decord: 'decord' is none of them: choose from raydali,reader,pyav"),
         ({"loaders": "reader"}, "--loaders reader needs a GPU"),
         ({"decoders": "1,x"}, "--decoders must be numbers of decoders such as 1,4,7, not '1,x'"),
         ({"decoders": "0"}, "--decoders must be .*at least 1 each"),

@@ -1,4 +1,4 @@
-"""Jobs as a user starts them, and what is left of them afterwards."""
+"""Jobs as a user starts them, a cluster to submit them to, and what is left of both afterwards."""
 
 import os
 import shutil

@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
 from tests.cluster.support import (
     RAY,
     ROOT,
@@ -31,6 +29,7 @@ from tests.cluster.support import (
     start_job,
     wait_until_gone,
 )
+from tests.traces import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 EPOCHS = 60
@@ -72,11 +71,7 @@ def events(folder: RunFolder, *names: str) -> list[dict[str, Any]]:
     return [row for row in folder.rows("events.jsonl") if row["event"] in names]
 
 
-def assert_whole(folder: RunFolder) -> None:
-    """Each sample once, in the stream's order."""
-    stream = replace(DIGITS, epochs=EPOCHS, global_batch_size=64).stream(1437)
-    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
-    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+STREAM = replace(DIGITS, epochs=EPOCHS, global_batch_size=64).stream(1437)
 
 
 def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp
         assert 8 < hang["time"] - began < 20
         assert process.wait(180) == 0
         assert "is frozen" in (tmp_path / "log").read_text()
-        assert_whole(folder)
+        assert_whole(folder, STREAM)
 
 
 def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str], tmp_path: Path) -> None:
@@ -102,7 +97,7 @@ def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str]
         print(f"noticed after {events(folder, 'failure')[0]['time'] - began:.1f} s,", end=" ")
         print(f"next step after {resumed['time'] - began:.1f} s; the first start took {started['seconds']:.1f} s")
         assert process.wait(180) == 0
-        assert_whole(folder)
+        assert_whole(folder, STREAM)
 
 
 def test_an_interrupted_run_leaves_a_checkpoint_of_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
@@ -114,7 +109,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_of_its_last_step(env: dict[str, 
         again = start_job(*OPTIONS, "--name", "run", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
         assert again.wait(240) == 0, (tmp_path / "log").read_text()
         assert events(folder, "resume")[-1]["step"] == left["step"]
-        assert_whole(folder)
+        assert_whole(folder, STREAM)
 
 
 def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: Path) -> None:
@@ -172,7 +167,7 @@ def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_pat
             assert not events(run, "failure") and events(run, "preemption")
             assert process.wait(240) == 0, (tmp_path / "log").read_text()
             assert drained[:8] not in {rank["node"] for rank in run.rows("epochs.jsonl")[-1]["ranks"]}
-            assert_whole(run)
+            assert_whole(run, STREAM)
 
 
 def joined(number: int, env: dict[str, str]) -> list[str]:

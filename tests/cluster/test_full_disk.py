@@ -4,14 +4,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
 from tests.cluster.support import committed, descendants, environment, kill, start_job
 from tests.disks import small_disk
+from tests.traces import assert_whole
 
 
 @pytest.mark.slow
@@ -48,7 +47,6 @@ def test_a_job_goes_on_while_its_disk_is_full(tmp_path: Path) -> None:
         assert failed and failed[0]["path"].startswith(f"{disk.path}/run/checkpoint_") and failed[0]["step"] > during
         assert events[-1]["event"] == "finish" and "failure" not in [event["event"] for event in events]
         stream = replace(DIGITS, epochs=30, batch_size=32, global_batch_size=64).stream(1437)
-        reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
-        np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+        assert_whole(folder, stream)
         assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == list(range(30))
         assert committed(folder) == stream.steps

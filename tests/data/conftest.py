@@ -1,3 +1,5 @@
+"""Fixtures of several files here: object stores, tar shards, trees of files."""
+
 from tests.data.object_stores import gcs, s3, s3_url
 from tests.data.tars import pack, tar_cache
 from tests.data.trees import nasty

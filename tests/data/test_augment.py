@@ -1,3 +1,5 @@
+"""Windows of random crops: a scalar reference's to the number, torchvision's in distribution, one a sample."""
+
 import math
 from collections.abc import Callable
 from typing import Any

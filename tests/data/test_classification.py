@@ -1,3 +1,5 @@
+"""Images on the CPU: DALI's pixels against torchvision's, of every kind of file, whatever the batch they come in."""
+
 import io
 import pickle
 from collections.abc import Callable, Sequence

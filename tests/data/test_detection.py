@@ -104,7 +104,7 @@ def test_boxes_follow_crop_and_flip(name: LoaderName, filled: Coco) -> None:
     assert 100 < kept < 6 * len(filled)
 
 
-def test_flips_and_crops_are_drawn_as_often_as_asked(filled: Coco) -> None:
+def test_flips_and_crops_are_drawn_as_often_as_asked() -> None:
     ids, epochs = np.arange(4000), np.zeros(4000, np.int64)
     for probability in (0.0, 0.3, 1.0):
         options: Any = {"crop_probability": probability, "flip_probability": 1 - probability}

@@ -185,7 +185,7 @@ def test_what_is_no_list(content: bytes | str | None, message: str, tmp_path: Pa
         FileList.from_file(str(tmp_path / "list.csv"))
 
 
-def test_files_in_a_folder_that_cannot_be_listed(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_in_a_folder_that_cannot_be_listed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> None:
         raise PermissionError(path)
 

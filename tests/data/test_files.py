@@ -49,7 +49,7 @@ def test_at_another_root(tmp_path: Path) -> None:
     raises=RuntimeError,
     reason="DALI 2.4.0's fn.io.file.read asks Google for a name with a NUL at its end",
 )
-def test_dali_reads_gcs(gcs: dict[str, bytes], tmp_path: Path) -> None:
+def test_dali_reads_gcs(gcs: dict[str, bytes]) -> None:
     gcs["a/1.jpg"] = b"content"
     assert read_by_dali(ImageFolder.scan("gs://bucket").encoded_paths(np.array([0]))) == [b"content"]
 

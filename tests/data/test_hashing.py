@@ -1,3 +1,5 @@
+"""Hashes and the uniforms drawn from them: spread evenly, independent of each other, and of the batch."""
+
 from itertools import combinations, pairwise
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Permutations, whole and in blocks: each id once, at any place as likely, at no cost, and always the same."""
+
 import time
 import tracemalloc
 from collections import Counter

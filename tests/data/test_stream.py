@@ -1,3 +1,5 @@
+"""The stream under any world sizes and cuts: every sample once, the epochs' lines, states and refusals."""
+
 import json
 import time
 from collections import Counter

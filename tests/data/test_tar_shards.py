@@ -201,7 +201,7 @@ def test_every_image_once_across_a_resume_on_other_workers(shards: TarShards) ->
 # Object stores
 
 
-def test_shards_in_s3(s3: PutObjects, shards: TarShards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_in_s3(s3: PutObjects, shards: TarShards) -> None:
     objects = {f"data/train/{name}": Path(shards.root, name).read_bytes() for name in shards.shards}
     s3("shards", objects | {"data/val/0.tar": packed({"cat/1.jpg": b"one"}), "data/broken/0.tar": b"x" * 900})
     remote, val = train_and_val("s3://shards/data")

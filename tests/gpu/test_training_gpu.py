@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from tests.traces import assert_whole
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -47,8 +46,7 @@ def test_two_gpus_share_global_batches_over_nccl(tmp_path: Path, options: str) -
     assert rows[-1]["validation"]["top1"] > 0.9
     assert [rank["world_size"] for rank in rows[-1]["ranks"]] == [2, 2]
     stream = type(DIGITS)(epochs=8, batch_size=64, global_batch_size=128).stream(1437)
-    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
-    np.testing.assert_array_equal(read_samples(RunFolder(str(tmp_path), "two"))["id"].to_numpy(), reference)
+    assert_whole(RunFolder(str(tmp_path), "two"), stream)
 
 
 @two_gpus

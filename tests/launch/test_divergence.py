@@ -6,22 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.imagenet import DIGITS, Data, train
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
 from raydali.train.checkpoints import is_finite
+from tests.digits import digits_data
 from tests.support import LocalSession, folder_of
 
 
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     config = replace(DIGITS, epochs=3, batch_size=32, global_batch_size=32, checkpoint_every=10, name="run")
-    root = digits_folder()
     session = LocalSession(folder_of(tmp_path))
     with pytest.raises(DivergedError, match="lower --learning-rate"):
         train(
             replace(config, learning_rate=1e30, warmup_epochs=0.0),
-            Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val")),
+            digits_data(),
             session,
         )
     session.finish()

@@ -5,26 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jobs.imagenet import DIGITS, Config, Data, train
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from jobs.imagenet import Config, Data, train
 from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from tests.digits import SHORT, digits_data
 from tests.disks import Disk, small_disk
 from tests.support import LocalSession, Stopped, folder_of, run_ranks
+from tests.traces import assert_whole
 
-CONFIG = replace(DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True)
-# Steps 0..14 close the first epoch, 15..28 the second; with a checkpoint every 4 steps.
-EVERY_4 = replace(CONFIG, checkpoint_every=4)
+EVERY_4 = replace(SHORT, checkpoint_every=4)
 
 
 @pytest.fixture(scope="module")
 def digits() -> Data:
-    root = digits_folder()
-    return Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    return digits_data()
 
 
 class Disturbed(LocalSession):
@@ -63,9 +58,7 @@ def events(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def assert_complete(folder: RunFolder, data: Data) -> None:
     """Each sample of the run once in the trace, each epoch once in its file."""
-    stream = EVERY_4.stream(len(data.train))
-    reference = np.concatenate([micro_batch.ids for micro_batch in stream.micro_batches(0, 1)])
-    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+    assert_whole(folder, EVERY_4.stream(len(data.train)))
     rows = folder.rows("epochs.jsonl")
     assert [(row["epoch"], row["images"]) for row in rows] == [(0, 1440), (1, 1344)]
 

@@ -5,16 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jobs.imagenet import DIGITS, Data, train
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from jobs.imagenet import train
 from raydali.launch.notices import Interrupted
 from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from tests.digits import SHORT, digits_data
 from tests.support import LocalSession, folder_of, run_ranks
+from tests.traces import assert_whole
 
 
 class Noticed(LocalSession):
@@ -48,12 +46,9 @@ def finish(train: Callable[..., None], config: Any, data: Any, folder: RunFolder
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_all_ranks_leave_at_one_step_and_go_on_there(tmp_path: Path, world_size: int) -> None:
-    config = replace(DIGITS, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True, name="run")
+    config, data = replace(SHORT, name="run"), digits_data()
     folder = folder_of(tmp_path)
-    root = digits_folder()
-    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
     left = run_ranks(world_size, leave, train, config, data, folder, 4)
     assert left == [("preemption", 5)] * world_size  # told behind step 4, agreed and gone behind step 5
     run_ranks(3, finish, train, config, data, folder)
-    reference = np.concatenate([micro_batch.ids for micro_batch in config.stream(1437).micro_batches(0, 1)])
-    np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+    assert_whole(folder, config.stream(1437))

@@ -9,32 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.imagenet import DIGITS, Config, Data, train
+from jobs.imagenet import Config, Data, train
 from raydali.data.digits import digits_folder
 from raydali.data.exclusion import exclude
-from raydali.data.image_folder import ImageFolder
 from raydali.data.quarantine import substitute
 from raydali.errors import DataError
 from raydali.launch.broken_samples import allowed
 from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
 from tests.data.broken import KINDS, damage
+from tests.digits import SHORT, digits_data
 from tests.support import LocalSession, Stopped, folder_of, run_ranks
 from tests.train.ranks import train_rank_in_double
 
 BROKEN = {50 * place + 7: kind for place, kind in enumerate(KINDS)}
 IN_VALIDATION = {3: "cut-short", 200: "vanished"}
-CONFIG = replace(
-    DIGITS,
-    data="elsewhere",
-    ceiling=False,
-    epochs=2,
-    batch_size=16,
-    global_batch_size=96,
-    trace_samples=True,
-    learning_rate=0.01,
-    max_bad_fraction=0.02,
-)
+CONFIG = replace(SHORT, data="elsewhere", learning_rate=0.01, max_bad_fraction=0.02)
 in_double = partial(train_rank_in_double, train)
 
 
@@ -42,7 +32,7 @@ in_double = partial(train_rank_in_double, train)
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     root = tmp_path_factory.mktemp("digits") / "copy"
     shutil.copytree(digits_folder(), root)
-    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
+    data = digits_data(root)
     for source, broken in ((data.train, BROKEN), (data.val, IN_VALIDATION)):
         for id, kind in broken.items():
             damage(Path(source.path(id)), kind)

@@ -17,11 +17,11 @@ from pycocotools.cocoeval import COCOeval
 from jobs.detection import SHAPES, Config, Data, index, train
 from raydali.data.coco import Coco
 from raydali.errors import UsageError
-from raydali.report.samples import read_samples
 from raydali.train.detection import Found, mean_average_precision
 from raydali.train.detection_models import build_detector, check_detector
 from raydali.train.precision import Precision
 from tests.support import Stopped, folder_of, run_ranks
+from tests.traces import assert_whole
 from tests.train.ranks import train_rank, train_rank_in_double
 
 # Three micro-batches a global batch: 2 workers share them unevenly. Two steps close the run's one epoch.
@@ -70,9 +70,8 @@ def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes:
         run_ranks(2, in_double, CONFIG, data, runs["cut"], 2)  # checkpoint at 1; the second runs again
     others = run_ranks(2, in_double, CONFIG, data, runs["cut"])[0]
 
-    reference = np.concatenate([micro_batch.ids for micro_batch in CONFIG.stream(36).micro_batches(0, 1)])
     for folder in runs.values():
-        np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), reference)
+        assert_whole(folder, CONFIG.stream(36))
     (row,), (other,) = (folder.rows("epochs.jsonl") for folder in runs.values())
     assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
     for name in ("images", "map", "map_50"):

@@ -1,3 +1,5 @@
+"""Normalising inside the model is torchvision's normalising before it."""
+
 import torch
 from torch import nn
 from torchvision.transforms.v2 import functional as F

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.imagenet import DIGITS, Config, Data, train
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
+from tests.digits import digits_data
 from tests.support import folder_of, run_ranks
 from tests.train.ranks import train_rank
 
@@ -18,9 +17,8 @@ from tests.train.ranks import train_rank
 @pytest.mark.parametrize("asked, found", [("3:6", "3-5"), ("43:60", "43-43")])
 def test_each_rank_writes_what_it_did_in_these_steps(tmp_path: Path, asked: str, found: str) -> None:
     config = replace(DIGITS, epochs=2, global_batch_size=64, name="run", profile_steps=asked)
-    root, folder = digits_folder(), folder_of(tmp_path)
-    data = Data(ImageFolder.scan(f"{root}/train"), ImageFolder.scan(f"{root}/val"))
-    run_ranks(2, train_rank, train, config, data, folder)
+    folder = folder_of(tmp_path)
+    run_ranks(2, train_rank, train, config, digits_data(), folder)
     for rank in (0, 1):
         with gzip.open(folder.path(f"traces/steps-{found}-rank-{rank}.json.gz")) as file:
             trace = json.load(file)

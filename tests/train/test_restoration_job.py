@@ -17,10 +17,10 @@ from jobs.restoration import BLURRED, ROWS_SHOWN, Config, Data, main, train
 from raydali.data.blurred import blurred_folder
 from raydali.data.image_pairs import ImagePairs
 from raydali.errors import UsageError
-from raydali.report.samples import read_samples
 from tests.data.pictures import photograph
 from tests.data.trees import grow
 from tests.support import Stopped, folder_of, run_ranks
+from tests.traces import assert_whole
 from tests.train.ranks import train_rank, train_rank_in_double
 
 # Six micro-batches a global batch: 1, 2 and 3 workers share them evenly, 4 do not. An epoch is 3 1/3 steps.
@@ -80,9 +80,8 @@ def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path, pair
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         np.testing.assert_allclose(others[name], tensor, rtol=1e-7, atol=1e-9, err_msg=name)
-    order = np.concatenate([batch.ids for batch in CONFIG.stream(TRAINED).micro_batches(0, 1)])
     for folder in (alone, cut):
-        np.testing.assert_array_equal(read_samples(folder)["id"].to_numpy(), order)
+        assert_whole(folder, CONFIG.stream(TRAINED))
     rows, other_rows = alone.rows("epochs.jsonl"), cut.rows("epochs.jsonl")
     assert [row["images"] for row in rows] == [row["images"] for row in other_rows] == [48, 24]
     for row, other in zip(rows, other_rows, strict=True):

@@ -1,0 +1,139 @@
+"""Micro-batches made ready for DALI ahead of its asking: their inputs, with others in place of broken samples."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data import screening
+from raydali.data.pipeline import Inputs, Pipeline, Source
+from raydali.data.quarantine import Quarantine
+from raydali.data.stream import MicroBatch
+from raydali.data.timing import Cause, Waits, reading_seconds
+from raydali.errors import DataError
+
+PREPARED_BATCHES = 4
+"""Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
+
+
+class Prepared(NamedTuple):
+    """A micro-batch ready for DALI.
+
+    Attributes:
+        micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
+        inputs: of the pipeline.
+        knew: what was known then; see `Preparation._knowledge`.
+    """
+
+    micro_batch: MicroBatch
+    inputs: Inputs
+    knew: int
+
+
+class Preparation:
+    """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
+
+    Args:
+        source, pipeline, quarantine, waits: the loader's.
+    """
+
+    def __init__(self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: Waits) -> None:
+        self._source, self._pipeline, self._quarantine, self._waits = source, pipeline, quarantine, waits
+        self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
+        self._prepared: Iterator[Prepared] = iter(())
+        self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
+        self._screens = False
+        self._read_shares: dict[int, float] = {}
+
+    def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
+        """Hand out these from now on."""
+        self._prepared = self._prepare(micro_batches)
+
+    def stop(self) -> None:
+        """Hand out none."""
+        self._prepared = iter(())
+
+    def take(self) -> Prepared:
+        """The next that is not empty; made again where one of its samples was found to be broken since.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        while True:
+            prepared = next(self._prepared)
+            if prepared.knew != self._knowledge:
+                prepared = self._make(prepared.micro_batch)
+            if len(prepared.micro_batch.ids):
+                return prepared
+
+    def peek(self) -> Prepared:
+        """The one that `take` returns next."""
+        prepared = self.take()
+        self._prepared = chain([prepared], self._prepared)
+        return prepared
+
+    def again(self, micro_batches: list[MicroBatch]) -> None:
+        """Hand out these before what comes next, and look at files before DALI reads them from now on."""
+        self._screens = True
+        self._prepared = chain(map(self._make, micro_batches), self._prepared)
+
+    def finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
+        """Whether any of a batch's suspects, (N,), is broken."""
+        return bool(suspects.any()) and self._quarantine.examine(micro_batch.read_ids[suspects])
+
+    @property
+    def ready(self) -> int:
+        """How many lie ready, PREPARED_BATCHES at most."""
+        return sum(inputs.done() for _, inputs in tuple(self._pending))
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
+        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Prepared]]:
+            return micro_batch, self._threads.submit(self._make, micro_batch)
+
+        submitted = map(submit, micro_batches)
+        pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
+        while pending:
+            micro_batch, inputs = pending.popleft()
+            pending.extend(islice(submitted, 1))
+            with self._waits.by(partial(self._unprepared_by, micro_batch.number)):
+                made = inputs.result()
+            yield made
+
+    def _make(self, micro_batch: MicroBatch) -> Prepared:
+        while True:
+            knew, settled = self._knowledge, self._quarantine.settle(micro_batch)
+            if not len(settled.ids):
+                return Prepared(settled, (), knew)
+            began, read = time.perf_counter(), reading_seconds()
+            try:
+                inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
+            except OSError as error:  # it names the file
+                if self._quarantine.examine(settled.read_ids, again=True):
+                    continue
+                raise DataError(str(error)) from error
+            self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
+            if not self._screens or not self.finds(settled, self._looked_at(inputs)):
+                return Prepared(settled, inputs, knew)
+
+    @property
+    def _knowledge(self) -> int:
+        """Grows with what is known."""
+        return len(self._quarantine.known) + self._screens
+
+    def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
+        looks = [screening.look(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]]
+        return np.any(looks, 0) if looks else np.zeros(0, np.bool_)
+
+    def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
+        read = self._read_shares.pop(number, 0.0)
+        return {"storage": read * seconds, self._pipeline.inputs_are: (1 - read) * seconds}
