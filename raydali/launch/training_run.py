@@ -14,9 +14,9 @@ The loop stands in the job; it asks this for its steps and says what it did:
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,38 +24,23 @@ from torch.optim import Optimizer
 
 from raydali.data.hashing import keyed
 from raydali.data.loader import Batch, Loader
-from raydali.data.object_store import reason
 from raydali.data.stream import MicroBatch
-from raydali.errors import DivergedError
 from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.notices import Interrupted, Notice, Notices
 from raydali.launch.options import TrainingOptions
+from raydali.launch.run_state import RunState, Stateful
 from raydali.launch.session import Session
 from raydali.measure.exchange import Exchange
 from raydali.measure.meter import EpochMeter
 from raydali.measure.pulse import Pulse
 from raydali.measure.records import RankRecord, epoch_record
-from raydali.report.samples import SampleTrace, drop_samples
-from raydali.train.checkpoints import is_finite, snapshot
-from raydali.train.optimisation import load_optimizer
+from raydali.report.samples import SampleTrace
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
 from raydali.train.rehearsal import rehearse
 
 TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
 """One step of the optimiser on this rank's next micro-batches; returns them."""
-
-
-class Stateful(Protocol):
-    """What can be saved and loaded: modules, optimisers, gradient scalers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; empty for nothing."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Become what the state says."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -93,45 +78,16 @@ class TrainingRun:
         self.worker, self.stream = session.worker, config.stream(samples)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._loader: Loader | None = None
-        self.meter = self._new_meter()
-        self.start = 0
-        self._saved: dict[str, Any] | None = None
-        self._segments: list[list[RankRecord]] = []
-        self._unwritten: list[dict[str, Any]] = []
         self._exchange: Exchange | None = None
-        self._best: float | None = None
-        self._ceiling: float | None = None
-        self._parts: dict[str, Stateful] = {}
-        self._prepare: Callable[[], None] = lambda: None
-        self._done = self._checkpointed = 0
         self._broken = BrokenSamples(config, session, samples=samples)
         self._notices = Notices(self.worker, session.notice)
-        self._resume()
-        self._pulse = self._new_pulse()
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
-
-    def _resume(self) -> None:
-        checkpoint = self._session.latest()
-        if checkpoint is not None:
-            self.start = self.stream.steps_of(checkpoint["stream"])
-            self._segments = [[RankRecord(**record) for record in segment] for segment in checkpoint["segments"]]
-            self._best = checkpoint["best"]
-            if checkpoint["ceiling_of"] == self._ceiling_of:
-                self._ceiling = checkpoint["ceiling"]
-            self._saved = checkpoint["state"]
-        self._broken.resume((checkpoint or {}).get("quarantine", {}))
-        self._done = self._checkpointed = self.start
-        if self.worker.rank == 0:
-            self._folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= self.start)
-            drop_samples(self._folder, self.start)
-        self.worker.barrier()
-
-    @property
-    def _ceiling_of(self) -> list[Any]:
-        """What a ceiling depends on: measured for others, it says nothing."""
         on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else "cpu"
-        config = self._config
-        return [self.worker.world_size, on, config.precision, config.compile, config.cuda_graph]
+        ceiling_of = [self.worker.world_size, on, config.precision, config.compile, config.cuda_graph]
+        self._state = RunState(session, self.stream, self._broken, self._trace, ceiling_of)
+        self.start = self._done = self._state.start
+        self.meter = self._new_meter()
+        self._pulse = self._new_pulse()
 
     @property
     def _on_gpu(self) -> bool:
@@ -150,7 +106,7 @@ class TrainingRun:
             self.meter,
             batch_size=self._config.batch_size,
             micro_batches=self.micro_batches,
-            ceiling_images_per_second=self._ceiling * share if self._ceiling else None,
+            ceiling_images_per_second=self._state.ceiling * share if self._state.ceiling else None,
             prepared=lambda: self._loader.prepared_batches if self._loader is not None else None,
             publish=self._session.publish,
         )
@@ -180,16 +136,10 @@ class TrainingRun:
             parts: by the name they have in checkpoints; None for what this run does without. An optimiser keeps its
                 settings: only momenta are loaded.
         """
-        self._prepare = before_saving
-        self._parts = {name: part for name, part in parts.items() if part is not None}
-        if isinstance(model := self._parts.get("model"), nn.Module) and self.worker.world_size > 1:
+        kept = {name: part for name, part in parts.items() if part is not None}
+        if isinstance(model := kept.get("model"), nn.Module) and self.worker.world_size > 1:
             self._exchange = Exchange(model)
-        for name, part in self._parts.items():
-            if saved := (self._saved or {}).get(name):
-                if isinstance(part, Optimizer):
-                    load_optimizer(part, saved)
-                else:
-                    part.load_state_dict(saved)
+        self._state.keep(kept, before_saving)
 
     def rehearse(
         self,
@@ -205,7 +155,7 @@ class TrainingRun:
             modules: all that a step changes: the model, and its moving average.
         """
         self._loader = loader
-        measures = self._config.ceiling and self._saved is None
+        measures = self._config.ceiling and not self._state.is_resumed
         if self._on_gpu or measures:
             began = time.perf_counter()
             micro_batch = self.stream.micro_batch(0, self.worker.rank)
@@ -220,7 +170,7 @@ class TrainingRun:
                 images=self.micro_batches * self._config.batch_size,
                 measures_ceiling=measures,
             )
-            self._ceiling = measured or self._ceiling
+            self._state.ceiling = measured or self._state.ceiling
             if self.worker.rank == 0:
                 seconds = round(time.perf_counter() - began, 3)
                 facts = {"ceiling_images_per_second": measured, "rehearsal_seconds": seconds}
@@ -228,7 +178,7 @@ class TrainingRun:
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left; between two of them a checkpoint is made where one is due."""
-        self._saved = None
+        self._state.begun()
         # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
         gc.collect()
         gc.freeze()
@@ -243,7 +193,7 @@ class TrainingRun:
             progress = (index + 0.5) * self.stream.global_batch_size / of_run
             yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
             trace.after(index)
-            if every and self._done % every == 0 and self._checkpointed < self._done:
+            if every and self._done % every == 0 and self._state.saved < self._done:
                 self._checkpoint()
             if notice := self._notices.heed():
                 self._leave(notice)
@@ -258,7 +208,7 @@ class TrainingRun:
 
     def _leave(self, notice: Notice) -> None:
         """Make a checkpoint of all that is done, and go once it is saved."""
-        if self._checkpointed < self._done:
+        if self._state.saved < self._done:
             self._checkpoint()
         self._session.finish()
         if self.worker.rank == 0:
@@ -311,77 +261,27 @@ class TrainingRun:
     ) -> None:
         """Write the epoch's line and a checkpoint, which keeps the weights in `best/` if the score is the highest."""
         self._broken.exchange()
-        self._segments.append(self.worker.gather(self.meter.record()))
-        self._pulse.end_epoch()
-        if self.worker.rank == 0:
-            record = epoch_record(
-                self._segments,
+
+        def line(segments: Sequence[Sequence[RankRecord]]) -> dict[str, Any]:
+            return epoch_record(
+                segments,
                 epoch=self.stream.epoch_closed_by(self._done - 1) or 0,
                 step=self._done,
                 samples_consumed=self.stream.state(self._done)["samples_consumed"],
                 learning_rate=learning_rate,
                 validation={**validation, "broken": self._broken.in_validation()},
-                quarantined=sum(record.replaced for segment in self._segments for record in segment),
-                ceiling_images_per_second=self._ceiling,
+                quarantined=sum(record.replaced for segment in segments for record in segment),
+                ceiling_images_per_second=self._state.ceiling,
             )
-            self._unwritten.append(record)
+
+        record = self._state.close_epoch(self.meter.record(), line)
+        self._pulse.end_epoch()
+        if record is not None:
             self._session.tell("epoch", record=record)
-        self._segments.clear()
         self.meter.reset()
-        is_best = self._best is None or score > self._best
-        if is_best:
-            self._best = score
-        best = {"model": snapshot(weights.state_dict())} if is_best and self.worker.rank == 0 else None
-        self._checkpoint(best)
-
-    def _write_rows(self) -> str:
-        """Write what a checkpoint must find written; what hinders that, or an empty text. The next one tries again."""
-        try:
-            if self._trace is not None:
-                self._trace.flush()
-            while self._unwritten:
-                self._folder.append("epochs.jsonl", self._unwritten[0])
-                del self._unwritten[0]
-        except OSError as error:
-            return reason(error)
-        return ""
-
-    def _check_weights(self) -> None:
-        """On rank 0, whose weights are everybody's: never save what cannot be gone on from.
-
-        Raises:
-            DivergedError: weights are infinite or no numbers.
-        """
-        model = self._parts.get("model")
-        if self.worker.rank == 0 and model is not None and not is_finite(model.state_dict()):
-            raise DivergedError(
-                f"the weights are not finite any more behind step {self._done}: lower --learning-rate or raise "
-                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self._checkpointed}"
-            )
+        self._checkpoint(self._state.best_of(score, weights))
 
     def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
         self.meter.enter("checkpoint")
-        self._check_weights()
-        self._broken.exchange()
-        self._prepare()
-        why = self._write_rows()
-        gathered = self.worker.gather((self.meter.record(), why))
-        partial = [record for record, _ in gathered]
-        hindered = next((why for _, why in gathered if why), "")
-        segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
-        state = None
-        if self.worker.rank == 0:
-            state = snapshot(
-                {
-                    "state": {name: part.state_dict() for name, part in self._parts.items()},
-                    "stream": self.stream.state(self._done),
-                    "quarantine": self._broken.state(),
-                    "segments": [[asdict(record) for record in segment] for segment in segments],
-                    "best": self._best,
-                    "ceiling": self._ceiling,
-                    "ceiling_of": self._ceiling_of,
-                }
-            )
-        self._session.commit(self._done, state, best=best, hindered=hindered)
-        self._checkpointed = self._done
+        self._state.save(self._done, self.meter.record(), best)
         self.meter.enter("loop")

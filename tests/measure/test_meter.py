@@ -90,6 +90,19 @@ def test_the_sum_of_losses_keeps_small_parts_beside_a_large_one(now: Clock) -> N
     assert meter.record().loss_sum == 2**24 + 100
 
 
+def test_sampled_exchanges_stand_for_those_of_all_steps(now: Clock) -> None:
+    meter = make_meter()
+    for _ in range(4):
+        run_stages(meter, now, step=2.0)
+        meter.end_step()
+    meter.sample_exchange(0.5)
+    meter.sample_exchange(0.25)
+    record = meter.record()
+    assert (record.step_seconds, record.exchange_seconds, record.shortest_exchange_seconds) == (8.0, 1.5, 0.25)
+    meter.reset()
+    assert meter.record().exchange_seconds is None
+
+
 def test_the_first_batch_is_noted_once_in_a_worker_s_life(now: Clock) -> None:
     meter = make_meter()
     assert meter.record().first_batch_seconds is None
