@@ -45,6 +45,10 @@ class EpochMeter:
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges: list[float] = []
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        # Of the loss as it was a while ago: what `loss_so_far` has asked for, and what it has got.
+        self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
+        self._loss_got = 0.0, 0
         self._begin()
 
     def _begin(self) -> None:
@@ -94,6 +98,25 @@ class EpochMeter:
         """Seconds of each stage since the last reset, and how often it was; see `StageClock.so_far`."""
         return self._clock.so_far()
 
+    def loss_so_far(self) -> tuple[float, int]:
+        """The loss, summed over images, and how many they were, as of the newest call before that the device is
+        through with; on a CPU as of now. Never waits."""
+        if self._loss_asked is None:
+            self._ask_for_loss()
+        images, there = self._loss_asked or (0, None)
+        if there is None or there.query():
+            self._loss_got, self._loss_asked = (self._loss_on_host.item(), images), None
+            if there is not None:
+                self._ask_for_loss()
+        return self._loss_got
+
+    def _ask_for_loss(self) -> None:
+        self._loss_on_host.copy_(self._loss_sum, non_blocking=True)
+        there = torch.cuda.Event() if self._loss_sum.is_cuda else None
+        if there is not None:
+            there.record()
+        self._loss_asked = self._images, there
+
     def record(self) -> RankRecord:
         """What was measured since the last reset; waits for the device."""
         times, cpu = self._clock.totals(), cpu_times()
@@ -133,4 +156,5 @@ class EpochMeter:
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges.clear()
         self._loss_sum.zero_()
+        self._loss_asked, self._loss_got = None, (0.0, 0)
         self._begin()

@@ -26,6 +26,10 @@ class Figures:
     """Share of the time, but for validation's, in which the rank waited for the loader."""
     step_seconds: float | None = None
     """Forward, backward and optimiser, mean over steps."""
+    own_step_seconds: float | None = None
+    """The same without waiting for other ranks' gradients; where the exchange stands apart: not in a CUDA graph."""
+    loss: float | None = None
+    """Mean over images; on a GPU of those between the two pulses before."""
     prepared_batches: int | None = None
     """In the loader, see `Loader.prepared_batches`."""
 
@@ -71,7 +75,8 @@ class Pulse:
     def _begin(self) -> None:
         self._taken = time.monotonic()
         self._images = self._ended = 0
-        self._seconds = self._waited = self._stepped = 0.0
+        self._seconds = self._waited = self._stepped = self._exchanged = 0.0
+        self._loss = 0.0, 0
 
     def _figures(self) -> Figures:
         images, self._images = self._meter.images - self._images, self._meter.images
@@ -80,20 +85,31 @@ class Pulse:
             sum(seconds for stage, seconds in seconds_of.items() if stage != "validation"),
             seconds_of.get("loader_wait", 0.0),
             seconds_of.get("step", 0.0) + seconds_of.get("exchange", 0.0),
+            seconds_of.get("exchange", 0.0),
         )
         ended = ended_of.get("step", 0) - ended_of.get("exchange", 0)  # which parts a step in two
         seconds, waited, stepped = sums[0] - self._seconds, sums[1] - self._waited, sums[2] - self._stepped
-        batches = ended - self._ended
+        exchanged, batches = sums[3] - self._exchanged, ended - self._ended
         self._taken, prepared = time.monotonic(), self._prepared()
         if not batches or seconds <= 0 or (self._ended and seconds < SHORTEST_SECONDS):
             return Figures(images=images, prepared_batches=prepared)
-        (self._seconds, self._waited, self._stepped), self._ended = sums, ended
-        rate = batches * self._batch_size / seconds
+        (self._seconds, self._waited, self._stepped, self._exchanged), self._ended = sums, ended
+        rate, steps = batches * self._batch_size / seconds, batches / self._micro_batches
         return Figures(
             images=images,
             images_per_second=rate,
             of_ceiling=rate / self._ceiling if self._ceiling else None,
             loader_wait_fraction=waited / seconds,
-            step_seconds=stepped / batches * self._micro_batches,
+            step_seconds=stepped / steps,
+            own_step_seconds=(stepped - exchanged) / steps if exchanged else None,
+            loss=self._mean_loss(),
             prepared_batches=prepared,
         )
+
+    def _mean_loss(self) -> float | None:
+        """Since the pulse before."""
+        (total, images), (total_before, images_before) = self._meter.loss_so_far(), self._loss
+        if images == images_before:
+            return None
+        self._loss = total, images
+        return (total - total_before) / (images - images_before)

@@ -5,6 +5,7 @@ Fed by what the driver hears anyway: rank 0's progress twice a second, and each 
 
 import time
 from collections import deque
+from math import inf
 from statistics import fmean, median
 from typing import Any
 
@@ -17,7 +18,8 @@ NOW_SECONDS = 10.0
 LINE_SECONDS = 30.0
 """Between two plain lines."""
 STRAYS_BY = 0.15
-"""A rank strays where it waits for its loader for that much more of the time than the median rank."""
+"""A rank strays where it waits for its loader for that much more of the time than the median rank, or where its own
+part of a step takes longer by that share."""
 MOST_STRAYS = 4
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
@@ -100,21 +102,25 @@ class Display:
         )
 
     def strays(self) -> list[str]:
-        """A line for each rank that waits for its loader more than the others do, the worst first."""
-        waits = {
-            rank: pulse["loader_wait_fraction"]
-            for rank, pulse in self._pulses.items()
-            if pulse.get("loader_wait_fraction") is not None
-        }
-        if len(waits) < 2:
-            return []
-        usual = median(waits.values())
-        strays = sorted((rank for rank in waits if waits[rank] - usual >= STRAYS_BY), key=lambda rank: -waits[rank])
+        """A line for each rank that waits for its loader more than the others do, or steps more slowly, the worst
+        first."""
+        waits, steps = self._each("loader_wait_fraction"), self._each("own_step_seconds")
+        usual, pace = (median(values.values()) if len(values) > 1 else inf for values in (waits, steps))
         lines = [
-            f"rank {rank} waits for its loader {waits[rank]:.0%} of the time, the median {usual:.0%}" for rank in strays
+            f"rank {rank} waits for its loader {wait:.0%} of the time, the median {usual:.0%}"
+            for rank, wait in sorted(waits.items(), key=lambda item: -item[1])
+            if wait - usual >= STRAYS_BY
+        ] + [
+            f"rank {rank} takes {seconds:.3g} s for its part of a step, the median {pace:.3g} s"
+            for rank, seconds in sorted(steps.items(), key=lambda item: -item[1])
+            if seconds >= pace * (1 + STRAYS_BY)
         ]
         rest = len(lines) - MOST_STRAYS
-        return lines if rest <= 0 else [*lines[:MOST_STRAYS], f"and {rest} more ranks"]
+        return lines if rest <= 0 else [*lines[:MOST_STRAYS], f"and {rest} more"]
+
+    def _each(self, name: str) -> dict[int, float]:
+        """A figure by rank, where it is known."""
+        return {rank: pulse[name] for rank, pulse in self._pulses.items() if pulse.get(name) is not None}
 
     def _facts(self) -> list[str]:
         assert self._at is not None
@@ -122,11 +128,11 @@ class Display:
         mean = _rate(consumed - self._consumed_first, now - self._first)
         facts = [f"{_rate(consumed - before, now - began):.0f} images/s (mean {mean:.0f})"]
         for name, text in (("loader_wait_fraction", "wait"), ("of_ceiling", "ceiling")):
-            values = [pulse[name] for pulse in self._pulses.values() if pulse.get(name) is not None]
-            if values:
+            if values := self._each(name).values():
                 facts.append(f"{text} {fmean(values):.0%}")
-        if self._loss is not None:
-            facts.append(f"loss {self._loss:.4f}")
+        losses = self._each("loss").values()
+        if losses or self._loss is not None:
+            facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
         if mean and self._at["step"]:
             left = self._at["samples_consumed"] * (self._at["steps"] / self._at["step"] - 1) / mean
             facts.append(f"{_duration(left)} left")

@@ -21,6 +21,8 @@ FIGURES = Figures(
     of_ceiling=0.9,
     loader_wait_fraction=0.05,
     step_seconds=0.3,
+    own_step_seconds=0.2,
+    loss=1.5,
     prepared_batches=4,
 )
 
@@ -73,6 +75,8 @@ def test_a_rank_sets_what_was_measured(made: dict[str, Double]) -> None:
         "raydali_of_ceiling_ratio": [0.9],
         "raydali_loader_wait_ratio": [0.05],
         "raydali_step_seconds": [0.3],
+        "raydali_own_step_seconds": [0.2],
+        "raydali_loss": [1.5],
         "raydali_loader_prepared_batches": [4],
         "raydali_gpu_memory_bytes": [],
     }

@@ -59,6 +59,7 @@ def test_figures_are_of_the_time_since_the_pulse_before(rank: Rank) -> None:
         of_ceiling=0.5,
         loader_wait_fraction=0.25,
         step_seconds=0.75,
+        loss=1.0,
         prepared_batches=4,
     )
     assert second.images == 60
@@ -119,3 +120,17 @@ def test_an_exchange_is_a_part_of_its_step(rank: Rank) -> None:
     rank.pulse.end_epoch()
     (figures,) = rank.published
     assert (figures.images_per_second, figures.step_seconds, figures.loader_wait_fraction) == (5.0, 3.0, 0.25)
+    assert figures.own_step_seconds == 2.5
+
+
+def test_the_loss_is_the_mean_over_images_since_the_pulse_before(rank: Rank) -> None:
+    for epoch in (0.0, 10.0):
+        for loss in (1.0, 3.0):
+            rank.meter.add(torch.tensor(epoch + loss), 10)
+            rank.meter.add(torch.tensor(epoch + loss + 1), 30)
+            rank.spend("step", 5.0)
+            rank.meter.enter("loop")
+            rank.pulse.beat()
+        rank.pulse.end_epoch()
+        rank.meter.reset()
+    assert [figures.loss for figures in rank.published if figures.loss is not None] == [1.75, 3.75, 11.75, 13.75]

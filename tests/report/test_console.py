@@ -248,12 +248,21 @@ def test_of_many_ranks_that_stray_the_worst_are_shown_and_a_restart_forgets_them
         "rank 18",
         "rank 17",
         "rank 16",
-        "and 2 more ranks",
+        "and 2 more",
     ]
     facts = {"step": 0, "steps": 400, "world_size": 2, "device": "cpu", "seconds": 1.0}
     console.show({"kind": "event", "event": "start", **facts})
     console.show(pulse(0, None))
     assert console._display.strays() == []
+
+
+def test_a_rank_whose_steps_are_slow_strays_and_the_loss_is_of_now(on_terminal: Output) -> None:
+    console = Console()
+    console.show(progress(10, 320))
+    for rank, seconds in enumerate((0.2, 0.21, 0.3)):
+        console.show(pulse(rank, 0.0) | {"own_step_seconds": seconds, "loss": 1.0 + rank})
+    assert console._display.strays() == ["rank 2 takes 0.3 s for its part of a step, the median 0.21 s"]
+    assert "loss 2.0000" in console._display.line()
 
 
 def test_elsewhere_a_plain_line_comes_now_and_then(output: Output, clock: list[float]) -> None:
