@@ -21,7 +21,6 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.results import BenchFailed
 from raydali.bench.scale_bench import ScaleBench
 from raydali.bench.soak_bench import SoakBench
 from raydali.bench.strategies_bench import StrategiesBench
@@ -30,7 +29,7 @@ from raydali.bench.video_bench import VideoBench
 from raydali.chaos.command import Chaos
 from raydali.completion import Completion
 from raydali.doctor.command import Doctor
-from raydali.errors import DataError, UsageError
+from raydali.errors import CommandFailed, DataError, UsageError
 from raydali.local_cluster.command import Down, Status, Up
 from raydali.prepare import Prepare
 from raydali.preview import Preview
@@ -60,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (BenchFailed, DataError) as error:
+    except (CommandFailed, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -15,3 +15,8 @@ class DivergedError(Exception):
 
 class StorageError(Exception):
     """A run's storage takes no checkpoints, or has none that can be used; the message says what to do. Exit code 1."""
+
+
+class CommandFailed(Exception):
+    """A command of `raydali` measured or found what should not be, or could not measure it; what could be was shown and
+    written. Exit code 1."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from raydali.bench.results import JsonFile, require_writable, write_json
+from raydali.command_output import JsonFile, require_writable, write_json
 from raydali.errors import DataError, UsageError
 from raydali.parallel import in_processes, process_count
 from raydali.verify import show

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from raydali.bench.results import devices, gpu_names, require_writable
+from raydali.command_output import devices, gpu_names, require_writable
 from raydali.errors import DataError, UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from raydali.bench.results import JsonFile, require_writable, write_json
+from raydali.command_output import JsonFile, require_writable, write_json
 from raydali.errors import DataError, UsageError
 from raydali.parallel import in_processes, process_count
 

@@ -14,8 +14,7 @@ import pytest
 from raydali import cli
 from raydali.bench import loader_bench
 from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.results import BenchFailed
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 
 HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
@@ -115,7 +114,8 @@ def test_a_dash_brings_json_of_a_failure_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(None, 0), (BenchFailed("no rate"), 1), (UsageError("too many"), 2), (KeyboardInterrupt(), 130)]
+    ("error", "code"),
+    [(None, 0), (CommandFailed("no rate"), 1), (UsageError("too many"), 2), (KeyboardInterrupt(), 130)],
 )
 def test_exit_codes(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

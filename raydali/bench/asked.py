@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from raydali.bench.results import devices, gpu_names, require_writable
+from raydali.command_output import devices, gpu_names, require_writable
 from raydali.errors import UsageError
 
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512

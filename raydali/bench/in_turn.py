@@ -7,7 +7,7 @@ from typing import Any
 
 from raydali.bench import measurement
 from raydali.bench.loaders import Task
-from raydali.bench.results import number
+from raydali.command_output import number
 
 
 def measure_in_turn(

@@ -14,17 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import (
-    NOT_INSTALLED,
-    JsonFile,
-    devices,
-    machine,
-    number,
-    require_measured,
-    show,
-    spread,
-    write_json,
-)
+from raydali.bench.results import NOT_INSTALLED, require_measured, spread
+from raydali.command_output import JsonFile, devices, machine, number, show, write_json
 
 if TYPE_CHECKING:
     from raydali.bench.loaders import Task
@@ -78,7 +69,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
-        BenchFailed: a loader could not be measured; after the others' results were shown and written.
+        CommandFailed: a loader could not be measured; after the others' results were shown and written.
     """
     from raydali.bench import table_640
     from raydali.bench.loader_plot import plot

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from raydali.bench.results import devices
+from raydali.command_output import devices
 
 
 def plot(result: dict[str, Any], path: str) -> None:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, JsonFile, machine, number, require_writable, show, write_json
-from raydali.errors import UsageError
+from raydali.command_output import JsonFile, machine, number, require_writable, show, write_json
+from raydali.errors import CommandFailed, UsageError
 
 MOST_RANKS = 16_384
 MOST_MESHED = 128
@@ -61,7 +61,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
-        BenchFailed: something could not be measured; after the other figures were shown and written.
+        CommandFailed: something could not be measured; after the other figures were shown and written.
     """
     ranks = _ranks(options.ranks)
     asked.check_positive(options, ("samples", "epochs", "batch_size"))
@@ -92,7 +92,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
     if options.json:
         write_json(result, options.json)
     if failed:
-        raise BenchFailed("\n".join(failed))
+        raise CommandFailed("\n".join(failed))
     return result
 
 

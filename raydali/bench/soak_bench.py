@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from raydali.bench import asked
-from raydali.bench.results import BenchFailed, JsonFile, machine, require_writable, show, write_json
-from raydali.errors import UsageError
+from raydali.command_output import JsonFile, machine, require_writable, show, write_json
+from raydali.errors import CommandFailed, UsageError
 from raydali.started_jobs import heed_sigterm, job_script
 
 LEAST_EPOCHS = 8
@@ -80,7 +80,7 @@ def main(options: SoakBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is started.
-        BenchFailed: the run failed, or something grew beyond its limit; the latter after all was shown and written.
+        CommandFailed: the run failed, or something grew beyond its limit; the latter after all was shown and written.
     """
     if options.epochs < LEAST_EPOCHS:
         raise UsageError(f"--epochs must be at least {LEAST_EPOCHS}, not {options.epochs}")
@@ -107,7 +107,7 @@ def main(options: SoakBench) -> dict[str, Any]:
     if options.json:
         write_json(result, options.json)
     if grown := [row for row in rows if row["growth"] > row["allowed"]]:
-        raise BenchFailed(
+        raise CommandFailed(
             "; ".join(
                 f"{row['figure']} of {row['process']} grew by {row['growth']:.1f} {row['unit']}".rstrip()
                 + f", {row['allowed']:.1f} are allowed"
@@ -125,10 +125,10 @@ def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tup
     """Epochs and values of each figure, of readings behind epochs; processes that were not there all the time apart.
 
     Raises:
-        BenchFailed: too few readings for quarters.
+        CommandFailed: too few readings for quarters.
     """
     if len(readings) < LEAST_EPOCHS:
-        raise BenchFailed(f"{len(readings)} epochs were read: too few, the others came too fast; raise --batch-size")
+        raise CommandFailed(f"{len(readings)} epochs were read: too few, the others came too fast; raise --batch-size")
     names = set.intersection(*(set(reading) for _, reading in readings))
     return {name: ([epoch for epoch, _ in readings], [reading[name] for _, reading in readings]) for name in names}
 
@@ -185,7 +185,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
             if driver.poll() != 0:
                 what = f"ended with {driver.poll()}" if driver.poll() is not None else "is not done in time"
                 end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise BenchFailed(f"the run {what}: raise --timeout, or see:\n{end}")
+                raise CommandFailed(f"the run {what}: raise --timeout, or see:\n{end}")
         finally:
             processes.end(mark)
             driver.wait()

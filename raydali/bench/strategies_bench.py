@@ -18,18 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import (
-    JsonFile,
-    devices,
-    gpu_names,
-    machine,
-    number,
-    require_measured,
-    show,
-    spread,
-    write_json,
-)
+from raydali.bench.results import require_measured, spread
 from raydali.bench.strategies_figures import NOTHING, figures, to_one
+from raydali.command_output import JsonFile, devices, gpu_names, machine, number, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +85,7 @@ def main(options: StrategiesBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
-        BenchFailed: a row could not be measured; after the others' results were shown and written.
+        CommandFailed: a row could not be measured; after the others' results were shown and written.
     """
     from raydali.bench.photographs import photographs
     from raydali.bench.strategies_plot import plot

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.results import devices, number, show, spread
+from raydali.bench.results import spread
+from raydali.command_output import devices, number, show
 
 PUBLISHED_IMAGES = 21453
 PUBLISHED_SECONDS = {0: 101.06, 1: 6.24, 2: 3.07, 4: 1.57}

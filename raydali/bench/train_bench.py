@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench import asked
-from raydali.bench.results import JsonFile, devices, machine, number, require_measured, show, write_json
+from raydali.bench.results import require_measured
+from raydali.command_output import JsonFile, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
-        BenchFailed: a combination could not be measured; after the others' results were shown and written.
+        CommandFailed: a combination could not be measured; after the others' results were shown and written.
     """
     from raydali.bench.photographs import photographs
     from raydali.bench.train_plot import plot

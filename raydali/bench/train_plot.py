@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from raydali.bench.results import devices, number
+from raydali.command_output import devices, number
 
 STACKED = {
     "contention_gpu": "contention on the GPU",

@@ -12,17 +12,8 @@ from typing import Any
 
 from raydali.bench import asked
 from raydali.bench.made_videos import Made, VideoCodec, made_videos
-from raydali.bench.results import (
-    NOT_INSTALLED,
-    JsonFile,
-    devices,
-    machine,
-    number,
-    require_measured,
-    show,
-    spread,
-    write_json,
-)
+from raydali.bench.results import NOT_INSTALLED, require_measured, spread
+from raydali.command_output import JsonFile, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
 CHOICE = ("raydali", "reader", "pyav", "torchcodec")
@@ -100,7 +91,7 @@ def main(options: VideoBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
-        BenchFailed: a loader could not be measured; after the others' results were shown and written.
+        CommandFailed: a loader could not be measured; after the others' results were shown and written.
     """
     from raydali.data.video_clips import VideoClips
 

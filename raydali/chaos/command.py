@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raydali.bench.results import BenchFailed, JsonFile, machine, number, require_writable, show, write_json
-from raydali.errors import UsageError
+from raydali.command_output import JsonFile, machine, number, require_writable, show, write_json
+from raydali.errors import CommandFailed, UsageError
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MOST_NODES = 16
@@ -46,7 +46,7 @@ def main(options: Chaos) -> dict[str, Any]:
 
     Raises:
         UsageError: an option that cannot be met; before anything is started.
-        BenchFailed: the run did not go on, lost or repeated samples, or left something behind.
+        CommandFailed: the run did not go on, lost or repeated samples, or left something behind.
     """
     faults = _faults(options.faults)
     if not 2 <= options.nodes <= MOST_NODES:
@@ -70,7 +70,7 @@ def main(options: Chaos) -> dict[str, Any]:
         write_json(result, options.json)
     _show(result)
     if wrong := failures(result):
-        raise BenchFailed("; ".join(wrong))
+        raise CommandFailed("; ".join(wrong))
     return result
 
 

@@ -77,7 +77,7 @@ def suffer(name: str, stage: Stage) -> Suffered:
     """Inflict a fault, wait until it is noticed, mend it, and wait until the run goes on.
 
     Raises:
-        BenchFailed: the run ends, or does not go on.
+        CommandFailed: the run ends, or does not go on.
     """
     fault, run = FAULTS[name], stage.run
     before = run.checkpoints()

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from raydali.bench.results import BenchFailed
 from raydali.chaos.hosts import Host
+from raydali.errors import CommandFailed
 from raydali.local_cluster.head import HEALTH_CHECKS, Ports
 from raydali.local_cluster.processes import MARK, Process, members
 
@@ -52,7 +52,7 @@ class Nodes:
         """Start a node, and wait until it is part of the cluster.
 
         Raises:
-            BenchFailed: it does not start; with the end of what it says.
+            CommandFailed: it does not start; with the end of what it says.
         """
         host, log = self.hosts[number], self._folder / f"node{number}.log"
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--num-gpus=0"]
@@ -75,7 +75,7 @@ class Nodes:
         while _STARTED not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
                 end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise BenchFailed(f"node {number} does not start:\n{end}")
+                raise CommandFailed(f"node {number} does not start:\n{end}")
             time.sleep(0.1)
 
     def processes(self, number: int) -> list[Process]:

@@ -49,7 +49,7 @@ class Ordeal:
         """Do it all; what was found, see command.py.
 
         Raises:
-            BenchFailed: the cluster or a run does not start, or does not go on.
+            CommandFailed: the cluster or a run does not start, or does not go on.
         """
         for name, why in self._left_out.items():
             self._say(f"{name} is left out: {why}")

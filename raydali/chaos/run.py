@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raydali.bench.results import BenchFailed
+from raydali.errors import CommandFailed
 from raydali.launch.checkpoint_store import newest_first
 from raydali.report.run_folder import RunFolder
 from raydali.train.checkpoints import MANIFEST
@@ -77,31 +77,31 @@ class WatchedRun:
         """Wait until something is so.
 
         Raises:
-            BenchFailed: the driver ended before, or it takes too long.
+            CommandFailed: the driver ended before, or it takes too long.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             code = self._driver.poll() if self._driver is not None else None
             if code is not None and not condition():
                 why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
-                raise BenchFailed(f"waiting for {what}: {why}\n{self._last_words()}")
+                raise CommandFailed(f"waiting for {what}: {why}\n{self._last_words()}")
             if time.monotonic() > deadline:
-                raise BenchFailed(f"waiting for {what}: not within {PATIENCE_SECONDS:.0f} s\n{self._last_words()}")
+                raise CommandFailed(f"waiting for {what}: not within {PATIENCE_SECONDS:.0f} s\n{self._last_words()}")
             time.sleep(POLL_SECONDS)
 
     def finish(self, seconds: float) -> None:
         """Wait for the end of the run.
 
         Raises:
-            BenchFailed: it fails, or takes longer.
+            CommandFailed: it fails, or takes longer.
         """
         assert self._driver is not None
         try:
             code = self._driver.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise BenchFailed(f"the run does not finish within {seconds:.0f} s\n{self._last_words()}") from None
+            raise CommandFailed(f"the run does not finish within {seconds:.0f} s\n{self._last_words()}") from None
         if code:
-            raise BenchFailed(f"the run's driver ended with {code}\n{self._last_words()}")
+            raise CommandFailed(f"the run's driver ended with {code}\n{self._last_words()}")
 
     def _last_words(self) -> str:
         return "\n".join(self.said().splitlines()[-15:])

@@ -15,7 +15,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raydali.bench.results import JsonFile, require_writable, write_json
+from raydali.command_output import JsonFile, require_writable, write_json
 from raydali.doctor.checks import Node, Row, rows
 from raydali.errors import UsageError
 

@@ -14,7 +14,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raydali.bench.results import JsonFile, require_writable, write_json
+from raydali.command_output import JsonFile, require_writable, write_json
 from raydali.errors import UsageError
 from raydali.local_cluster import state
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from raydali.bench.results import require_writable
+from raydali.command_output import require_writable
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from raydali.bench.loader_bench import LoaderBench
 from raydali.bench.loaders import Measured, Task
 from raydali.bench.measurement import Delivered, MeasurementFailed, measure
 from raydali.bench.photographs import make_photographs, photographs
-from raydali.bench.results import NOT_INSTALLED, BenchFailed
-from raydali.errors import UsageError
+from raydali.bench.results import NOT_INSTALLED
+from raydali.errors import CommandFailed, UsageError
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
 
@@ -77,7 +77,7 @@ def test_a_loader_that_fails_loses_no_other_row(
     monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", json=str(file))
-    with pytest.raises(BenchFailed, match=r"(?s)native on CPU: .*no disk"):
+    with pytest.raises(CommandFailed, match=r"(?s)native on CPU: .*no disk"):
         loader_bench.main(options)
     native, raydali, spdl = json.loads(file.read_text())["rows"]
     assert "no disk" in native["error"] and native["images_per_second"] is None

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from raydali.bench import scale_bench, scale_parts
-from raydali.bench.results import BenchFailed
 from raydali.bench.scale_bench import ScaleBench
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 from raydali.report.run_folder import RunFolder
 
 OPTIONS = ScaleBench(ranks="1,4,16", samples=20_000, epochs=3, batch_size=64)
@@ -41,7 +40,9 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
-    with pytest.raises(BenchFailed, match=r"meet at the store, 1: 1002 files must be open at once, and .* allows 256"):
+    with pytest.raises(
+        CommandFailed, match=r"meet at the store, 1: 1002 files must be open at once, and .* allows 256"
+    ):
         scale_bench.main(replace(OPTIONS, ranks="1"))
     assert "epochs.jsonl of the run" in capsys.readouterr().out
 

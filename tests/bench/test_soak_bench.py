@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from raydali.bench import soak_bench
-from raydali.bench.results import BenchFailed
 from raydali.bench.soak_bench import LIMITS, SoakBench, judged, series
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 
 EPOCHS = range(1, 201)
 
@@ -36,7 +35,7 @@ def test_processes_that_come_and_go_are_left_out() -> None:
     assert series([(1, here), *((epoch, away) for epoch in range(2, 10))]) == {
         ("driver", "files"): ([*range(1, 10)], [3.0] * 9)
     }
-    with pytest.raises(BenchFailed, match="2 epochs were read"):
+    with pytest.raises(CommandFailed, match="2 epochs were read"):
         series([(1, here), (2, away)])
 
 

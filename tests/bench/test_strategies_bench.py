@@ -15,12 +15,11 @@ import pytest
 
 from raydali.bench import strategies_bench
 from raydali.bench.ranks import RanksFailed
-from raydali.bench.results import BenchFailed
 from raydali.bench.strategies_bench import STRATEGIES, StrategiesBench, strategy_name
 from raydali.bench.strategies_figures import NOTHING, balance, figures, to_one
 from raydali.bench.strategies_plot import plot
 from raydali.bench.strategies_rank import StrategyTask, covered, is_computing
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = StrategiesBench(
@@ -112,7 +111,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with_gpus(monkeypatch, 4)
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
-    with pytest.raises(BenchFailed, match=r"DataParallel, 4 GPUs, amp, dali: .*\nout of memory"):
+    with pytest.raises(CommandFailed, match=r"DataParallel, 4 GPUs, amp, dali: .*\nout of memory"):
         strategies_bench.main(options)
     written = json.loads(Path(files["json"]).read_text())
     assert written["settings"]["gpus"] == 4

@@ -19,13 +19,12 @@ from raydali.bench import train_bench
 from raydali.bench.loaders import Task
 from raydali.bench.photographs import make_photographs
 from raydali.bench.ranks import RanksFailed, run_ranks
-from raydali.bench.results import BenchFailed
 from raydali.bench.train_bench import TrainBench
 from raydali.bench.train_plot import lost, plot
 from raydali.bench.train_rank import TrainTask, measure
 from raydali.bench.train_split import NOTHING, against_one_gpu, figures, split
 from raydali.bench.train_stretches import beside
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = TrainBench(
@@ -142,7 +141,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
-    with pytest.raises(BenchFailed, match=r"digits, raydali, CPU: .*\nout of memory"):
+    with pytest.raises(CommandFailed, match=r"digits, raydali, CPU: .*\nout of memory"):
         train_bench.main(replace(OPTIONS, **files))
     failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
     assert failed["real_images_per_second"] is None

@@ -10,10 +10,9 @@ import pytest
 
 from raydali.bench import video_bench
 from raydali.bench.made_videos import Made, make_videos
-from raydali.bench.results import BenchFailed
 from raydali.bench.video_bench import VideoBench
 from raydali.data.video_clips import VideoClips
-from raydali.errors import UsageError
+from raydali.errors import CommandFailed, UsageError
 
 OPTIONS = VideoBench(
     gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
@@ -68,7 +67,7 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
         return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]
 
     monkeypatch.setattr("raydali.bench.measurement.measure", deliver)
-    with pytest.raises(BenchFailed, match="reader on 2 GPUs: it broke"):
+    with pytest.raises(CommandFailed, match="reader on 2 GPUs: it broke"):
         video_bench.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
     output = capsys.readouterr().out
     for text in ("12.97", "97.45", "48.28", "103.80", "59.01", "8.00", "failed: see below"):
