@@ -51,6 +51,8 @@ class BrokenSamples:
         if self._session.worker.rank == 0:
             rows = self._session.folder.rows("events.jsonl")
             self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
+            for known in self._agreed[TRAINING].values():
+                self._tell(TRAINING, known)
 
     def state(self) -> dict[str, list[dict[str, Any]]]:
         """What a checkpoint keeps."""

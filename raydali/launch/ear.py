@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from raydali.launch.mailbox import Mailbox
     from raydali.launch.metrics import RunMetrics
 
-_ENDS_OF_GROUPS = ("failure", "preemption")
+_ENDS_OF_GROUPS = ("failure", "preemption", "resize")
 
 
 class Ear:
     """Empties the mailbox.
 
     Attributes:
-        errors: of the newest worker group that had any, the first first.
+        errors: what workers of the last group said that ended before its time, or of the present one, the first first.
+        failure: what Ray Train said of that end; empty for nothing.
         why: why the run must end, though Ray Train would start it again; None while it may go on.
         training: whether a worker group is past its first step.
         left: whether the workers have gone on notice, behind a checkpoint.
@@ -45,13 +46,16 @@ class Ear:
     ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         self.why: str | None = None
+        self.failure = ""
         self.training = self.left = False
         self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
         self._track, self._metrics, self._report = track, metrics, report
         self._failures, self._watch = failures, watch
         self._began = time.monotonic()
         self._step = 0
-        self._errors: list[Mapping[str, Any]] = []  # of the present worker group
+        self._group = ""
+        self._gone: set[str] = set()
+        self._ended = False
         self._unwritten: list[dict[str, Any]] = []
         self._overheard = Overheard()
 
@@ -59,12 +63,17 @@ class Ear:
         """Take all that came since the last time, and look whether the run stands still."""
         for message in self._mailbox.empty():
             kind = message["kind"]
+            group = message.pop("group", self._group)
+            if group in self._gone:  # a worker's last word, behind the end of its group
+                continue
+            self._group = group
             if kind == "beat":
                 self._watch.beat(message)
                 continue
             if kind == "error":
-                self._errors.append(message)
-                self.errors = self._errors
+                if self._ended:  # the first word of a new group
+                    self.errors, self._ended = [], False
+                self.errors.append(message)
                 if message["final"]:
                     self.why = "it would come again"
             elif kind == "event":
@@ -95,7 +104,8 @@ class Ear:
     def _event(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if name in ("start", "resume"):
-            self.training = True
+            self.training, self.left = True, False
+            self.errors, self.failure, self._ended = [], "", False
             self._metrics.started()
             self._failures.begun(event["step"])
             self._watch.begun()
@@ -106,9 +116,14 @@ class Ear:
             self.training = False
             self._watch.over()
             self._waiting.again()
-            if name == "failure" and self.why is None:
-                self.why = self._failures.failed(event, self._errors, self._step)
-            self._errors = []
+            self._gone |= {self._group} - {""}
+            self._group, self._ended = "", True
+            if name == "failure":
+                event["step"], self.failure = self._step, event["error"]
+                if event["killed"]:  # what the others say is that it is gone
+                    self.errors = []
+                if self.why is None:
+                    self.why = self._failures.failed(event, self.errors, self._step)
         elif name != "hang":
             self._waiting.over()
         self._note(_row(event))

@@ -39,7 +39,7 @@ class Failures:
         Returns:
             Why the run must end; None where it is to go on.
         """
-        killed = bool(event["killed"])
+        killed = bool(event["killed"]) or event.get("starting", False)
         text = event["error"] if killed or not errors else errors[0]["error"]
         if not killed and errors:
             step = errors[0]["step"]

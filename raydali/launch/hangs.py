@@ -25,13 +25,21 @@ class Heartbeat:
 
     Args:
         tell: hands a message to the driver, without waiting.
-        count: what grows while training gets on: batches taken.
+        count: what grows while training gets on: batches taken, those of validation too.
+        place: how far it is, comparable with that of other ranks: steps done, and a half for the batch of the next.
         patience: seconds of standing still from which on a beat holds the stack.
         facts: who this is.
     """
 
-    def __init__(self, tell: Callable[..., None], count: Callable[[], int], patience: float, **facts: Any) -> None:
-        self._tell, self._count, self._patience = tell, count, patience
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        count: Callable[[], int],
+        place: Callable[[], float],
+        patience: float,
+        **facts: Any,
+    ) -> None:
+        self._tell, self._count, self._place, self._patience = tell, count, place, patience
         self._facts = facts | {"pid": os.getpid()}
         self._thread = threading.get_ident()
         self._over = threading.Event()
@@ -40,7 +48,7 @@ class Heartbeat:
     def close(self) -> None:
         """Fall silent, for good."""
         self._over.set()
-        self._tell("beat", **self._facts, count=-1, stack=None)
+        self._tell("beat", **self._facts, count=-1, place=0.0, stack=None)
 
     def _beat(self) -> None:
         last, since = -1, time.monotonic()
@@ -49,7 +57,8 @@ class Heartbeat:
             if count != last:
                 last, since = count, time.monotonic()
             stuck = time.monotonic() - since > self._patience
-            self._tell("beat", **self._facts, count=count, stack=self._stack() if stuck else None)
+            stack = self._stack() if stuck else None
+            self._tell("beat", **self._facts, count=count, place=self._place(), stack=stack)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread)
@@ -114,8 +123,8 @@ class HangWatch:
         if self._since is None or not self._beats or not 0 < self._timeout <= now - self._since:
             return ()
         silent = {rank for rank, (at, _) in self._beats.items() if now - at > _SILENT_BEATS * BEAT_SECONDS}
-        least = min(message["count"] for _, message in self._beats.values())
-        blamed = silent or {rank for rank, (_, message) in self._beats.items() if message["count"] == least}
+        least = min(message["place"] for _, message in self._beats.values())
+        blamed = silent or {rank for rank, (_, message) in self._beats.items() if message["place"] == least}
         self._since = now
         return [self._describe(rank, rank in silent) for rank in sorted(blamed)]
 

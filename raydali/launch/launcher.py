@@ -191,7 +191,7 @@ def _run(
             name=folder.name,
             storage_path=folder.uri_of_storage,
             failure_config=FailureConfig(max_failures=-1),  # which of them end the run is decided here
-            callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows no UserCallback
+            callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows only those of Ray Tune
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
         ),
     )
@@ -221,7 +221,7 @@ def _run(
         console.close()
     # Where Ray Train would go on, the workers end with this process's Ray.
     if ear.why is not None or fit.error is not None:
-        error = _explained(fit.error, ear.errors, ear.why)
+        error = _explained(fit.error, ear.errors, ear.failure, ear.why)
         ear.end("stop", error=str(error).splitlines()[-1], why=ear.why)
         raise error
     ear.end("finish")
@@ -262,19 +262,23 @@ def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, console: Console
             console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s: the newest one counts")
             return
         ear.listen()
+    ear.listen()
 
 
-def _explained(outcome: BaseException | None, errors: Sequence[Mapping[str, Any]], why: str | None = None) -> Exception:
+def _explained(
+    outcome: BaseException | None, errors: Sequence[Mapping[str, Any]], failure: str, why: str | None
+) -> Exception:
     """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows.
 
     Args:
         outcome: of Ray Train; None where it would go on.
-        errors: what workers said.
+        errors: what workers of the last group said.
+        failure: what Ray Train said of its end; empty for nothing.
         why: why the run ends nevertheless.
     """
     because = f" ({why})" if why else ""
     if not errors:
-        text = str(outcome).strip() or type(outcome).__name__ if outcome is not None else "a worker was killed"
+        text = (str(outcome).strip() or type(outcome).__name__) if outcome is not None else failure
         return TrainingFailed(text + because)
     first = errors[0]
     if first["usage"]:

@@ -83,7 +83,7 @@ class Overheard:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._known: set[str] = set()
-        self._gathering: dict[str, tuple[float, list[int]]] = {}
+        self._gathering: dict[str, tuple[float, set[int]]] = {}
 
     def take(self, message: dict[str, Any]) -> None:
         """A worker's, with its `rank` and `text`."""
@@ -92,9 +92,9 @@ class Overheard:
             text = MORE
         if text not in self._known:
             self._known.add(text)
-            self._gathering[text] = self._now(), []
+            self._gathering[text] = self._now(), set()
         if text in self._gathering:
-            self._gathering[text][1].append(message["rank"])
+            self._gathering[text][1].add(message["rank"])
 
     def lines(self, *, at_end: bool = False) -> list[str]:
         """What is to be said now; `at_end`: without gathering any longer."""
@@ -102,7 +102,7 @@ class Overheard:
         return [f"{_ranks(self._gathering.pop(text)[1])}: {text}" for text in due]
 
 
-def _ranks(ranks: list[int]) -> str:
+def _ranks(ranks: set[int]) -> str:
     shown = ", ".join(map(str, sorted(ranks)[:MOST_RANKS]))
     more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
     return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

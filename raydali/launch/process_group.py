@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
@@ -30,8 +31,12 @@ class WorkerProcesses(TorchConfig):
 
 class _Backend(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        worker_group.execute(listen_at_node_address)
-        super().on_start(worker_group, backend_config)
+        try:
+            worker_group.execute(listen_at_node_address)
+            super().on_start(worker_group, backend_config)
+        except ray.exceptions.RayTaskError as error:
+            # Such as a connection that was reset: Ray Train goes on after this error alone, and the driver counts it.
+            raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Nothing: the processes end now, while NCCL would wait for one that is dead, for 5 s."""

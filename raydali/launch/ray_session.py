@@ -45,6 +45,7 @@ class RaySession:
         self._resumed = False
         self.step = 0
         """The last one that is done."""
+        self._taken = 0
         self._last_progress = 0.0
 
     def latest(self) -> dict[str, Any] | None:
@@ -80,12 +81,16 @@ class RaySession:
 
     def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
         """See Session."""
-        self.step = step
+        self.step, self._taken = step, Loader.batches_taken
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
             where = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs}
             self.tell("progress", **where, samples_consumed=samples_consumed)
+
+    def place(self) -> float:
+        """How far this rank is, see hangs.Heartbeat."""
+        return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
         """See Session."""
@@ -124,14 +129,21 @@ def run_worker(config: dict[str, Any]) -> None:
         raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        mailbox.post_and_wait(kind="error", rank=rank, step=session.step if session else 0, **_described(error))
+        step = session.step if session else 0
+        mailbox.post_and_wait(kind="error", rank=rank, group=_group(), step=step, **_described(error))
         raise
 
 
 def _heartbeat(session: RaySession, timeout: float) -> Heartbeat:
     worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
-    facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id}
-    return Heartbeat(session.tell, lambda: Loader.batches_taken, timeout / 2 or float("inf"), **facts)
+    facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
+    patience = timeout / 2 or float("inf")
+    return Heartbeat(session.tell, lambda: Loader.batches_taken, session.place, patience, **facts)
+
+
+def _group() -> str:
+    """What the workers of one group have in common, and those of the next one have not."""
+    return str(ray.get_runtime_context().get_placement_group_id())
 
 
 def _described(error: BaseException) -> dict[str, Any]:

@@ -5,6 +5,7 @@ in a driver that was killed for 180 s: a run would wait that long.
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 NAME = "AutoscalingCoordinator"
@@ -26,19 +27,19 @@ class Reservations:
 
     def poll(self) -> None:
         """Where nodes have come or gone, let the actor look too; take back what runs that are over asked for."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked = time.monotonic()
+            with suppress(Exception):  # the actor looks by itself, later
+                self._look()
+
+    def _look(self) -> None:
         import ray
 
-        if time.monotonic() - self._looked < LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
         nodes = frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
         if nodes == self._nodes and not self._left_over:
             return
         if self._coordinator is None:
-            try:
-                self._coordinator = ray.get_actor(NAME, namespace=NAME)
-            except ValueError:
-                return
+            self._coordinator = ray.get_actor(NAME, namespace=NAME)
         while self._left_over:
             self._coordinator.cancel_request.remote(f"train-{self._left_over.pop()}")
         self._coordinator.get_reserved_resources.remote("", recompute=True)

@@ -132,9 +132,9 @@ class RunState:
         Raises:
             DivergedError: the weights cannot be gone on from.
         """
-        self._check_weights(done)
         self._broken.exchange()
-        self._prepare()
+        self._prepare()  # which may bring in what other ranks have
+        self._check_weights(done)
         why = self._write_rows()
         gathered = self._worker.gather((record, why))
         partial = [record for record, _ in gathered]

@@ -46,7 +46,9 @@ class Exchange:
     def _has_gradients(self, gradient: torch.Tensor) -> None:
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
             self._capture()
-        elif self._meter is not None:
+            return
+        self._captured = None  # the capture has failed
+        if self._meter is not None:
             self._meter.exchange()
             self._meter = None
 

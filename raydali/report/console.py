@@ -78,7 +78,10 @@ class Console:
                 f"ceiling: {message['ceiling_images_per_second']:.0f} images/s with the batch on the device already"
             )
         elif message["event"] == "failure":
-            self.warn(f"rank {', '.join(map(str, message['ranks']))} failed: {message['error']}")
+            ranks = ", ".join(map(str, message["ranks"]))
+            self.warn(f"{f'rank {ranks} failed' if ranks else 'workers failed to start'}: {message['error']}")
+        elif message["event"] == "resize":
+            self.say(f"going on with {message['workers']} workers, from the newest checkpoint")
         elif message["event"] == "preemption":
             self.warn("a node is taken away: going on from the newest checkpoint")
         elif message["event"] == "hang":

@@ -55,8 +55,8 @@ def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    for module in ("strategies_bench", "asked", "results"):
-        monkeypatch.setattr(f"raydali.bench.{module}.gpu_names", lambda: ["A"] * gpus)
+    for module in ("bench.strategies_bench", "bench.asked", "command_output"):
+        monkeypatch.setattr(f"raydali.{module}.gpu_names", lambda: ["A"] * gpus)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,14 @@ class Clock:
         return self.now
 
 
-def run(watch: HangWatch, clock: Clock, seconds: float, counts: dict[int, Any], stack: str | None = None) -> list[Any]:
+def run(
+    watch: HangWatch,
+    clock: Clock,
+    seconds: float,
+    counts: dict[int, Any],
+    stack: str | None = None,
+    places: dict[int, float] | None = None,
+) -> list[Any]:
     """Let time pass with a beat of each rank every BEAT_SECONDS; of whom it says that they hold the run up."""
     found: list[Any] = []
     end = clock.now + seconds
@@ -26,7 +33,8 @@ def run(watch: HangWatch, clock: Clock, seconds: float, counts: dict[int, Any], 
         clock.now += BEAT_SECONDS
         for rank, count in counts.items():
             taken = count(clock.now) if callable(count) else count
-            watch.beat({"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "count": taken, "stack": stack})
+            facts = {"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "stack": stack}
+            watch.beat(facts | {"count": taken, "place": places[rank] if places else taken})
         found += watch.stuck()
     return found
 
@@ -61,6 +69,14 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
 
+def test_batches_of_validation_and_of_larger_shares_blame_nobody() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, places={0: 31.5, 1: 31.0, 2: 31.5})
+    assert stuck.rank == 1
+
+
 def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
@@ -84,12 +100,13 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
     hangs.BEAT_SECONDS, before = 0.02, hangs.BEAT_SECONDS
     try:
         count, wait = iter([1, 2, 3] + [3] * 1000), threading.Event()
-        beat = Heartbeat(lambda kind, **facts: told.append(facts), lambda: next(count), 0.2, rank=4)
+        beat = Heartbeat(lambda kind, **facts: told.append(facts), lambda: next(count), lambda: 7.5, 0.2, rank=4)
         wait.wait(0.6)
         beat.close()
     finally:
         hangs.BEAT_SECONDS = before
     assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
+    assert told[0]["place"] == 7.5
     assert told[2]["stack"] is None and "wait.wait(0.6)" in told[-2]["stack"] and told[-1]["count"] == -1
     time.sleep(0.1)
     assert told[-1]["count"] == -1, "it goes on"

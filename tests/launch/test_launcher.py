@@ -14,40 +14,40 @@ def error_of(rank: int, error: str, **facts: Any) -> Mapping[str, Any]:
 def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:
     trace = '  File "job.py", line 3, in train\n    raise ValueError("no")\n'
     errors = [error_of(2, "ValueError: no", traceback=trace), error_of(0, "RuntimeError: connection closed by peer")]
-    explained = _explained(RuntimeError("worker group failed"), errors)
+    explained = _explained(RuntimeError("worker group failed"), errors, "", None)
     assert type(explained) is TrainingFailed
     assert str(explained) == f"{trace}rank 2: ValueError: no"
 
 
 def test_bad_usage_that_a_worker_found_is_bad_usage() -> None:
     errors = [error_of(1, "the checkpoint's seed is 1, this run's is 0", usage=True, traceback="somewhere\n")]
-    explained = _explained(RuntimeError("worker group failed"), errors)
+    explained = _explained(RuntimeError("worker group failed"), errors, "", None)
     assert type(explained) is UsageError
     assert str(explained) == "the checkpoint's seed is 1, this run's is 0"
 
 
 def test_bad_usage_behind_another_error_is_only_its_echo() -> None:
     errors = [error_of(0, "ValueError: no"), error_of(1, "4 workers are too many", usage=True)]
-    assert type(_explained(RuntimeError(), errors)) is TrainingFailed
+    assert type(_explained(RuntimeError(), errors, "", None)) is TrainingFailed
 
 
 def test_without_a_worker_s_word_what_ray_knows_is_told() -> None:
-    explained = _explained(RuntimeError("\n  the actor died: out of memory \n"), [])
+    explained = _explained(RuntimeError("\n  the actor died: out of memory \n"), [], "", None)
     assert type(explained) is TrainingFailed
     assert str(explained) == "the actor died: out of memory"
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    assert "TimeoutError" in str(_explained(TimeoutError(), []))
+    assert "TimeoutError" in str(_explained(TimeoutError(), [], "", None))
 
 
 def test_why_a_run_that_could_go_on_ends_stands_behind_the_error() -> None:
     assert (
-        str(_explained(None, [error_of(1, "ValueError: no")], "it came twice"))
+        str(_explained(None, [error_of(1, "ValueError: no")], "", "it came twice"))
         == "rank 1: ValueError: no (it came twice)"
     )
     assert (
-        str(_explained(None, [error_of(1, "no such file", final=True)], "it would come again"))
+        str(_explained(None, [error_of(1, "no such file", final=True)], "", "it would come again"))
         == "rank 1: no such file"
     )
-    assert str(_explained(None, [], "--max-failures is 0")) == "a worker was killed (--max-failures is 0)"
+    assert str(_explained(None, [], "killed by 9", "--max-failures is 0")) == "killed by 9 (--max-failures is 0)"
