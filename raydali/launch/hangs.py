@@ -101,7 +101,7 @@ class HangWatch:
 
     def begun(self) -> None:
         """A worker group has done its first step: from now on it must get on."""
-        self._since, self._beats = self._now(), {}
+        self._since = self._now()
 
     def over(self) -> None:
         """The worker group is gone."""

@@ -74,6 +74,11 @@ CASES = {
     "cutmix": ("--cutmix -1", "cutmix.*-1"),
     "ema-decay": ("--ema-decay 1", "ema.decay.*1"),
     "checkpoint-every": ("--checkpoint-every -1", "checkpoint.every.*-1"),
+    "hang-timeout": ("--hang-timeout 5", "--hang-timeout must be 0 or at least 10, not 5"),
+    "bad-fraction": ("--max-bad-fraction 2", r"max.bad.fraction must be .* below 1, not 2\.0"),
+    "profile-steps": ("--profile-steps 5:2", "--profile-steps 5:2 is no A:B .* such as 100:110"),
+    "exclude": ("--exclude {data}/nowhere", "--exclude {data}/nowhere cannot be read: .*; give a file"),
+    "gpu-and-no-gpu": ("--gpu --no-gpu", "--gpu and --no-gpu exclude each other: give one of them"),
     "shuffle-block": ("--shuffle-block -1", "shuffle.block.*at least 0, not -1"),
     "track": ("--track tensorbard", "--track tensorbard must be a comma list of mlflow, wandb"),
     # Storage

@@ -69,6 +69,15 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
 
+def test_a_process_that_freezes_behind_the_first_step_is_named_too() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    run(watch, clock, 20, {0: 0, 1: 0})
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 3})
+    assert stuck.rank == 1 and stuck.frozen
+
+
 def test_batches_of_validation_and_of_larger_shares_blame_nobody() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
