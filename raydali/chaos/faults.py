@@ -85,6 +85,7 @@ def suffer(name: str, stage: Stage) -> Suffered:
     fault.inflict(stage)
     run.wait_for(f"{name} to be noticed", lambda: fault.noticed(stage) is not None)
     noticed, by = fault.noticed(stage) or (time.time(), "")
+    mended = time.time()
     fault.mend(stage)
     if fault.stops:
         since = stage.at if fault.resumes_unnoticed else noticed
@@ -92,7 +93,7 @@ def suffer(name: str, stage: Stage) -> Suffered:
         row = first(run.events(), ["resume"], since) or {}
         resumed, resumed_at = row["time"], row["step"]
     else:
-        run.wait_for("a checkpoint that can be saved again", lambda: run.committed() > before[0][0])
+        run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > mended)
         resumed, resumed_at = run.checkpoints()[0][1], None
     return Suffered(
         fault=name,
