@@ -46,7 +46,7 @@ def test_a_submitted_job_trains_tells_and_ends_with_its_status(
     code, output = submit(env, "trains", "--epochs", "2", "--storage", str(tmp_path), "--name", "submitted")
     assert code == 0, output
     assert "started at step 0 of 44: 2 workers on cpu" in output
-    assert output.count("epoch    images") == 1
+    assert output.count("epoch   images images/s") == 1
     assert f"finished: {tmp_path}/submitted" in output
     for noise in ("Traceback", "(RayTrainWorker", "(TrainController", "Failed to query", "FutureWarning"):
         assert noise not in output, output
