@@ -11,7 +11,7 @@ The jobs of raydali do the same by themselves (launch/training_run.py).
 
 import platform
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -48,8 +48,8 @@ def measured(loader: Loader) -> Iterator["Epoch"]:
 
 def _epochs(loader: Loader, stream: Stream) -> Iterator["Epoch"]:
     batches = iter(loader)
-    node, waits = platform.node(), cast(dict[str, float], loader.waits.seconds)
-    meter = EpochMeter(loader.device, rank=loader.rank, world_size=loader.world_size, node=node, loader_waits=waits)
+    who: dict[str, Any] = {"rank": loader.rank, "world_size": loader.world_size, "node": platform.node()}
+    meter = EpochMeter(loader.device, **who, loader=loader)
     while stream.steps_of(loader.state_dict()) < stream.steps:
         yield Epoch(loader, stream, batches, meter)
         meter.reset()

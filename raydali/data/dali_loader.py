@@ -52,7 +52,7 @@ class DaliLoader(Loader):
         self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._where == "gpu":
             hardware_queues.widen()
-        self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits)
+        self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits, self.python)
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
@@ -151,7 +151,7 @@ class DaliLoader(Loader):
             device_id=(self.device.index or 0) if self._where == "gpu" else None,
             prefetch_queue_depth=self._prefetched,
         )
-        with self._dali, timed_python(self._add_python):
+        with self._dali, timed_python(self._add_python, self.python):
             nodes = fed_nodes(feed, fed, resident=self.pipeline.gpu_inputs, device=self.device)
             self._dali.set_outputs(*self.pipeline.graph(self.source, *nodes, device=self._where))
         self._dali.build()

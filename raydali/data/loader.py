@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.quarantine import Quarantine
 from raydali.data.stream import MicroBatch, Order, Stream
-from raydali.data.timing import Waits
+from raydali.data.timing import PythonTime, Waits
 from raydali.errors import DataError
 
 LoaderName = Literal["dali", "torch", "synthetic"]
@@ -74,6 +74,7 @@ class Loader(ABC):
     Attributes:
         wait_seconds: how long `next` has blocked the host in total.
         waits: the same by cause, as far as this loader can tell.
+        python: what the pipeline's Python has computed in this process, beside the training thread.
         batches_taken: by all loaders of this process: what grows while it gets on.
     """
 
@@ -99,6 +100,7 @@ class Loader(ABC):
         self.quarantine = known.of(source, pipeline)
         self.wait_seconds = 0.0
         self.waits = Waits()
+        self.python = PythonTime()
         self._consumed: MicroBatch | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()

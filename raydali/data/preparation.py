@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from raydali.data import screening
 from raydali.data.pipeline import Inputs, Pipeline, Source
 from raydali.data.quarantine import Quarantine
 from raydali.data.stream import MicroBatch
-from raydali.data.timing import Cause, Waits, reading_seconds
+from raydali.data.timing import Cause, PythonTime, Waits, reading_seconds
 from raydali.errors import DataError
 
 PREPARED_BATCHES = 4
@@ -40,11 +41,14 @@ class Preparation:
     """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
 
     Args:
-        source, pipeline, quarantine, waits: the loader's.
+        source, pipeline, quarantine, waits, python: the loader's.
     """
 
-    def __init__(self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: Waits) -> None:
+    def __init__(
+        self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: Waits, python: PythonTime
+    ) -> None:
         self._source, self._pipeline, self._quarantine, self._waits = source, pipeline, quarantine, waits
+        self._running = python.running if pipeline.inputs_are == "python" else nullcontext
         self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
         self._prepared: Iterator[Prepared] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
@@ -116,7 +120,8 @@ class Preparation:
                 return Prepared(settled, (), knew)
             began, read = time.perf_counter(), reading_seconds()
             try:
-                inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
+                with self._running():
+                    inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
             except OSError as error:  # it names the file
                 if self._quarantine.examine(settled.read_ids, again=True):
                     continue

@@ -1,4 +1,5 @@
-"""How long users' functions in a DALI graph take: they hold up the decoding behind them, and nothing else shows it."""
+"""How long users' functions in a DALI graph take: they hold up the decoding behind them and the training thread, and
+nothing else shows it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,15 +9,22 @@ from typing import Any
 
 from nvidia.dali import fn
 
+from raydali.data.timing import PythonTime
+
 
 @contextmanager
-def timed_python(add: Callable[[float], None]) -> Iterator[None]:
-    """Each `fn.python_function` that a graph made inside calls hands its seconds to `add`, but raydali's own."""
+def timed_python(add: Callable[[float], None], computing: PythonTime) -> Iterator[None]:
+    """Each `fn.python_function` that a graph made inside calls hands its seconds to `add`, but raydali's own.
+
+    Args:
+        add: takes seconds of the clock.
+        computing: takes those of a core.
+    """
     original = fn.python_function
 
     def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> Any:
         of_users = not getattr(function, "__module__", "").startswith("raydali.")
-        return original(*inputs, function=_timed(function, add) if of_users else function, **options)
+        return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
 
     fn.python_function = python_function
     try:
@@ -25,12 +33,13 @@ def timed_python(add: Callable[[float], None]) -> Iterator[None]:
         fn.python_function = original
 
 
-def _timed(function: Callable[..., Any], add: Callable[[float], None]) -> Callable[..., Any]:
+def _timed(function: Callable[..., Any], add: Callable[[float], None], computing: PythonTime) -> Callable[..., Any]:
     @wraps(function)
     def call(*arguments: Any) -> Any:
         began = time.perf_counter()
         try:
-            return function(*arguments)
+            with computing.running():
+                return function(*arguments)
         finally:
             add(time.perf_counter() - began)
 

@@ -1,4 +1,4 @@
-"""Who kept a loader waiting: seconds by cause, taken where they pass."""
+"""Who kept a loader waiting, and what ran beside the steps: seconds, taken where they pass."""
 
 import threading
 import time
@@ -36,6 +36,29 @@ class Waits:
     def on(self, cause: Cause) -> Any:
         """The same with one cause."""
         return self.by(lambda seconds: {cause: seconds})
+
+
+class PythonTime:
+    """What the pipeline's Python has computed, in whichever thread; as long, the training thread could run none.
+
+    Attributes:
+        seconds: of a core, in total; waiting inside, for a file or for the interpreter, is left out.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What this thread computes inside is Python's."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            seconds = time.thread_time() - began
+            with self._lock:
+                self.seconds += seconds
 
 
 class _Reading(threading.local):

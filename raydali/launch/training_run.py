@@ -95,10 +95,8 @@ class TrainingRun:
 
     def _new_meter(self) -> EpochMeter:
         worker = self.worker
-        waits: Any = self._loader.waits.seconds if self._loader is not None else None
-        return EpochMeter(
-            worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node, loader_waits=waits
-        )
+        who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
+        return EpochMeter(worker.device, **who, loader=self._loader)
 
     def _new_pulse(self) -> Pulse:
         share = self.micro_batches / self.stream.micro_batches_per_step

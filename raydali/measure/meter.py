@@ -1,14 +1,18 @@
 """What one rank measures of an epoch, until its line falls."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 
 from raydali.measure.clock import StageClock
 from raydali.measure.host import cpu_times
 from raydali.measure.records import RankRecord
+
+if TYPE_CHECKING:
+    from raydali.data.loader import Loader
 
 
 class EpochMeter:
@@ -22,7 +26,7 @@ class EpochMeter:
         on_stage: called with each stage that is entered, where it is set.
 
     Args:
-        loader_waits: seconds by cause for which the loader has blocked the host up to now; a view of what goes on.
+        loader: the one whose waits and Python are told; None: there is none.
     """
 
     def __init__(
@@ -32,11 +36,11 @@ class EpochMeter:
         rank: int,
         world_size: int,
         node: str,
-        loader_waits: Mapping[str, float] | None = None,
+        loader: "Loader | None" = None,
     ) -> None:
         self._who = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
         self.on_stage: Callable[[str], None] | None = None
-        self._loader_waits = loader_waits if loader_waits is not None else {}
+        self._loader = loader
         self._clock = StageClock(device)
         self._created = time.perf_counter()
         self._first_batch_seconds: float | None = None
@@ -52,7 +56,17 @@ class EpochMeter:
         self._begin()
 
     def _begin(self) -> None:
-        self._waits_before, self._cpu_before = dict(self._loader_waits), cpu_times()
+        self._note_loader()
+        self._cpu_before = cpu_times()
+
+    def _note_loader(self) -> None:
+        self._waits_before, self._python_before = self._of_loader()
+
+    def _of_loader(self) -> tuple[dict[str, float], float]:
+        """Seconds up to now: of blocking the host by cause, and of Python."""
+        if self._loader is None:
+            return {}, 0.0
+        return dict[str, float](self._loader.waits.seconds.items()), self._loader.python.seconds
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -87,7 +101,7 @@ class EpochMeter:
         """Note that the worker's first batch is there; later calls change nothing."""
         if not self._seen_first:
             self._first_batch_seconds, self._seen_first = time.perf_counter() - self._created, True
-            self._waits_before = dict(self._loader_waits)  # what the first batch took is no one's fault
+            self._note_loader()  # what the first batch took is no one's fault
 
     @property
     def images(self) -> int:
@@ -120,6 +134,7 @@ class EpochMeter:
     def record(self) -> RankRecord:
         """What was measured since the last reset; waits for the device."""
         times, cpu = self._clock.totals(), cpu_times()
+        waits, python = self._of_loader()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None
         exchange, shortest = times.get("exchange"), self._clock.shortest("exchange")
         if sampled := self._sampled_exchanges:
@@ -138,9 +153,8 @@ class EpochMeter:
             first_step_seconds=self._first_step_seconds,
             exchange_seconds=exchange,
             shortest_exchange_seconds=shortest,
-            loader_waits={
-                cause: seconds - self._waits_before.get(cause, 0.0) for cause, seconds in self._loader_waits.items()
-            },
+            loader_waits={cause: seconds - self._waits_before.get(cause, 0.0) for cause, seconds in waits.items()},
+            python_seconds=python - self._python_before,
             cpu_seconds=spent.own if spent else None,
             cpu_queued_seconds=spent.queued if spent else None,
             helpers_seconds=spent.helpers if spent else None,

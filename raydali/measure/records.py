@@ -44,6 +44,9 @@ class RankRecord:
     """Of a step: what exchanging gradients itself takes at most."""
     loader_waits: dict[str, float] = field(default_factory=dict)
     """How long the loader blocked the host behind the first batch, by cause; empty where it cannot tell."""
+    python_seconds: float = 0.0
+    """Computing of the loader's Python behind the first batch, beside the training thread: as long, that could run none
+    of its own."""
     cpu_seconds: float | None = None
     """Computing of this rank's processes, validation included, as in those below."""
     cpu_queued_seconds: float | None = None

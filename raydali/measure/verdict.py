@@ -8,6 +8,8 @@ ceiling: the same steps with their batch on the device already. The rest is shar
     straggler       what one rank, waiting for its loader or stepping, took longer than the median of the others
     storage, python, cpu decode, gpu decode, loader
                     waiting for the loader, on the other ranks, by what held it up; `loader` where it cannot tell
+    python          steps longer than at the ceiling too, by as much as the loader's Python ran beside them: of all
+                    threads, one at a time runs Python
     communication   what an exchange of gradients takes even when no rank is late
     contention      waiting for a core; on a GPU, steps longer than at the ceiling: the loader is in their way
     slower steps    on a CPU, steps longer than at the ceiling though they had their cores
@@ -105,6 +107,10 @@ def verdict(line: Mapping[str, Any]) -> Verdict | None:
     stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost_to_it - late
     slowed = max(0.0, stepped - images / ceiling) if ceiling else 0.0
     waits = _waits(others)
+    in_python = waits.get("python", 0.0)
+    beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
+    waits["python"] = in_python + beside
+    slowed -= beside
     # One rank's wait makes each of the others wait as long, at most.
     lateness = min(late / (sum(waits.values()) + slowed or 1.0), len(others) - 1)
     waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}

@@ -52,6 +52,12 @@ def _loader(by: str, remedy: str) -> Any:
     return words
 
 
+def _python(found: Finding) -> Words:
+    held_up = "waited for data or, as one thread at a time runs Python, could not go on with a step"
+    remedy = "DALI's operators or numpy over whole batches instead of Python (docs/own-data.md)"
+    return "loader-bound by Python", f"for {found.cost:.0%} of the epoch ranks {held_up}", remedy
+
+
 def _cpu_decode(found: Finding) -> Words:
     more = "--cpus-per-worker with more cores"
     if found.idle is not None and found.idle > 0.2:
@@ -133,9 +139,7 @@ _SENTENCES: dict[str, Any] = {
     "storage": _loader(
         " by storage", "a copy on local disks, more --cpus-per-worker to read with, or --shuffle-block 1024 on disks"
     ),
-    "python": _loader(
-        " by Python", "DALI's operators or numpy over whole batches instead of Python (docs/own-data.md)"
-    ),
+    "python": _python,
     "cpu decode": _cpu_decode,
     "gpu decode": _loader(" by decoding on the GPU", _SMALLER),
     "loader": _loader("", "more --cpus-per-worker"),

@@ -11,7 +11,7 @@ from raydali.data.classification import ValidationImages
 from raydali.data.loader import make_loader
 from raydali.data.pipeline import Inputs
 from raydali.data.stream import OrderedPass
-from raydali.data.timing import Waits, reading, reading_seconds
+from raydali.data.timing import PythonTime, Waits, reading, reading_seconds
 from tests.data.pictures import encoded, files, photograph
 
 
@@ -44,9 +44,22 @@ def test_reading_adds_up() -> None:
     assert 0.04 <= reading_seconds() - before < 1
 
 
+def test_python_s_time_is_what_it_computes_and_not_what_it_waits() -> None:
+    python = PythonTime()
+    with python.running():
+        time.sleep(0.1)
+    assert python.seconds < 0.05
+    with python.running():
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+    assert 0.1 <= python.seconds < 0.2
+
+
 class SlowInputs(ValidationImages):
     def inputs(self, *args: Any) -> Inputs:
-        time.sleep(0.3)
+        for _ in range(10):
+            late(None)
         return super().inputs(*args)
 
 
@@ -57,13 +70,16 @@ class SlowGraph(ValidationImages):
 
 
 def late(image: Any) -> Any:
-    time.sleep(0.03)
+    time.sleep(0.02)
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
     return image
 
 
-@pytest.mark.parametrize("kind", [SlowInputs, SlowGraph])
+@pytest.mark.parametrize(("kind", "calls"), [(SlowInputs, 3 * 4 * 10), (SlowGraph, 3 * 16)])
 def test_python_that_holds_a_loader_up_is_told_from_decoding_and_reading(
-    tmp_path: Path, kind: type[ValidationImages]
+    tmp_path: Path, kind: type[ValidationImages], calls: int
 ) -> None:
     source = files(tmp_path, **{f"image{i}": encoded(photograph(size=(64, 64))) for i in range(16)})
     order = OrderedPass(samples=16, batch_size=4)
@@ -72,5 +88,7 @@ def test_python_that_holds_a_loader_up_is_told_from_decoding_and_reading(
             for _ in loader:
                 pass
         waits, whole = loader.waits.seconds, loader.wait_seconds
+        computed = loader.python.seconds
     assert sum(waits.values()) == pytest.approx(whole, rel=0.5)
     assert waits["python"] > 0.5 * sum(waits.values())
+    assert computed == pytest.approx(calls * 0.01, rel=0.5)

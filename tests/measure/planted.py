@@ -189,20 +189,24 @@ def slow_checkpoints(rank: int) -> None:
     LocalSession.commit = slowed(LocalSession.commit, 1)  # type: ignore[method-assign]
 
 
-def _burn() -> None:
+def _burn(burning: Any) -> None:
     _go_first()
+    burning.release()
     while True:
         pass
 
 
 @contextmanager
 def burners(amount: int) -> Iterator[None]:
-    """As many processes that do nothing but compute."""
+    """As many processes that do nothing but compute; they are at it when the block begins."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_burn, daemon=True) for _ in range(amount)]
-    for process in processes:
-        process.start()
+    burning = context.Semaphore(0)
+    processes = [context.Process(target=_burn, args=(burning,), daemon=True) for _ in range(amount)]
     try:
+        for process in processes:
+            process.start()
+        for _ in processes:
+            assert burning.acquire(timeout=60), "they take longer than a minute to start"
         yield
     finally:
         for process in processes:

@@ -1,11 +1,13 @@
 """What one rank measures of an epoch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from raydali.data.timing import PythonTime, Waits
 from raydali.measure.meter import EpochMeter
 
 Clock = list[float]
@@ -59,19 +61,25 @@ def test_exchanges_are_a_part_of_steps_which_ends_where_the_loss_is_counted(now:
 
 
 def test_the_first_step_is_timed_and_the_loader_s_waits_count_from_its_batch_on(now: Clock) -> None:
-    waits = {"storage": 1.0}
-    meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader_waits=waits)
-    waits["storage"] = 5.0
+    loader: Any = SimpleNamespace(waits=Waits(), python=PythonTime())
+    waits = loader.waits.seconds
+    waits["storage"] = loader.python.seconds = 1.0
+    meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader=loader)
+    waits["storage"] = loader.python.seconds = 5.0
     meter.first_batch()
     now[0] += 3.0
     meter.end_step()
     waits |= {"storage": 7.0, "python": 1.0}
+    loader.python.seconds = 5.5
     now[0] += 3.0
     meter.end_step()
     record = meter.record()
     assert (record.first_step_seconds, record.loader_waits) == (3.0, {"storage": 2.0, "python": 1.0})
+    assert record.python_seconds == 0.5
     meter.reset()
-    assert (meter.record().first_step_seconds, meter.record().loader_waits) == (None, {"storage": 0.0, "python": 0.0})
+    record = meter.record()
+    assert (record.first_step_seconds, record.loader_waits) == (None, {"storage": 0.0, "python": 0.0})
+    assert record.python_seconds == 0
 
 
 def test_losses_are_weighted_by_images(now: Clock) -> None:

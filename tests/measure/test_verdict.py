@@ -75,6 +75,19 @@ def test_waiting_for_the_loader_is_put_down_to_what_held_it_up(cause: str, words
     assert record["loader_images_per_second"] == record["images_per_second"] == 100.0
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_beside_which_the_loader_s_python_ran_are_held_up_by_it(device: str) -> None:
+    slow: dict[str, Any] = {"device": device, "seconds": 20.0, "step_seconds": 19.7}
+    found = judged(rank(**slow, loader_waits={"python": 0.1, "storage": 0.1}, python_seconds=9.0))
+    assert (found.kind, found.cause) == ("loader-bound", "python")
+    assert found.costs["python"] == pytest.approx(9.0 / 20.3, abs=0.01)
+    assert found.costs["contention" if device == "cuda" else "slower steps"] == pytest.approx(1 / 20.3, abs=0.01)
+
+
+def test_python_beside_steps_as_fast_as_at_the_ceiling_is_not_accused() -> None:
+    assert judged(rank(python_seconds=9.0)).kind == "step-bound"
+
+
 def test_a_loader_that_cannot_tell_is_named_all_the_same() -> None:
     found = judged(rank(seconds=20.0, loader_wait_seconds=10.0))
     assert (found.kind, found.cause) == ("loader-bound", "loader")
