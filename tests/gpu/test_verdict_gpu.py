@@ -91,6 +91,8 @@ ON_ONE = [
         planted.nothing, {"image_size": 32, "batch_size": 128}, {"size": BIG, "train": 5120}, "gpu decode", id="big"
     ),
     pytest.param(planted.nothing, {"loader": "torch"}, {"size": BIG, "train": 1600}, "cpu decode", id="torch"),
+    pytest.param(planted.slow_inputs, {}, {"train": 320}, "python", id="slow Python"),
+    pytest.param(planted.slow_inputs, {"cuda_graph": False}, {"train": 320}, "python", id="slow Python, launched"),
     pytest.param(slow_checkpoints, {"checkpoint_every": 20}, {"train": 1600}, "checkpoint", id="slow checkpoints"),
     pytest.param(slow_model, {}, {"train": 1600, "val": 900}, "validation", id="much validation"),
     pytest.param(slow_start, {"epochs": 1}, {"train": 1600}, "start-up", id="slow start"),

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import raydali.data.classification_dali
 import raydali.train.models
 from jobs.imagenet import DIGITS, Config, Data, train
+from raydali.data.classification import TrainImages
 from raydali.data.dali_loader import DaliLoader
 from raydali.data.files import Files
 from raydali.data.image_folder import ImageFolder
@@ -131,6 +132,18 @@ def slow_python(rank: int) -> None:
         return fn.python_function(images, function=busy, output_layouts="HWC"), *rest
 
     raydali.data.classification_dali.train_graph = with_python
+
+
+def slow_inputs(rank: int) -> None:
+    """20 ms of Python for each image, before any is read."""
+    inputs = TrainImages.inputs
+
+    def with_python(self: TrainImages, source: Any, ids: Any, epochs: Any) -> Any:
+        for _ in ids:
+            busy(None)
+        return inputs(self, source, ids, epochs)
+
+    TrainImages.inputs = with_python  # type: ignore[method-assign]
 
 
 def _with_model(change: Callable[[nn.Module], nn.Module]) -> None:

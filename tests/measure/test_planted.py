@@ -67,6 +67,7 @@ SLOW = [
     pytest.param(1, planted.nothing, {"loader": "torch"}, {"size": BIG}, "cpu decode", id="too few, torch"),
     pytest.param(1, planted.slow_python, {}, {}, "python", id="slow Python"),
     pytest.param(2, planted.slow_python, {}, {}, "python", id="slow Python on 2"),
+    pytest.param(1, planted.slow_inputs, {}, {}, "python", id="slow Python before reading"),
     pytest.param(3, planted.slow_rank_1, {}, {"train": 480}, "straggler", id="a slow rank of 3"),
     pytest.param(2, planted.slow_reads_of_rank_1, {}, {"train": 640}, "straggler", id="a slow disk"),
     pytest.param(3, planted.slow_reads_of_rank_1, {}, {"train": 960}, "straggler", id="a slow disk of 3"),
