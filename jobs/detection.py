@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class Config(TrainingOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
+    smaller_data = "images stored nearer to --image-size"
+
     data: str | None = None
     """Folder or URI (s3://, gs://) as COCO ships: images in train/ and val/, or train2017/ and val2017/, and their
     annotations/instances_train.json and so on. Default: the built-in shapes."""

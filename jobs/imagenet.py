@@ -1,9 +1,10 @@
-"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, or on tar shards:
+"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, tar shards, or TFRecord files:
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as WebDataset has them
+    python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 class Config(TrainingOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
+    smaller_data = "images stored nearer to --image-size (`raydali prepare`, for class folders)"
+
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and val/ of class folders or of tar shards. Default: the built-in
     handwritten digits."""
     val_data: str | None = None
     """Validation images; --data is then the training images alone. Each is a folder of class folders or tar shards; a
-    list: a text or CSV file with a line path,label for each image; or shards by name: `shard-{000..146}.tar`."""
+    list: a text or CSV file with a line path,label for each image; or tar shards or TFRecord files by name:
+    `shard-{000..146}.tar`, `train-*-of-01024`."""
     root: str | None = None
     """Folder or URI that relative paths in lists begin at. Default: the folder of each list."""
     model: str = "resnet50"

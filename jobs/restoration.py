@@ -11,6 +11,7 @@ samples.png shows some of test/: input, output and truth.
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ ROWS_SHOWN = 6
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainingOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
+
+    smaller_data = "pairs cut up into images nearer to --crop-size"
 
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets. Default:
@@ -107,6 +110,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.data.stream import MicroBatch
     from raydali.launch.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
+    from raydali.report.run_folder import SAMPLES
     from raydali.report.triptychs import draw
     from raydali.train.normalisation import Normalized
     from raydali.train.optimisation import learning_rate, parameter_groups
@@ -174,17 +178,25 @@ def train(config: Config, data: Data, session: "Session") -> None:
         meter.enter("loop")
         return consumed
 
+    def draw_shown() -> None:
+        """Write samples.png, of those that can be read."""
+        readable = [id for id in shown if not test_loader.quarantine.examine([id])]
+        if not readable:
+            return
+        inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in readable), strict=True))
+        outputs = restore(from_8_bits, inputs.to(worker.device), precision)
+        try:
+            session.folder.write(SAMPLES, draw(inputs, outputs, targets))
+        except OSError as error:
+            session.tell("warning", rank=worker.rank, text=f"{SAMPLES} could not be written: {error}")
+
     def validate() -> Restoration:
         run.meter.enter("validation")
-        result = evaluate(from_8_bits, test_loader, worker, precision)
+        began = time.perf_counter()
         if worker.rank == 0:
-            readable = [id for id in shown if not test_loader.quarantine.examine([id])]
-            inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in readable), strict=True))
-            outputs = restore(from_8_bits, inputs.to(worker.device), precision)
-            try:
-                session.folder.write("samples.png", draw(inputs, outputs, targets))
-            except OSError as error:
-                session.tell("warning", rank=worker.rank, text=f"samples.png could not be written: {error}")
+            draw_shown()  # before `evaluate`, at whose end ranks wait for each other: validation's time on all of them
+        result = evaluate(from_8_bits, test_loader, worker, precision)
+        result["seconds"] = time.perf_counter() - began
         run.meter.enter("loop")
         return result
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class Config(TrainingOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
+    smaller_data = "videos stored nearer to --resize-size"
+
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and val/ of class folders. Default: the built-in moving discs."""
     val_data: str | None = None

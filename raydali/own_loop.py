@@ -73,6 +73,7 @@ class Epoch:
         while not done:
             self._meter.enter("loader_wait")
             self._newest, self._counted = next(self._batches), False
+            self._meter.replaced += self._newest.micro_batch.replaced
             self._meter.first_batch()
             self._meter.enter("step")
             yield self._newest
@@ -132,7 +133,7 @@ class Epoch:
             samples_consumed=state["samples_consumed"],
             learning_rate=learning_rate,
             validation=validation,
-            quarantined=0,
+            quarantined=sum(record.replaced for record in records),
             ceiling_images_per_second=None,
         )
         return record if self._has_loss else record | {"loss": None}

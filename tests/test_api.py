@@ -14,7 +14,9 @@ import torch
 
 import raydali
 from raydali.data.image_folder import ImageFolder
+from raydali.data.quarantine import Quarantine
 from tests.cluster.support import ROOT, descendants, environment, kill
+from tests.data import broken
 from tests.data.pictures import encoded, photograph
 from tests.support import run_ranks
 
@@ -51,8 +53,8 @@ def _stream(images: int = IMAGES) -> raydali.Stream:
     return raydali.Stream(samples=images, epochs=EPOCHS, batch_size=BATCH, global_batch_size=GLOBAL_BATCH, seed=0)
 
 
-def _loader(folder: Path, *, rank: int = 0, world_size: int = 1, start: int = 0) -> Any:
-    where = {"rank": rank, "world_size": world_size, "start": start}
+def _loader(folder: Path, *, rank: int = 0, world_size: int = 1, start: int = 0, **settings: Any) -> Any:
+    where = {"rank": rank, "world_size": world_size, "start": start, **settings}
     images = raydali.labeled_images(str(folder))
     return raydali.make_loader("dali", images, raydali.TrainImages(image_size=16, seed=0), _stream(), **where)
 
@@ -128,6 +130,29 @@ def test_waits_are_the_loaders_the_rest_of_an_epoch_is_the_steps_and_nothing_bet
         assert record["loader_wait_seconds"] >= 0.02 * taken and record["step_seconds"] >= 0.01 * taken
         assert record["seconds"] == pytest.approx(record["loader_wait_seconds"] + record["step_seconds"], abs=1e-3)
         assert record["seconds"] < 0.03 * taken + 0.4
+
+
+def _quarantined(folder: Path) -> list[Any]:
+    where = {"rank": torch.distributed.get_rank(), "world_size": torch.distributed.get_world_size()}
+    records = []
+    with _loader(folder, **where, quarantine=lambda order: Quarantine(order.samples, seed=0)) as loader:
+        for epoch in raydali.measured(loader):
+            for batch in epoch:
+                assert len(batch.ids) == BATCH
+            records.append(epoch.record())
+    return records
+
+
+def test_images_that_others_stood_in_for_are_counted_over_all_ranks(tmp_path: Path) -> None:
+    damaged, stream = {3: "empty", 40: "text", 41: "cut-short"}, _stream()
+    broken.folder(tmp_path, IMAGES, damaged)
+    of_step = [
+        sum(id in damaged for index in range(4) for id in stream.micro_batch(step, index).ids) for step in range(STEPS)
+    ]
+    expected = [sum(of_step[:3]), sum(of_step[3:5]), of_step[5]]
+    records, _ = run_ranks(2, _quarantined, tmp_path)
+    assert [record["quarantined"] for record in records] == expected
+    assert [sum(rank["replaced"] for rank in record["ranks"]) for record in records] == expected
 
 
 def test_what_cannot_be_measured_is_refused(folder: Path) -> None:

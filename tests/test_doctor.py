@@ -151,6 +151,8 @@ def test_without_a_cluster_or_an_answer_it_is_bad_usage(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     with pytest.raises(UsageError, match=r"no Ray answers at RAY_ADDRESS=http://127.0.0.1:9"):
         main(Doctor(cluster=True))
+    with pytest.raises(UsageError, match=r"--json no/such/found.json cannot be written"):
+        main(Doctor(cluster=True, json="no/such/found.json"))
 
 
 def test_this_host_is_looked_at_without_torch_or_ray(tmp_path: Path) -> None:

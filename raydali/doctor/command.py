@@ -46,9 +46,9 @@ def main(options: Doctor) -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     if options.cluster and not address:
         raise UsageError("--cluster needs a cluster: set RAY_ADDRESS, such as http://head:8265, or leave it out")
+    require_writable("--json", options.json)
     if options.cluster and address.startswith("http"):
         sys.exit(_as_a_job(options, address))
-    require_writable("--json", options.json)
     nodes = _nodes(options)
     found = rows(nodes)
     _show(found, len(nodes))

@@ -13,6 +13,7 @@ from raydali.data.stream import Order, OrderedPass
 from raydali.errors import DataError
 from raydali.launch.options import TrainingOptions
 from raydali.launch.session import Session
+from raydali.report.run_folder import EVENTS
 
 EXCHANGE_STEPS = 16
 """Between two times at which ranks ask each other for news, without waiting for the answer until the next time."""
@@ -49,7 +50,7 @@ class BrokenSamples:
             self._agreed[TRAINING][sample["id"]] = BrokenSample(**sample)
         self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
         if self._session.worker.rank == 0:
-            rows = self._session.folder.rows("events.jsonl")
+            rows = self._session.folder.rows(EVENTS)
             self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
             for known in self._agreed[TRAINING].values():
                 self._tell(TRAINING, known)

@@ -17,7 +17,7 @@ from typing import Any
 from raydali.data.object_store import reason
 from raydali.errors import StorageError
 from raydali.report import patience
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.train import checkpoints
 from raydali.train.checkpoints import FILE_NAME, MANIFEST, BadCheckpoint
 from raydali.train.worker import Worker
@@ -209,7 +209,7 @@ class CheckpointStore:
                 "restore one, or give another --name"
             )
         # The third epoch's line is written once the first one's checkpoint was saved.
-        if len(self._folder.rows("epochs.jsonl")) > 2 or any(self._refused()):
+        if len(self._folder.rows(EPOCHS)) > 2 or any(self._refused()):
             raise StorageError(
                 f"{self._folder} has epochs but no checkpoint any more: restore one, or give another --name"
             )

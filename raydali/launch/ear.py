@@ -11,14 +11,13 @@ from raydali.launch.hangs import HangWatch
 from raydali.launch.overheard import Overheard
 from raydali.launch.waiting import Waiting
 from raydali.report.console import Console
+from raydali.report.html_history import GROUP_END_EVENTS
 from raydali.report.html_live import LiveReport
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import EVENTS, RunFolder
 
 if TYPE_CHECKING:
     from raydali.launch.mailbox import Mailbox
     from raydali.launch.metrics import RunMetrics
-
-_ENDS_OF_GROUPS = ("failure", "preemption", "resize")
 
 
 class Ear:
@@ -112,7 +111,7 @@ class Ear:
         elif name == "quarantine":
             self._metrics.quarantined()
         self.left = self.left or name == "left"
-        if name in _ENDS_OF_GROUPS:
+        if name in GROUP_END_EVENTS:
             self.training = False
             self._watch.over()
             self._waiting.again()
@@ -133,7 +132,7 @@ class Ear:
         self._unwritten.append(row)
         try:
             while self._unwritten:  # what a full disk did not take comes with the next
-                self._folder.append("events.jsonl", self._unwritten[0])
+                self._folder.append(EVENTS, self._unwritten[0])
                 del self._unwritten[0]
         except OSError as error:
             self._console.warn(f"an event could not be written to {self._folder}: {error}")

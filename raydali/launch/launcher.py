@@ -14,14 +14,14 @@ from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.ear import Ear
 from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
-from raydali.launch.options import LaunchOptions
+from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
 from raydali.launch.preflight import Cluster, Placement, place
 from raydali.launch.reservations import Reservations
-from raydali.launch.resume import CONFIG, changes, check_unchanged, earlier_run
+from raydali.launch.resume import changes, check_unchanged, earlier_run
 from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
 from raydali.report.html_live import LiveReport
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import CONFIG, RunFolder
 from raydali.report.tracking import tracked
 
 if TYPE_CHECKING:
@@ -32,19 +32,6 @@ LEAVE_SECONDS = 20
 """How long an interrupted driver waits for the workers' last checkpoint; Kubernetes gives 30 s."""
 STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
 """What a resume must repeat, or the stream would be another."""
-WHERE_SETTINGS = {
-    "workers",
-    "cpus_per_worker",
-    "gpu",
-    "no_gpu",
-    "storage",
-    "data",
-    "max_failures",
-    "hang_timeout",
-    "profile_steps",
-    "track",
-}
-"""What a resume may change as it likes: where it runs, not what."""
 
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 

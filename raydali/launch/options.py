@@ -3,7 +3,7 @@
 import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -12,6 +12,19 @@ from raydali.errors import UsageError
 from raydali.report.tracking import asked_trackers
 
 LEAST_HANG_TIMEOUT = 10
+WHERE_SETTINGS = {
+    "workers",
+    "cpus_per_worker",
+    "gpu",
+    "no_gpu",
+    "storage",
+    "data",
+    "max_failures",
+    "hang_timeout",
+    "profile_steps",
+    "track",
+}
+"""What a resume may change as it likes: where it runs, not what."""
 MOST_PROFILED = 200
 """Steps: a trace of 200 is some hundred MB in memory, and as much as a browser shows."""
 
@@ -120,6 +133,9 @@ class LaunchOptions:
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(LaunchOptions):
     """Options of jobs that train a network by steps of an optimiser."""
+
+    smaller_data: ClassVar[str] = "images stored smaller"
+    """What would cost less to read and decode: the verdict's advice."""
 
     learning_rate: float | None = None
     """The highest learning rate, at the end of the warm-up. Default: the job's own."""

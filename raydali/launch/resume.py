@@ -8,9 +8,7 @@ from typing import Any
 from pyarrow.fs import FileType
 
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
-
-CONFIG = "config.json"
+from raydali.report.run_folder import CONFIG, EVENTS, RunFolder
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def earlier_run(folder: RunFolder) -> Earlier | None:
             return None
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
-    events = folder.rows("events.jsonl")
+    events = folder.rows(EVENTS)
     return Earlier(
         folder.read_json(CONFIG),
         finished=any(row["event"] == "finish" for row in events),

@@ -13,6 +13,7 @@ from raydali.errors import DivergedError
 from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.session import Session
 from raydali.measure.records import RankRecord
+from raydali.report.run_folder import EPOCHS
 from raydali.report.samples import SampleTrace, drop_samples
 from raydali.train.checkpoints import is_finite, snapshot
 from raydali.train.optimisation import load_optimizer
@@ -49,11 +50,11 @@ class RunState:
         stream: Stream,
         broken: BrokenSamples,
         trace: SampleTrace | None,
-        ceiling_of: Sequence[Any],
+        ceiling_of: Mapping[str, str],
     ) -> None:
         self._session, self._stream, self._broken, self._trace = session, stream, broken, trace
         self._worker, self._folder = session.worker, session.folder
-        self._ceiling_of = list(ceiling_of)
+        self._ceiling_of = dict(ceiling_of)
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
         self._parts: dict[str, Stateful] = {}
@@ -75,7 +76,7 @@ class RunState:
             self._read = checkpoint["state"]
         self._broken.resume((checkpoint or {}).get("quarantine", {}))
         if self._worker.rank == 0:
-            self._folder.keep_rows("epochs.jsonl", lambda row: row["step"] <= self.start)
+            self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self.start)
             drop_samples(self._folder, self.start)
         self._worker.barrier()
 
@@ -175,7 +176,7 @@ class RunState:
             if self._trace is not None:
                 self._trace.flush()
             while self._unwritten:
-                self._folder.append("epochs.jsonl", self._unwritten[0])
+                self._folder.append(EPOCHS, self._unwritten[0])
                 del self._unwritten[0]
         except OSError as error:
             return reason(error)

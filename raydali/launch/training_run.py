@@ -14,7 +14,7 @@ The loop stands in the job; it asks this for its steps and says what it did:
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any
 
@@ -27,7 +27,7 @@ from raydali.data.loader import Batch, Loader
 from raydali.data.stream import MicroBatch
 from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.notices import Interrupted, Notice, Notices
-from raydali.launch.options import TrainingOptions
+from raydali.launch.options import WHERE_SETTINGS, TrainingOptions
 from raydali.launch.run_state import RunState, Stateful
 from raydali.launch.session import Session
 from raydali.measure.exchange import Exchange
@@ -38,6 +38,19 @@ from raydali.report.samples import SampleTrace
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
 from raydali.train.rehearsal import rehearse
+
+BESIDE_STEPS = WHERE_SETTINGS | {
+    "name",
+    "checkpoint_every",
+    "trace_samples",
+    "loader",
+    "ceiling",
+    "exclude",
+    "max_bad_fraction",
+    "val_data",
+    "root",
+}
+"""Settings that change nothing about how long a step takes on a batch that lies on the device."""
 
 TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
 """One step of the optimiser on this rank's next micro-batches; returns them."""
@@ -82,9 +95,7 @@ class TrainingRun:
         self._broken = BrokenSamples(config, session, samples=samples)
         self._notices = Notices(self.worker, session.notice)
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
-        on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else "cpu"
-        ceiling_of = [self.worker.world_size, on, config.precision, config.compile, config.cuda_graph]
-        self._state = RunState(session, self.stream, self._broken, self._trace, ceiling_of)
+        self._state = RunState(session, self.stream, self._broken, self._trace, self._ceiling_of())
         self.start = self._done = self._state.start
         self.meter = self._new_meter()
         self._pulse = self._new_pulse()
@@ -92,6 +103,12 @@ class TrainingRun:
     @property
     def _on_gpu(self) -> bool:
         return self.worker.device.type == "cuda"
+
+    def _ceiling_of(self) -> dict[str, str]:
+        settings = {name: repr(value) for name, value in asdict(self._config).items() if name not in BESIDE_STEPS}
+        threads = f"{torch.get_num_threads()} threads of a CPU"
+        on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else threads
+        return settings | {"world_size": str(self.worker.world_size), "on": on}
 
     def _new_meter(self) -> EpochMeter:
         worker = self.worker
@@ -154,7 +171,7 @@ class TrainingRun:
         """
         self._loader = loader
         measures = self._config.ceiling and not self._state.is_resumed
-        if self._on_gpu or measures:
+        if self._on_gpu or measures or self._config.compile:
             began = time.perf_counter()
             micro_batch = self.stream.micro_batch(0, self.worker.rank)
             resident = repeat(Batch(loader.resident_batch(self._config.batch_size), micro_batch))
@@ -270,6 +287,7 @@ class TrainingRun:
                 validation={**validation, "broken": self._broken.in_validation()},
                 quarantined=sum(record.replaced for segment in segments for record in segment),
                 ceiling_images_per_second=self._state.ceiling,
+                options=self._config,
             )
 
         record = self._state.close_epoch(self.meter.record(), line)

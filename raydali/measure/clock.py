@@ -20,6 +20,7 @@ class StageClock:
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._ended: defaultdict[str, int] = defaultdict(int)
         self._shortest: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -47,12 +48,17 @@ class StageClock:
         """Seconds of the shortest time that a stage was run through, of those that `totals` or `so_far` saw end."""
         return self._shortest.get(stage)
 
+    def latest(self, stage: str) -> float | None:
+        """The same of the last such time."""
+        return self._latest.get(stage)
+
     def reset(self) -> None:
         """Forget what was added up; the running stage goes on from now."""
         self.totals()
         self._totals.clear()
         self._ended.clear()
         self._shortest.clear()
+        self._latest.clear()
 
     def _add_up(self, *, wait: bool) -> None:
         while len(self._marks) > 1:
@@ -67,5 +73,6 @@ class StageClock:
                 seconds = begin.elapsed_time(end) / 1000
             self._totals[stage] += seconds
             self._ended[stage] += 1
+            self._latest[stage] = seconds
             self._shortest[stage] = min(seconds, self._shortest.get(stage, seconds))
             self._marks.popleft()

@@ -36,7 +36,7 @@ class Exchange:
 
     def look(self, meter: EpochMeter) -> None:
         """Between two steps: tell what the captured exchange of the step before took, if it is time for that."""
-        if self._captured is None or time.monotonic() < self._look_at:
+        if self._captured is None or not meter.steps or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + SAMPLE_SECONDS
         begun, ended = self._captured

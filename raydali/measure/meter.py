@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,8 +46,11 @@ class EpochMeter:
         self._first_batch_seconds: float | None = None
         self._seen_first = self._exchanging = False
         self._first_step_seconds: float | None = None
+        # Of the first step, as the host saw it: its own part up to now, and since when it is at that again.
+        self._first_own_seconds = 0.0
+        self._own_since: float | None = None
         self._images = self._steps = self.replaced = 0
-        self._sampled_exchanges: list[float] = []
+        self._sampled_exchanges: list[tuple[float, float]] = []  # its length, and that of the rest of its step
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Of the loss as it was a while ago: what `loss_so_far` has asked for, and what it has got.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
@@ -70,9 +73,20 @@ class EpochMeter:
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
-        self._clock.enter(stage)
+        self._mark(stage)
         if self.on_stage is not None:
             self.on_stage(stage)
+
+    def _mark(self, stage: str) -> None:
+        self._clock.enter(stage)
+        if self._first_batch_seconds is not None and self._first_step_seconds is None:
+            self._note_own_part(stage == "step")
+
+    def _note_own_part(self, goes_on: bool) -> None:
+        now = time.perf_counter()
+        if self._own_since is not None:
+            self._first_own_seconds += now - self._own_since
+        self._own_since = now if goes_on else None
 
     def add(self, loss: torch.Tensor, images: int) -> None:
         """Count a micro-batch: its mean loss, still on the device, and its images."""
@@ -80,22 +94,34 @@ class EpochMeter:
         self._images += images
         if self._exchanging:
             self._exchanging = False
-            self._clock.enter("step")
+            self._mark("step")
 
     def exchange(self) -> None:
         """Note that this rank has all its gradients of the step under way; `add` says that the others' came."""
         self._exchanging = True
-        self._clock.enter("exchange")
+        self._mark("exchange")
+
+    @property
+    def steps(self) -> int:
+        """Done since the last reset."""
+        return self._steps
 
     def sample_exchange(self, seconds: float) -> None:
-        """Take the length of one step's exchange for all steps' that are not timed themselves: a captured step's."""
-        self._sampled_exchanges.append(seconds)
+        """Between two steps: tell how long the exchange in the last of them was, which is captured and so no stage.
+
+        All such steps do the same work: what one takes longer than another is an exchange's. Waits for the device.
+        """
+        self._clock.totals()
+        step = self._clock.latest("step")
+        if step is not None:
+            self._sampled_exchanges.append((seconds, max(0.0, step - seconds)))
 
     def end_step(self) -> None:
-        """Note that a step is done; of a worker's first one, how long it took the host."""
+        """Note that a step is done; of a worker's first one, how long the host was at its own part."""
         self._steps += 1
         if self._first_batch_seconds is not None and self._first_step_seconds is None:
-            self._first_step_seconds = time.perf_counter() - self._created - self._first_batch_seconds
+            self._note_own_part(False)
+            self._first_step_seconds = self._first_own_seconds
 
     def first_batch(self) -> None:
         """Note that the worker's first batch is there; later calls change nothing."""
@@ -136,16 +162,18 @@ class EpochMeter:
         times, cpu = self._clock.totals(), cpu_times()
         waits, python = self._of_loader()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None
+        stepped = times.get("step", 0.0) + times.get("exchange", 0.0)
         exchange, shortest = times.get("exchange"), self._clock.shortest("exchange")
         if sampled := self._sampled_exchanges:
-            exchange, shortest = fmean(sampled) * self._steps, min(sampled)
+            shortest, own = min(length for length, _ in sampled), median(rest for _, rest in sampled)
+            exchange = max(0.0, stepped - own * self._steps)
         return RankRecord(
             **self._who,  # type: ignore[arg-type]  # rank, world_size, node
             images=self._images,
             loss_sum=self._loss_sum.item(),
             seconds=sum(seconds for stage, seconds in times.items() if stage != "validation"),
             loader_wait_seconds=times.get("loader_wait", 0.0),
-            step_seconds=times.get("step", 0.0) + times.get("exchange", 0.0),
+            step_seconds=stepped,
             checkpoint_seconds=times.get("checkpoint", 0.0),
             first_batch_seconds=self._first_batch_seconds,
             replaced=self.replaced,

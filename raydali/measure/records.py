@@ -36,10 +36,11 @@ class RankRecord:
     device: str = "cpu"
     steps: int = 0
     first_step_seconds: float | None = None
-    """Of the host, from having the first batch to the end of its step; None where that lay before this record."""
+    """Of the host: its own part of the worker's first step, without the loader and the exchange; None where that lay
+    before this record."""
     exchange_seconds: float | None = None
-    """The part of `step_seconds` in which this rank had its gradients and waited for the others'; None: one rank, or
-    not measured, as inside a CUDA graph."""
+    """The part of `step_seconds` in which this rank had its gradients and waited for the others'; inside a CUDA graph
+    worked out from samples. None: one rank, or not measured."""
     shortest_exchange_seconds: float | None = None
     """Of a step: what exchanging gradients itself takes at most."""
     loader_waits: dict[str, float] = field(default_factory=dict)
@@ -75,6 +76,7 @@ def epoch_record(
     validation: Mapping[str, Any] | None,
     quarantined: int,
     ceiling_images_per_second: float | None,
+    options: Any = None,
 ) -> dict[str, Any]:
     """A line of `epochs.jsonl`; what the arguments name is taken over as it is.
 
@@ -84,6 +86,7 @@ def epoch_record(
     Args:
         segments: one for each worker group that ran a part of the epoch.
         ceiling_images_per_second: of the last segment's workers; it counts for no others.
+        options: of the job, a dataclass, for the verdict's remedies; None: there are none.
     """
 
     def seconds(name: str) -> float:
@@ -121,7 +124,7 @@ def epoch_record(
         "costs": None,
         "ranks": [asdict(record) for record in records],
     }
-    if found := verdict(line):
+    if found := verdict(line, options):
         line["verdict"], line["costs"] = str(found), found.costs
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate

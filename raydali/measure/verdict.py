@@ -3,17 +3,19 @@
 An epoch is the time of its slowest rank, and its validation behind it. What training itself needs is known from the
 ceiling: the same steps with their batch on the device already. The rest is shared out among causes, each second once:
 
-    start-up        up to the first batch of a worker
-    compile         what the first step took beyond the others
+    start-up        up to the first batch of the last worker
+    compile         from there to the end of the last worker's first step, beyond what others take
     straggler       what one rank, waiting for its loader or stepping, took longer than the median of the others
     storage, python, cpu decode, gpu decode, loader
                     waiting for the loader, on the other ranks, by what held it up; `loader` where it cannot tell
     python          steps longer than at the ceiling too, by as much as the loader's Python ran beside them: of all
                     threads, one at a time runs Python
     communication   what an exchange of gradients takes even when no rank is late
-    contention      waiting for a core; on a GPU, steps longer than at the ceiling: the loader is in their way
+    contention      waiting for a core
+    gpu contention  steps longer than at the ceiling, on a GPU: the loader is in their way
     slower steps    on a CPU, steps longer than at the ceiling though they had their cores
     validation, checkpoint
+                    a checkpoint as long as it holds up the first rank, for which the others then wait
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ Kind = Literal[
     "straggler",
     "communication",
     "contention",
+    "gpu contention",
     "slower steps",
     "start-up",
     "compile",
@@ -44,6 +47,7 @@ BLAMED_FROM: dict[Kind, float] = {
     "straggler": 0.15,
     "communication": 0.2,
     "contention": 0.15,
+    "gpu contention": 0.15,
     "slower steps": 0.3,
     "start-up": 0.2,
     "compile": 0.2,
@@ -82,11 +86,12 @@ class Verdict:
         return self.words
 
 
-def verdict(line: Mapping[str, Any]) -> Verdict | None:
+def verdict(line: Mapping[str, Any], options: Any = None) -> Verdict | None:
     """The verdict on an epoch, or None where nothing was trained.
 
     Args:
         line: of `epochs.jsonl`. Of an epoch that several worker groups ran, the last one's ranks are looked at.
+        options: of the job, a dataclass: what remedies are chosen from. None: there are none.
     """
     ranks: Sequence[Rank] = line["ranks"][-line["world_size"] :]
     images = sum(rank["images"] for rank in ranks)
@@ -96,33 +101,14 @@ def verdict(line: Mapping[str, Any]) -> Verdict | None:
     if not images or not trained:
         return None
 
-    ceiling = line["ceiling_images_per_second"]
-    straggler, lost_to_it = _straggler(ranks)
+    straggler, lost, by_loader = _straggler(ranks)
     others = [rank for rank in ranks if rank is not straggler]
     host, taken = _foreign_share(ranks)
-    exchanging = _exchanging(ranks)
-    # What is longer than at the ceiling, or was waited for; and ranks that wait for each other in turn, for whatever
-    # makes one late.
-    late = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost_to_it)
-    stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost_to_it - late
-    slowed = max(0.0, stepped - images / ceiling) if ceiling else 0.0
-    waits = _waits(others)
-    in_python = waits.get("python", 0.0)
-    beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
-    waits["python"] = in_python + beside
-    slowed -= beside
-    # One rank's wait makes each of the others wait as long, at most.
-    lateness = min(late / (sum(waits.values()) + slowed or 1.0), len(others) - 1)
-    waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
-    slowed *= 1 + lateness
+    ceiling = line["ceiling_images_per_second"]
     seconds = {
-        "start-up": _mean(ranks, "first_batch_seconds"),
-        "compile": fmean(map(_compiling, ranks)),
-        "straggler": lost_to_it,
-        "communication": exchanging,
-        **_for_want_of_cores(others, waits, slowed, taken),
+        **_by_cause(ranks, others, lost, taken, images / ceiling if ceiling else None),
+        "straggler": lost,
         "validation": validation,
-        "checkpoint": _mean(ranks, "checkpoint_seconds"),
     }
     costs = {cause: round(min(1.0, cost / whole), 4) for cause, cost in seconds.items() if cost / whole >= 0.00005}
     kind, cause, cost = _largest(costs, ranks, whole)
@@ -135,14 +121,55 @@ def verdict(line: Mapping[str, Any]) -> Verdict | None:
         steps=max(rank["steps"] for rank in ranks),
         seconds=whole,
         of_ceiling=line["of_ceiling"],
+        ranks=len(ranks),
         straggler=straggler,
-        others=others,
+        waits=(_waited(straggler), median(map(_waited, others))) if straggler is not None and by_loader else None,
         host=host,
         taken=taken,
         idle=_idle_share(ranks),
         device=ranks[0]["device"],
+        options=options,
     )
     return Verdict(kind=kind, cause=cause, costs=costs, gain=round(gain, 4), words=said(finding))
+
+
+def _by_cause(
+    ranks: Sequence[Rank], others: Sequence[Rank], lost: float, taken: float, at_ceiling: float | None
+) -> dict[str, float]:
+    """The seconds of an epoch that each cause cost, but for a straggler and validation.
+
+    Args:
+        others: all ranks but the straggler.
+        lost: what that one cost.
+        taken: the share that other processes have of what is computed.
+        at_ceiling: what the same steps take there.
+    """
+    exchanging = _exchanging(ranks)
+    begun, started, saved = max(map(_begun, ranks)), max(map(_first_batch, ranks)), max(map(_saving, ranks))
+    # For these the others wait in an exchange. What they wait there beside: ranks that are late in turn, for whatever.
+    known = fmean(begun - _begun(rank) + saved - _saving(rank) for rank in others)
+    waiting = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost)
+    if all(rank["exchange_seconds"] is not None for rank in others):
+        known = min(known, waiting)
+    late = max(0.0, waiting - known)
+    # What is longer than at the ceiling, or was waited for.
+    stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost - late - known
+    slowed = max(0.0, stepped - at_ceiling) if at_ceiling is not None else 0.0
+    waits = _waits(others)
+    in_python = waits.get("python", 0.0)
+    beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
+    waits["python"] = in_python + beside
+    slowed -= beside
+    # One rank's wait makes each of the others wait as long, at most.
+    lateness = min(late / (sum(waits.values()) + slowed or 1.0), len(others) - 1)
+    waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
+    return {
+        "start-up": started,
+        "compile": begun - started,
+        "communication": exchanging,
+        **_for_want_of_cores(others, waits, slowed * (1 + lateness), taken),
+        "checkpoint": saved,
+    }
 
 
 def _largest(costs: Mapping[str, float], ranks: Sequence[Rank], whole: float) -> tuple[Kind, str, float]:
@@ -168,13 +195,25 @@ def _is_short(ranks: Sequence[Rank], seconds: float) -> bool:
 
 def _busy(rank: Rank) -> float:
     """Seconds for which the others would wait, were they done: waiting for the loader, and its own part of steps."""
-    own = float(rank["step_seconds"]) - float(rank["exchange_seconds"] or 0.0)
-    return waited(rank) + own - _compiling(rank)
+    return _waited(rank) + _stepping(rank) - _compiling(rank)
 
 
-def waited(rank: Rank) -> float:
+def _stepping(rank: Rank) -> float:
+    """Seconds of its own part of steps."""
+    return float(rank["step_seconds"]) - float(rank["exchange_seconds"] or 0.0)
+
+
+def _waited(rank: Rank) -> float:
     """Seconds of waiting for the loader, but for the first batch."""
-    return float(max(0.0, rank["loader_wait_seconds"] - (rank["first_batch_seconds"] or 0.0)))
+    return max(0.0, float(rank["loader_wait_seconds"]) - _first_batch(rank))
+
+
+def _first_batch(rank: Rank) -> float:
+    return float(rank["first_batch_seconds"] or 0.0)
+
+
+def _saving(rank: Rank) -> float:
+    return float(rank["checkpoint_seconds"])
 
 
 def _compiling(rank: Rank) -> float:
@@ -182,30 +221,36 @@ def _compiling(rank: Rank) -> float:
     first, rest = rank["first_step_seconds"], rank["steps"] - 1
     if first is None or rest < 1:
         return 0.0
-    mean = max(0.0, rank["step_seconds"] - first) / rest
+    mean = max(0.0, _stepping(rank) - first) / rest
     return float(max(0.0, first - mean))
 
 
-def _straggler(ranks: Sequence[Rank]) -> tuple[Rank | None, float]:
-    """The slowest rank, and the seconds it takes beyond the median of the others, image for image."""
+def _begun(rank: Rank) -> float:
+    """Seconds until it had its first batch, and had compiled."""
+    return _first_batch(rank) + _compiling(rank)
+
+
+def _straggler(ranks: Sequence[Rank]) -> tuple[Rank | None, float, bool]:
+    """The slowest rank, the seconds it takes beyond the median of the others, image for image, and whether most of them
+    are waiting for its loader."""
     whole = max(rank["seconds"] for rank in ranks)
     if len(ranks) < 2 or not all(rank["images"] for rank in ranks) or _is_short(ranks, whole):
-        return None, 0.0
+        return None, 0.0, False
     # Where no exchange could be timed, a rank is told from the others by its loader alone.
     timed = all(rank["exchange_seconds"] is not None for rank in ranks)
-    pace = [(_busy(rank) if timed else waited(rank)) / rank["images"] for rank in ranks]
+    pace = [(_busy(rank) if timed else _waited(rank)) / rank["images"] for rank in ranks]
     slowest = pace.index(max(pace))
     lost = (pace[slowest] - median(pace[:slowest] + pace[slowest + 1 :])) * ranks[slowest]["images"]
     others = [*ranks[:slowest], *ranks[slowest + 1 :]]
-    by_loader = waited(ranks[slowest]) - median(map(waited, others)) > lost / 2
+    by_loader = _waited(ranks[slowest]) - median(map(_waited, others)) > lost / 2
     if lost < BLAMED_FROM["straggler"] * whole or (by_loader and not _has_slower_loader(ranks[slowest], others, whole)):
-        return None, 0.0
-    return ranks[slowest], lost
+        return None, 0.0, False
+    return ranks[slowest], lost, by_loader
 
 
 def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool:
     """Whether the others' loaders are much faster: of those a little ahead, only the last one is waited for too."""
-    if median(map(waited, others)) > 0.05 * whole:
+    if median(map(_waited, others)) > 0.05 * whole:
         return False
 
     def computing(rank: Rank) -> float:
@@ -219,7 +264,7 @@ def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool
 def _for_want_of_cores(
     ranks: Sequence[Rank], waits: Mapping[str, float], slowed: float, taken: float
 ) -> dict[str, float]:
-    """The waits, contention and slower steps, in seconds.
+    """The waits, contentions and slower steps, in seconds.
 
     Args:
         slowed: seconds of steps beyond the ceiling's.
@@ -229,14 +274,16 @@ def _for_want_of_cores(
     contended = sum(waits.get(cause, 0.0) for cause in ON_CORES) * queued_share
     # Steps on a CPU may be longer for other reasons than cores; what others take, they may have taken from the ceiling.
     queued = _mean(ranks, "cpu_queued_seconds")
-    in_the_way = slowed if ranks[0]["device"] == "cuda" else max(min(queued, slowed), queued * taken)
+    on_gpu = ranks[0]["device"] == "cuda"
+    lacking = 0.0 if on_gpu else max(min(queued, slowed), queued * taken)
     left = {cause: wait * (1 - queued_share) if cause in ON_CORES else wait for cause, wait in waits.items()}
     # While all wait for a disk cores idle; where none did, what held reading up was, as far as threads queued, cores.
     if "storage" in left and (idle := _idle_share(ranks)) is not None and idle <= SATURATED_IDLE:
         reading = min(left["storage"], _mean(ranks, "helpers_queued_seconds"))
         left["storage"] -= reading
         contended += reading
-    return {**left, "contention": in_the_way + contended, "slower steps": max(0.0, slowed - in_the_way)}
+    slower = "gpu contention" if on_gpu else "slower steps"
+    return {**left, "contention": contended + lacking, slower: max(0.0, slowed - lacking)}
 
 
 def _mean(ranks: Sequence[Rank], name: str) -> float:
@@ -254,7 +301,7 @@ def _exchanging(ranks: Sequence[Rank]) -> float:
 
 def _waits(ranks: Sequence[Rank]) -> dict[str, float]:
     """Seconds of waiting for the loader by cause, mean over ranks; shared out as the hosts were blocked."""
-    mean = fmean(map(waited, ranks))
+    mean = fmean(map(_waited, ranks))
     blocked = {cause: sum(rank["loader_waits"].get(cause, 0.0) for rank in ranks) for cause in LOADER}
     whole = sum(blocked.values())
     if not whole:

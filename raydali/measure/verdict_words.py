@@ -1,9 +1,10 @@
-"""What a verdict says: the cost in words, and a remedy that can be tried."""
+"""What a verdict says: the cost in words, and what can be tried, by options that the job at hand takes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from raydali.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,9 +13,11 @@ class Finding:
 
     Attributes:
         seconds: of the epoch.
-        straggler, others: records of ranks.
+        ranks: how many.
+        straggler: its record, and `waits`: for its loader, where that is why it is late: its seconds and the others'.
         host, taken: where other processes take most of what is computed, and their share.
         idle: share of idle cores on the busiest host.
+        options: of the job, a dataclass; None: a loop of one's own, which has none.
     """
 
     kind: str
@@ -24,12 +27,47 @@ class Finding:
     steps: int
     seconds: float
     of_ceiling: float | None
+    ranks: int
     straggler: Mapping[str, Any] | None
-    others: Sequence[Mapping[str, Any]]
+    waits: tuple[float, float] | None
     host: str
     taken: float
     idle: float | None
     device: str
+    options: Any
+
+    def takes(self, **change: Any) -> bool:
+        """Whether the job has such an option, would take that value, and does not have it already."""
+        try:
+            return bool(replace(self.options, **change) != self.options)
+        except (TypeError, UsageError):
+            return False
+
+    def remedy(self, *advice: "Advice | str") -> str:
+        """What can be tried of this, in words."""
+        words = [given for one in advice if (given := one if isinstance(one, str) else one.to(self))]
+        return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is done by an option of a job, or in a loop of one's own.
+
+    Attributes:
+        option: in words.
+        change: what it does to the options; a job that does not take it is not given the advice.
+        own: the same in a loop of one's own; empty for nothing.
+    """
+
+    option: str
+    change: dict[str, Any] = field(default_factory=dict)
+    own: str = ""
+
+    def to(self, found: Finding) -> str:
+        """The words for that job; empty for none."""
+        if found.options is None:
+            return self.own
+        return self.option if found.takes(**self.change) else ""
 
 
 def said(finding: Finding) -> str:
@@ -42,14 +80,24 @@ def said(finding: Finding) -> str:
 Words = tuple[str, str, str]
 """Headline, what it costs, what to try."""
 
-_SMALLER = "images stored nearer to --image-size (`raydali prepare`)"
+_ANY = 1 << 20
+"""A number that an option is not set to."""
+_MORE_CORES = Advice("more --cpus-per-worker", {"cpus_per_worker": _ANY}, "more cores and threads")
 
 
-def _loader(by: str, remedy: str) -> Any:
-    def words(found: Finding) -> Words:
-        return f"loader-bound{by}", f"ranks waited for data for {found.cost:.0%} of the epoch", remedy
+def _smaller(found: Finding) -> str:
+    smaller: str = getattr(found.options, "smaller_data", "images stored smaller")
+    return smaller
 
-    return words
+
+def _waited(found: Finding) -> str:
+    return f"ranks waited for data for {found.cost:.0%} of the epoch"
+
+
+def _storage(found: Finding) -> Words:
+    blocks = Advice("--shuffle-block 1024 on disks that turn", {"shuffle_block": 1024}, "a stream shuffled in blocks")
+    reading = Advice("more --cpus-per-worker to read with", {"cpus_per_worker": _ANY}, "more threads to read with")
+    return "loader-bound by storage", _waited(found), found.remedy("a copy on local disks", reading, blocks)
 
 
 def _python(found: Finding) -> Words:
@@ -59,19 +107,35 @@ def _python(found: Finding) -> Words:
 
 
 def _cpu_decode(found: Finding) -> Words:
-    more = "--cpus-per-worker with more cores"
-    if found.idle is not None and found.idle > 0.2:
-        more += f": {found.idle:.0%} of them were idle"
+    dali = Advice("--loader dali", {"loader": "dali"})
+    idle = found.idle is not None and found.idle > 0.2
+    cores = "more cores for each worker" if found.options is None else "--cpus-per-worker with more cores"
+    if idle:
+        remedy = found.remedy(dali, f"{cores}: {found.idle:.0%} of them were idle")
     else:
-        more += f", GPUs to decode on, or {_SMALLER}"
-    return _loader(" by decoding on the CPU", more)(found)  # type: ignore[no-any-return]
+        gpus = ["GPUs to decode on"] if found.device == "cpu" else []
+        remedy = found.remedy(dali, cores, *gpus, _smaller(found))
+    return "loader-bound by decoding on the CPU", _waited(found), remedy
+
+
+def _gpu_decode(found: Finding) -> Words:
+    return "loader-bound by decoding on the GPU", _waited(found), _smaller(found)
+
+
+def _loader(found: Finding) -> Words:
+    return "loader-bound", _waited(found), found.remedy(_MORE_CORES, "a look at what the loader does")
 
 
 def _step_bound(found: Finding) -> Words:
-    faster = "--compile, --precision bf16 or a larger --batch-size for faster steps"
-    if found.of_ceiling is None:
-        return "step-bound", "no other cost is large; the ceiling was not measured", faster
-    return "step-bound", f"{found.of_ceiling:.0%} of the ceiling, and no other cost is large", faster
+    faster = found.remedy(
+        Advice("--compile", {"compile": True}, "torch.compile"),
+        Advice("--precision bf16", {"precision": "bf16"}, "bf16"),
+        Advice("a larger --batch-size", {"batch_size": _ANY}, "larger batches"),
+    )
+    what = "no other cost is large; the ceiling was not measured"
+    if found.of_ceiling is not None:
+        what = f"{found.of_ceiling:.0%} of the ceiling, and no other cost is large"
+    return "step-bound", what, f"{faster} for faster steps"
 
 
 def _straggler(found: Finding) -> Words:
@@ -79,26 +143,25 @@ def _straggler(found: Finding) -> Words:
     assert late is not None
     headline = f"straggler, rank {late['rank']} on node {late['node']}"
     what = f"the others waited for it for {found.cost:.0%} of the epoch"
-    own, theirs = late["loader_wait_seconds"], fmean(rank["loader_wait_seconds"] for rank in found.others)
-    if own - theirs > 0.5 * found.cost * found.seconds:
-        reason = f", and it for its loader ({own:.1f} s, the others {theirs:.1f} s)"
-        return headline, what + reason, "`raydali doctor` on that node: its disk, its network, its cores"
-    return headline, what + ": its steps are slow", "`raydali doctor` on that node, and what else runs there"
+    if found.waits is None:
+        return headline, what + ": its steps are slow", "`raydali doctor` on that node, and what else runs there"
+    reason = ", and it for its loader ({:.1f} s, the others {:.1f} s)".format(*found.waits)
+    return headline, what + reason, "`raydali doctor` on that node: its disk, its network, its cores"
 
 
 def _contention(found: Finding) -> Words:
     if found.taken > 0.2:
         what = f"other processes took {found.taken:.0%} of what was computed on node {found.host}, no core was left"
-        return (
-            "contention for cores",
-            f"{what}, and that cost {found.cost:.0%} of the epoch",
-            ("ending them, or a node of its own"),
-        )
+        cost = f"{what}, and that cost {found.cost:.0%} of the epoch"
+        return "contention for cores", cost, "ending them, or a node of its own"
     what = f"model and loader have too few, and waited for them for {found.cost:.0%} of the epoch"
-    if found.device == "cuda":
-        what = f"steps are slower beside the loader than alone, for {found.cost:.0%} of the epoch"
-        return "contention for the GPU", what, f"{_SMALLER}, or more --cpus-per-worker"
-    return "contention for cores", what, "fewer --workers on a node, or nodes with more cores"
+    fewer = [Advice("fewer --workers on a node", own="fewer ranks on a node")] if found.ranks > 1 else []
+    return "contention for cores", what, found.remedy(*fewer, "nodes with more cores")
+
+
+def _gpu_contention(found: Finding) -> Words:
+    what = f"steps are slower beside the loader than alone, for {found.cost:.0%} of the epoch"
+    return "contention for the GPU", what, found.remedy(_smaller(found), _MORE_CORES)
 
 
 def _slower_steps(found: Finding) -> Words:
@@ -108,7 +171,8 @@ def _slower_steps(found: Finding) -> Words:
 
 def _communication(found: Finding) -> Words:
     what = f"exchanging gradients took {found.cost:.0%} of the epoch even when no rank was late"
-    return "communication", what, "a larger --batch-size or --global-batch-size, or a faster network (`raydali doctor`)"
+    larger = Advice("a larger --batch-size or --global-batch-size", {"batch_size": _ANY}, "larger batches")
+    return "communication", what, found.remedy(larger, "a faster network (`raydali doctor`)")
 
 
 def _start_up(found: Finding) -> Words:
@@ -118,34 +182,40 @@ def _start_up(found: Finding) -> Words:
 
 def _compile(found: Finding) -> Words:
     what = f"the first step took {found.cost:.0%} of the epoch longer than the others"
-    return "compile", what, "leaving out --no-ceiling, so that it is rehearsed, or --compile, in short runs"
+    rehearsed = Advice("leaving out --no-ceiling, so that it is rehearsed", {"ceiling": True})
+    on_cpu = [rehearsed] if found.device == "cpu" else []  # on a GPU it is in any case
+    return "compile", what, found.remedy(*on_cpu, "nothing, if later epochs are free of it")
 
 
 def _validation(found: Finding) -> Words:
-    return "validation", f"it took {found.cost:.0%} of the epoch", "fewer validation images: --val-data"
+    fewer = "fewer validation images" + (": --val-data" if found.takes(val_data="fewer") else "")
+    return "validation", f"it took {found.cost:.0%} of the epoch", fewer
 
 
 def _checkpoint(found: Finding) -> Words:
     what = f"training waited for checkpoints for {found.cost:.0%} of the epoch"
-    return "checkpoints", what, "a higher --checkpoint-every, or faster --storage"
+    every = getattr(found.options, "checkpoint_every", 0)
+    epochs = Advice("fewer --epochs over more images each", {"epochs": _ANY}, "fewer of them")
+    fewer = "a higher --checkpoint-every" if every else epochs
+    return "checkpoints", what, found.remedy(fewer, Advice("faster --storage", {"storage": "faster"}, "faster storage"))
 
 
 def _short_epochs(found: Finding) -> Words:
     what = f"of {found.seconds:.1f} s, start-up, validation and checkpoint took {found.cost:.0%}"
-    return f"short epochs, of {found.steps} steps", what, "fewer --epochs over more images each"
+    fewer = "fewer epochs" if found.options is None else "fewer --epochs"
+    return f"short epochs, of {found.steps} steps", what, f"{fewer} over more images each"
 
 
-_SENTENCES: dict[str, Any] = {
-    "storage": _loader(
-        " by storage", "a copy on local disks, more --cpus-per-worker to read with, or --shuffle-block 1024 on disks"
-    ),
+_SENTENCES: dict[str, Callable[[Finding], Words]] = {
+    "storage": _storage,
     "python": _python,
     "cpu decode": _cpu_decode,
-    "gpu decode": _loader(" by decoding on the GPU", _SMALLER),
-    "loader": _loader("", "more --cpus-per-worker"),
+    "gpu decode": _gpu_decode,
+    "loader": _loader,
     "step-bound": _step_bound,
     "straggler": _straggler,
     "contention": _contention,
+    "gpu contention": _gpu_contention,
     "slower steps": _slower_steps,
     "communication": _communication,
     "start-up": _start_up,

@@ -72,14 +72,21 @@ def _folder(run: str) -> "RunFolder":
     place = run.rstrip("/") if "://" in run else os.path.abspath(os.path.expanduser(run))
     storage, _, name = place.rpartition("/")
     try:
-        return RunFolder(storage or "/", name)
+        folder = RunFolder(storage or "/", name)
     except UsageError:
         raise UsageError(f"{run} names no run: give the folder of one, such as ~/raydali-runs/pets") from None
+    try:
+        folder.path()
+    except UsageError as error:
+        why = error.__cause__
+        raise UsageError(f"{run} cannot be reached: check its name, credentials and endpoint: {why}") from error
+    return folder
 
 
 def _history(folder: "RunFolder", run: str) -> "History":
     from raydali.data.object_store import reason
-    from raydali.report.html_history import CONFIG, EPOCHS, History
+    from raydali.report.html_history import History
+    from raydali.report.run_folder import CONFIG, EPOCHS
 
     try:
         if not (folder.exists(CONFIG) or folder.exists(EPOCHS)):
@@ -93,7 +100,7 @@ def _history(folder: "RunFolder", run: str) -> "History":
 
 def _write_to(folder: "RunFolder", contents: bytes) -> None:
     from raydali.data.object_store import reason
-    from raydali.report.html_live import REPORT
+    from raydali.report.run_folder import REPORT
 
     try:
         folder.write(REPORT, contents)

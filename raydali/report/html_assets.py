@@ -153,6 +153,17 @@ if (again) setInterval(() => {
 """
 
 
+def section(title: str, contents: str, *, card: bool = False) -> str:
+    """A part of a page below its heading; empty where there is nothing in it.
+
+    Args:
+        contents: HTML: charts, which stand side by side.
+        card: whether they are one card instead.
+    """
+    inside = f'<div class="{"card" if card else "grid2"}">{contents}</div>'
+    return f"<section><h2>{title}</h2>{inside}</section>\n" if contents else ""
+
+
 def page(title: str, body: str, *, again: float = 0) -> bytes:
     """A whole page as UTF-8.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from raydali.report import html_words as words
-from raydali.report.html_assets import page
+from raydali.report.html_assets import page, section
 from raydali.report.html_charts import Line, lines
 from raydali.report.html_history import Epoch, History
 from raydali.report.html_page import MOST_METRICS
@@ -20,7 +20,7 @@ def compare_page(histories: Sequence[History]) -> bytes:
         f'<header><h1>{len(histories)} runs beside one another</h1><p class="soft">written '
         f"{words.moment(time.time())}</p></header>\n"
         f"<section><h2>Reached</h2>{_table(histories, labels, metrics)}</section>\n"
-        f"{_section('Speed', _speed(histories, labels))}{_section('Learning', _learning(histories, labels, metrics))}"
+        f"{section('Speed', _speed(histories, labels))}{section('Learning', _learning(histories, labels, metrics))}"
         f"<section><h2>Settings that differ</h2>{_differing(list(map(words.settings, histories)), labels)}</section>\n"
         f"<section><h2>Environments that differ</h2>"
         f"{_differing(list(map(words.environment, histories)), labels)}</section>\n"
@@ -35,10 +35,6 @@ def _labels(histories: Sequence[History]) -> list[str]:
     return names if len(set(names)) == len(names) else [history.place for history in histories]
 
 
-def _section(title: str, charts: str) -> str:
-    return f'<section><h2>{title}</h2><div class="grid2">{charts}</div></section>\n' if charts else ""
-
-
 def _table(histories: Sequence[History], labels: Sequence[str], metrics: Sequence[str]) -> str:
     heads = ("run", "state", "epochs", "workers", "images/s", "of the ceiling", "waiting", "time in epochs", "loss")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (*heads, *metrics))
@@ -48,7 +44,7 @@ def _table(histories: Sequence[History], labels: Sequence[str], metrics: Sequenc
         sums = history.sum("seconds")
         values = (
             words.STATUS[history.status],
-            words.epochs_done(history).removesuffix("epochs").removesuffix("epoch").strip(),
+            words.epochs_of(history),
             count(newest.get("world_size") if newest else None),
             count(history.images_per_second),
             percent(history.of_ceiling),

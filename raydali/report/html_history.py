@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import CONFIG, EPOCHS, EVENTS, SAMPLES, RunFolder
 
-CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 END_EVENTS = ("finish", "stop", "interrupt")
 """Those with which a driver ends."""
+GROUP_END_EVENTS = ("failure", "preemption", "resize")
+"""Those with which a group of workers ends before its time; where the driver goes on, another one starts."""
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
@@ -141,8 +142,8 @@ class History:
         for row in folder.each_row(EPOCHS):
             if isinstance(row, Mapping):
                 history.add_epoch(row)
-        if folder.exists("samples.png"):
-            history.samples = folder.read("samples.png")
+        if folder.exists(SAMPLES):
+            history.samples = folder.read(SAMPLES)
         return history
 
     def add_event(self, row: Mapping[str, Any]) -> None:
@@ -175,6 +176,8 @@ class History:
             "stop": "failed",
             "interrupt": "interrupted",
             "failure": "broken",
+            "preemption": "starting",
+            "resize": "starting",
             "rehearsal": "starting",
         }
         return by_event.get(last, "running")
@@ -213,21 +216,21 @@ class History:
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
         """Of each start and resume: the time of its first step, its global batch, and what came before it in seconds.
 
-        The last is from the start of the driver, or from the failure that made workers start again, to the end of the
-        first step; None where that cannot be told.
+        The last is from the start of the driver, or from the end of the workers before, to the end of the first step;
+        None where that cannot be told.
         """
-        failed = began = -math.inf
+        ended = began = -math.inf
         for row in self.events:
             time, kind = number(row.get("time")), row.get("event")
             if time is None:
                 continue
-            if kind == "failure":
-                failed = time
+            if kind in GROUP_END_EVENTS:
+                ended = time
             elif kind in ("start", "resume"):
                 seconds = number(row.get("seconds"))
                 driver = NAN if seconds is None else time - seconds
-                since = failed if failed > driver else driver if began < driver else NAN
+                since = ended if ended > driver else driver if began < driver else NAN
                 yield time, number(row.get("step")), time - since if math.isfinite(since) else None
-                failed, began = -math.inf, time
+                ended, began = -math.inf, time
             elif kind in END_EVENTS:
-                failed = -math.inf
+                ended = -math.inf

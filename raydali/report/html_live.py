@@ -6,9 +6,8 @@ from typing import Any
 
 from raydali.report.html_history import END_EVENTS, History
 from raydali.report.html_page import run_page
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import REPORT, SAMPLES, RunFolder
 
-REPORT, SAMPLES = "report.html", "samples.png"
 PAUSE_SECONDS = 5.0
 """Between two pages, from the end of one to the begin of the next."""
 MOST_SHARE = 0.02

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from raydali.report import html_words as words
-from raydali.report.html_assets import page
+from raydali.report.html_assets import page, section
 from raydali.report.html_charts import Line, lines, stack
 from raydali.report.html_heat import heat_map
 from raydali.report.html_history import Epoch, History
@@ -35,24 +35,17 @@ def run_page(history: History, *, again: float = 0) -> bytes:
     now = time.time()
     parts = (
         _top(history, now),
-        _section("Speed", _speed(history)),
-        _section("Ranks", _ranks(history.epochs)),
-        _section("Learning", _learning(history)),
-        _section("Events", timeline(history, now if again else None), card=True),
-        _section("Samples", _samples(history.samples), card=True),
-        _section("Epochs", _table(history), card=True),
-        _section("Settings", _names_and_values(words.settings(history)), card=True),
-        _section("Environment", _names_and_values(words.environment(history)), card=True),
+        section("Speed", _speed(history)),
+        section("Ranks", _ranks(history.epochs)),
+        section("Learning", _learning(history)),
+        section("Events", timeline(history, now if again else None), card=True),
+        section("Samples", _samples(history.samples), card=True),
+        section("Epochs", _table(history), card=True),
+        section("Settings", _names_and_values(words.settings(history)), card=True),
+        section("Environment", _names_and_values(words.environment(history)), card=True),
     )
     footer = f"<footer>Written by raydali from {escape(history.place)}. {DASH}: not measured, or not given.</footer>\n"
     return page(f"{history.name}: {words.STATUS[history.status]}", "".join(parts) + footer, again=again)
-
-
-def _section(title: str, contents: str, *, card: bool = False) -> str:
-    if not contents:
-        return ""
-    inside = f'<div class="card">{contents}</div>' if card else f'<div class="grid2">{contents}</div>'
-    return f"<section><h2>{title}</h2>{inside}</section>\n"
 
 
 def _top(history: History, now: float) -> str:
@@ -64,7 +57,7 @@ def _top(history: History, now: float) -> str:
         summary += f'<p class="summary verdict">Verdict on epoch {verdict[0]}: {escape(verdict[1])}</p>'
     sums = history.sum("seconds")
     figures = (
-        ("epochs", words.epochs_done(history).removesuffix("epochs").removesuffix("epoch").strip()),
+        ("epochs", words.epochs_of(history)),
         ("images/s", count(history.images_per_second)),
         ("of the ceiling", percent(history.of_ceiling)),
         ("waiting", percent(history.waiting)),

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from raydali.report.html_charts import Mark
-from raydali.report.html_history import END_EVENTS, History, number
+from raydali.report.html_history import END_EVENTS, GROUP_END_EVENTS, History, number
 from raydali.report.html_words import DASH, count, event, moment, seconds
 
 MOST_EVENTS = 200
@@ -16,8 +16,11 @@ _STYLE = {
     "resume": "good",
     "finish": "good",
     "failure": "bad",
+    "hang": "bad",
     "stop": "bad",
     "interrupt": "warn",
+    "preemption": "warn",
+    "resize": "calm",
     "rehearsal": "calm",
 }
 
@@ -77,7 +80,7 @@ def _strip(history: History, shown: list[tuple[Mapping[str, Any], str]], begun: 
     )
     return (
         '<ul class="legend"><li><i class="span starting"></i>starting</li><li><i class="span running"></i>training</li>'
-        '<li><i class="dot bad"></i>failure</li><li><i class="dot warn"></i>interrupt</li></ul>'
+        '<li><i class="dot bad"></i>failure, hang</li><li><i class="dot warn"></i>interrupt, preemption</li></ul>'
         f'<div class="strip" role="img" aria-label="events in time, as in the table">{spans}{marks}</div>'
         f'<div class="x ends"><span>{escape(moment(begun))}</span><span>{escape(seconds(ended - begun))} later</span>'
         "</div>"
@@ -89,7 +92,7 @@ def _spans(history: History, ended: float) -> list[tuple[str, float, float]]:
     ends = sorted(
         time
         for row in history.events
-        if row.get("event") in ("failure", *END_EVENTS) and (time := number(row.get("time"))) is not None
+        if row.get("event") in (*GROUP_END_EVENTS, *END_EVENTS) and (time := number(row.get("time"))) is not None
     )
     spans, starts = [], list(history.starts())
     for i, (time, _, took) in enumerate(starts):

@@ -68,16 +68,20 @@ def moment(value: float | None) -> str:
         return DASH
 
 
-def epochs_done(history: History) -> str:
-    """How many of the epochs that were asked for have their line."""
+def _epochs(history: History) -> list[float]:
+    """How many have their line, and how many were asked for where that is known."""
     asked = number(history.settings.get("epochs"))
-    done = len(history.epochs)
-    return f"{count(done)} of {many(asked, 'epoch')}" if asked is not None else many(done, "epoch")
+    return [len(history.epochs), *([] if asked is None else [asked])]
+
+
+def epochs_of(history: History) -> str:
+    """How many of the epochs that were asked for have their line: 3 of 10."""
+    return " of ".join(map(count, _epochs(history)))
 
 
 def state(history: History) -> str:
     """How the run is doing, as a sentence."""
-    done = epochs_done(history)
+    done = f"{epochs_of(history)} epoch{'' if _epochs(history)[-1] == 1 else 's'}"
     sentence = {
         "finished": f"Finished: {done}.",
         "failed": f"Failed after {done}.",

@@ -4,6 +4,7 @@ config.json     settings and the facts about the data that a resume is checked a
 epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end; written by the driver
 samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
+traces/         with --profile-steps: what each rank did in these steps (profiling.py of raydali.train)
 tensorboard/    the numbers of each epoch, for TensorBoard; written by the driver (tensorboard.py)
 tracking.json   with --track: the ids of the run in other programs (tracking.py)
 samples.png     of restoration: some test images as input, output and truth (triptychs.py)
@@ -30,6 +31,9 @@ from pyarrow import fs as arrow_fs
 from raydali.data.object_store import reason
 from raydali.errors import UsageError
 from raydali.report.patience import patiently
+
+CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
+REPORT, SAMPLES = "report.html", "samples.png"
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -215,9 +219,7 @@ class RunFolder:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise UsageError(
-                    f"{self}/{file}, line {number} is broken: {error}; mend it, or give another --name"
-                ) from error
+                raise UsageError(f"{self}/{file}, line {number} is broken: {error}; mend or delete it") from error
         with suppress(ValueError):  # no part of a row is JSON, so what can be read lacks no more than its newline
             yield json.loads(rest)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.report.scalars import scalars
 
 FOLDER = "tensorboard"
@@ -44,7 +44,7 @@ class TensorBoard:
         if not self._begun:
             files = self._folder.files(FOLDER)
             there = {event.step for file in files for event in events_of(self._folder.read(f"{FOLDER}/{file}"))}
-            earlier = (row for row in self._folder.rows("epochs.jsonl") if row["step"] < record["step"])
+            earlier = (row for row in self._folder.rows(EPOCHS) if row["step"] < record["step"])
             rows = [*(row for row in earlier if row["step"] not in there), record]
             events = [Event(wall_time=now, file_version="brain.Event:2")]
         for row in rows:

@@ -14,7 +14,7 @@ from raydali.data.coco import Coco
 from raydali.data.detection import Boxes, unfitted
 from raydali.data.loader import Batch
 from raydali.errors import DataError
-from raydali.train.evaluation import NONE_READ
+from raydali.train.evaluation import NONE_READ, evaluating
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -41,17 +41,15 @@ def evaluate(
     found, and tells the figures to all.
     """
     began = time.perf_counter()
-    training = model.training
-    model.eval()
     found: list[Found] = []
-    for batch in batches:
-        images, sizes = batch["images"], batch["sizes"].cpu().numpy()
-        with precision.autocast():
-            results = model(images)
-        for id, size, result in zip(batch.ids.tolist(), sizes, results, strict=True):
-            boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
-            found.append((id, unfitted(boxes, size, images.shape[-1]), scores.astype(np.float32), labels))
-    model.train(training)
+    with evaluating(model):
+        for batch in batches:
+            images, sizes = batch["images"], batch["sizes"].cpu().numpy()
+            with precision.autocast():
+                results = model(images)
+            for id, size, result in zip(batch.ids.tolist(), sizes, results, strict=True):
+                boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
+                found.append((id, unfitted(boxes, size, images.shape[-1]), scores.astype(np.float32), labels))
     of_ranks = worker.gather(found)
     figures = torch.zeros(3, dtype=torch.float64)
     if worker.rank == 0:

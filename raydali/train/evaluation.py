@@ -1,7 +1,8 @@
-"""Validation of a classifier: each image exactly once at any number of workers."""
+"""Validation of a classifier: each image exactly once at any number of workers; and what all validations share."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypedDict
 
 import torch
@@ -14,6 +15,17 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 NONE_READ = "none of the validation samples can be read: check that they are where they were"
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode inside, and in its own again behind it, whatever happens."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class Validation(TypedDict):
@@ -36,18 +48,16 @@ def evaluate(
     the end. Where there are fewer than five classes, top5 is top-k of all of them.
     """
     began = time.perf_counter()
-    training = model.training
-    model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
-    for batch in batches:
-        labels = batch["labels"]
-        with precision.autocast():
-            logits = model(batch[inputs])
-        logits = logits.float()
-        best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
-    model.train(training)
+    with evaluating(model):
+        for batch in batches:
+            labels = batch["labels"]
+            with precision.autocast():
+                logits = model(batch[inputs])
+            logits = logits.float()
+            best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
     images, loss_sum, top1, top5 = worker.sum(sums).tolist()
     if not images:
         raise DataError(NONE_READ)

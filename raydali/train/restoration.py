@@ -11,7 +11,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio, structural_si
 
 from raydali.data.loader import Batch
 from raydali.errors import DataError
-from raydali.train.evaluation import NONE_READ
+from raydali.train.evaluation import NONE_READ, evaluating
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -99,20 +99,18 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
         model: from images in 0..255 to restored ones in 0..1.
     """
     began = time.perf_counter()
-    training = model.training
-    model.eval()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
-    for batch in batches:
-        inputs, targets = batch["inputs"], batch["targets"]
-        with precision.autocast():
-            output = model(inputs)
-        images, truth = _in_8_bits(output).float(), targets.float()
-        ssim = structural_similarity_index_measure(images, truth, reduction="none", data_range=255.0)
-        assert isinstance(ssim, torch.Tensor)
-        loss = charbonnier(output.float(), targets) * len(inputs)
-        psnr, input_psnr = _psnr(images, truth).sum(), _psnr(inputs.float(), truth).sum()
-        sums += torch.stack([torch.full_like(loss, len(inputs)), loss, psnr, ssim.sum(), input_psnr])
-    model.train(training)
+    with evaluating(model):
+        for batch in batches:
+            inputs, targets = batch["inputs"], batch["targets"]
+            with precision.autocast():
+                output = model(inputs)
+            images, truth = _in_8_bits(output).float(), targets.float()
+            ssim = structural_similarity_index_measure(images, truth, reduction="none", data_range=255.0)
+            assert isinstance(ssim, torch.Tensor)
+            loss = charbonnier(output.float(), targets) * len(inputs)
+            psnr, input_psnr = _psnr(images, truth).sum(), _psnr(inputs.float(), truth).sum()
+            sums += torch.stack([torch.full_like(loss, len(inputs)), loss, psnr, ssim.sum(), input_psnr])
     count, loss_sum, psnr_sum, ssim_sum, input_psnr_sum = worker.sum(sums).tolist()
     if not count:
         raise DataError(NONE_READ)
@@ -129,12 +127,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 @torch.inference_mode()
 def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
     """The restored images (N, 3, H, W), uint8, of uint8 ones; the model as `evaluate` takes it."""
-    training = model.training
-    model.eval()
-    with precision.autocast():
-        output = model(images)
-    model.train(training)
-    return _in_8_bits(output)
+    with evaluating(model), precision.autocast():
+        return _in_8_bits(model(images))
 
 
 def _in_8_bits(images: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,12 @@ def test_the_first_step_is_timed_and_the_loader_s_waits_count_from_its_batch_on(
     meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader=loader)
     waits["storage"] = loader.python.seconds = 5.0
     meter.first_batch()
-    now[0] += 3.0
+    run_stages(meter, now, step=2.0, loader_wait=8.0)
+    run_stages(meter, now, step=0.75)
+    meter.exchange()
+    now[0] += 16.0
+    meter.add(torch.tensor(1.0), 10)
+    now[0] += 0.25
     meter.end_step()
     waits |= {"storage": 7.0, "python": 1.0}
     loader.python.seconds = 5.5
@@ -100,13 +105,15 @@ def test_the_sum_of_losses_keeps_small_parts_beside_a_large_one(now: Clock) -> N
 
 def test_sampled_exchanges_stand_for_those_of_all_steps(now: Clock) -> None:
     meter = make_meter()
-    for _ in range(4):
-        run_stages(meter, now, step=2.0)
+    meter.sample_exchange(9.0)  # of a step that was never measured
+    for step, exchange in ((2.0, 0.5), (2.0, None), (30.0, 28.5), (1.75, 0.25), (4.0, None)):
+        run_stages(meter, now, loader_wait=1.0, step=step, loop=0.5)
         meter.end_step()
-    meter.sample_exchange(0.5)
-    meter.sample_exchange(0.25)
+        if exchange is not None:
+            meter.sample_exchange(exchange)
     record = meter.record()
-    assert (record.step_seconds, record.exchange_seconds, record.shortest_exchange_seconds) == (8.0, 1.5, 0.25)
+    assert (record.step_seconds, record.shortest_exchange_seconds) == (39.75, 0.25)
+    assert record.exchange_seconds == 39.75 - 5 * 1.5  # and none for what one sample, of a long wait, would make it
     meter.reset()
     assert meter.record().exchange_seconds is None
 

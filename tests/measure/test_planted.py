@@ -82,6 +82,10 @@ SLOW = [
         1, planted.slow_first_step, {"epochs": 1, "ceiling": False}, {"train": 320}, "compile", id="slow first step"
     ),
     pytest.param(2, planted.slow_start, {"epochs": 1}, {"train": 480}, "start-up", id="slow start"),
+    pytest.param(
+        2, planted.slow_start_of_rank_1, {"epochs": 1}, {"train": 480}, "start-up", id="slow start of one rank"
+    ),
+    pytest.param(3, planted.slow_checkpoints, {}, {"train": 480}, "checkpoint", id="slow checkpoints on 3"),
 ]
 CASES = ("world_size", "plant", "config", "data", "cause")
 
@@ -91,6 +95,7 @@ def check(
 ) -> None:
     line = run(tmp_path, world_size, plant, config, data, lambda line: named(line)[1] == cause)
     assert named(line)[1] == cause, line
+    assert sum(line["costs"].values()) < 1.1, line
     if cause == "straggler":
         found = verdict(without_host(line))
         assert found is not None and found.words.startswith("straggler, rank 1 on node local: ")

@@ -206,8 +206,10 @@ def test_resumes_of_other_sizes() -> None:
     made.add_event(event("interrupt", 90))
     assert state(made) == "Interrupted after 4 of 10 epochs; the same command goes on."
     made.add_event(start(200, step=40, world_size=2, seconds=10))
-    made.add_event(start(300, step=50, world_size=1, seconds=110))  # resized by Ray, which says nothing of when
-    assert [took for _, _, took in made.starts()] == [5, 20, 10, None]
+    made.add_event(event("resize", 270, workers=1))
+    made.add_event(start(300, step=50, world_size=1, seconds=110))
+    made.add_event(start(400, step=60, world_size=1, seconds=210))  # whose workers before ended without a word
+    assert [took for _, _, took in made.starts()] == [5, 20, 10, 30, None]
     assert [(mark.x, mark.label) for mark in marks(made)] == [
         (1.5, "resumed at step 20 of 100: 3 workers on cpu, before 4")
     ]
@@ -218,6 +220,24 @@ def test_resumes_of_other_sizes() -> None:
     heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
     levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
+def test_from_the_end_of_a_worker_group_on_the_next_one_starts(end: str) -> None:
+    made = history([record(0)], [start(10), event(end, 60)])
+    assert made.status == ("broken" if end == "failure" else "starting")
+    made.add_event(start(100, step=10))
+    made.add_epoch(record(1))
+    page = run_page(made)
+    spans = re.findall(r'"span (\w+)" style="left:([\d.]+)%;width:([\d.]+)%"', page.decode())
+    assert [(style, float(left), float(width)) for style, left, width in spans] == [
+        ("starting", 0, 10),
+        ("running", 10, 50),
+        ("starting", 60, 40),
+        ("running", 100, 0),
+    ]
+    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
+    assert starting["y"] == [10, 40]
 
 
 H200 = {"workers": 8, "cores": 128, "gpu": "NVIDIA H200"}

@@ -59,9 +59,12 @@ def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("nowhere",), "nowhere is no run: it has no config.json; give a folder that has one"),
         (("two words",), "two words names no run"),
         (("pets", "-o", "no/such/page.html"), "--output no/such/page.html cannot be written"),
-        (("torn",), "epochs.jsonl, line 1 is broken"),
+        (("torn",), "torn/epochs.jsonl, line 1 is broken"),
         (("config",), "config/config.json is broken"),
-        (("ftp://host/runs/pets",), "ftp://host/runs cannot be reached"),
+        (
+            ("ftp://host/runs/pets",),
+            "ftp://host/runs/pets cannot be reached: check its name, credentials and endpoint: Unrecognized",
+        ),
         (("pets", "nowhere"), "nowhere is no run"),
     ],
 )
@@ -79,6 +82,7 @@ def test_bad_usage_is_one_line(
     assert run(*args) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
+    assert "--storage" not in error and "--name" not in error  # which are no options of this command
 
 
 def test_no_run_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

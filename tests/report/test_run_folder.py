@@ -87,7 +87,7 @@ def test_a_broken_line_before_the_last_is_an_error(folder: RunFolder, broken: by
         lambda: folder.keep_rows("events.jsonl", lambda row: False),
     )
     for call in calls:
-        with pytest.raises(UsageError, match=rf"{folder}/events\.jsonl, line 2 is broken: .*; mend it, or give"):
+        with pytest.raises(UsageError, match=rf"{folder}/events\.jsonl, line 2 is broken: .*; mend or delete it"):
             call()
     assert folder.read("events.jsonl") == contents
 

@@ -1,6 +1,7 @@
 """Validation counts each image once: N = 161 on 1, 2, 3 and 5 workers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 
 from raydali.data.loader import Batch
 from raydali.data.stream import OrderedPass
+from raydali.errors import DataError
+from raydali.train import detection, restoration
 from raydali.train.evaluation import Validation, evaluate
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
@@ -25,7 +28,7 @@ def images_and_labels(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return images[ids], labels[ids]
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, CLASSES))
 
@@ -55,6 +58,21 @@ def test_results_are_those_of_one_pass_over_all_images(world_size: int) -> None:
         assert result["top1"] == best[:, 0].sum().item() / N
         assert result["top5"] == best.sum().item() / N
         assert result["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [evaluate, restoration.evaluate, partial(detection.evaluate, source=None)],  # type: ignore[arg-type]  # not reached
+)
+def test_a_model_is_trained_on_behind_a_batch_that_cannot_be_had(evaluation: Callable[..., object]) -> None:
+    def broken() -> Iterator[Batch]:
+        yield from ()
+        raise DataError("gone")
+
+    model, worker = network(), Worker.join(torch.device("cpu"), cpus=1, node="local")
+    with pytest.raises(DataError, match="gone"):
+        evaluation(model, broken(), worker=worker, precision=Precision("fp32", worker.device))
+    assert model.training and model[1].training
 
 
 def test_more_workers_than_batches_is_no_problem() -> None:

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from jobs import restoration
 from jobs.restoration import BLURRED, ROWS_SHOWN, Config, Data, main, train
 from raydali.data.blurred import blurred_folder
 from raydali.data.image_pairs import ImagePairs
+from raydali.data.permutation import Permutation
 from raydali.errors import UsageError
+from raydali.report.triptychs import draw
 from tests.data.pictures import photograph
 from tests.data.trees import grow
 from tests.support import Stopped, folder_of, run_ranks
@@ -38,6 +42,7 @@ CONFIG = Config(
     trace_samples=True,
 )
 TRAINED, TESTED = 40, 9
+DRAWING_SECONDS = 3.0
 
 
 def write_pair(root: Path, name: str, size: tuple[int, int], seed: int) -> None:
@@ -131,6 +136,36 @@ def test_pairs_that_cannot_be_used_are_left_out_and_end_the_run_where_they_are_m
     message = rf"{root}/test.*gt/scene/03.png: cannot identify(.|\n)*2 of 9 validation samples are broken, and --max"
     with pytest.raises(AssertionError, match=message):
         run_ranks(2, in_single, CONFIG, scanned(root), folder_of(tmp_path, "many"))
+
+
+def test_where_none_of_those_shown_can_be_read_nothing_is_drawn(tmp_path: Path) -> None:
+    root, folder = write_pairs(tmp_path / "pairs"), folder_of(tmp_path)
+    for id in Permutation(TESTED, seed=0, epoch=0)(range(ROWS_SHOWN)):
+        (root / f"test/gt/scene/{id:02}.png").write_bytes(b"no image")
+    run_ranks(1, in_single, replace(CONFIG, epochs=1, max_bad_fraction=0.9), scanned(root), folder)
+    (row,) = folder.rows("epochs.jsonl")
+    assert (row["validation"]["images"], row["validation"]["broken"]) == (TESTED - ROWS_SHOWN, ROWS_SHOWN)
+    assert not folder.exists("samples.png")
+
+
+def drawing_slowly(*args: Any) -> None:
+    def slow_draw(*images: torch.Tensor) -> bytes:
+        time.sleep(DRAWING_SECONDS)
+        return draw(*images)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raydali.report.triptychs.draw", slow_draw)
+        in_single(*args)
+
+
+def test_drawing_is_a_part_of_validation_on_all_ranks(tmp_path: Path, pairs: Data) -> None:
+    folder = folder_of(tmp_path)
+    run_ranks(2, drawing_slowly, replace(CONFIG, epochs=1), pairs, folder)
+    (row,) = folder.rows("epochs.jsonl")
+    assert row["validation"]["seconds"] > DRAWING_SECONDS
+    for rank in row["ranks"]:
+        accounted = rank["loader_wait_seconds"] + rank["step_seconds"] + rank["checkpoint_seconds"]
+        assert rank["seconds"] - accounted < DRAWING_SECONDS / 2
 
 
 USAGE = {

@@ -96,8 +96,9 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
 
 def test_a_resume_takes_the_ceiling_over_where_nothing_changes_it(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, ceiling=True, checkpoint_every=2)
-    changed: dict[str, Any] = {"precision": "bf16"}
-    for world_size, changes, kept in ((2, {}, True), (1, {}, False), (2, changed, False)):
+    beside: dict[str, Any] = {"hang_timeout": 60.0, "checkpoint_every": 3}
+    changed: dict[str, Any] = {"mixup": 0.2}
+    for world_size, changes, kept in ((2, beside, True), (1, {}, False), (2, changed, False)):
         folder = folder_of(tmp_path, f"{world_size}-{len(changes)}")
         with pytest.raises(Stopped):
             run_ranks(2, in_single, config, digits, folder, 18)

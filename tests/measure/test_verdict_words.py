@@ -1,0 +1,76 @@
+"""What a verdict advises: options that the job at hand has, takes, and is not run with already."""
+
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from jobs import detection, imagenet, restoration, video
+from raydali.errors import UsageError
+from raydali.launch.options import TrainingOptions
+from raydali.measure.verdict_words import _SENTENCES, Finding, said
+
+JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
+FOUND: dict[str, Any] = {
+    "kind": "",
+    "cost": 0.5,
+    "gain": 1.0,
+    "steps": 5,
+    "seconds": 9.0,
+    "of_ceiling": 0.9,
+    "ranks": 2,
+    "straggler": {"rank": 1, "node": "a"},
+    "waits": None,
+    "host": "a",
+    "taken": 0.0,
+    "idle": 0.0,
+    "device": "cpu",
+}
+
+
+def advice(cause: str, options: TrainingOptions | None, **facts: Any) -> str:
+    return said(Finding(**(FOUND | {"cause": cause, "options": options} | facts))).partition(". Try ")[2]
+
+
+@pytest.mark.parametrize("options", JOBS, ids=lambda options: type(options).__module__)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("cause", _SENTENCES)
+def test_jobs_have_the_options_that_are_advised(options: TrainingOptions, device: str, cause: str) -> None:
+    names = {field.name for field in fields(options)} | {"no_ceiling"}
+    for changed in (options, replace(options, ceiling=False, checkpoint_every=5, loader="torch", precision="fp32")):
+        advised = re.findall(r"--([a-z-]+)", advice(cause, changed, device=device))
+        assert {name.replace("-", "_") for name in advised} <= names
+
+
+@pytest.mark.parametrize("cause", _SENTENCES)
+def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
+    assert advice(cause, None) and "--" not in advice(cause, None)
+
+
+def test_what_a_job_refuses_is_not_advised() -> None:
+    with pytest.raises(UsageError, match="not for detectors"):
+        detection.Config(compile=True)
+    assert advice("step-bound", detection.Config()) == "a larger --batch-size for faster steps"
+
+
+def test_what_is_so_already_is_not_advised() -> None:
+    slow = imagenet.Config(precision="fp32", loader="torch")
+    faster = "--compile, --precision bf16 or a larger --batch-size for faster steps"
+    assert advice("step-bound", slow) == faster
+    assert advice("step-bound", imagenet.Config(compile=True)) == "a larger --batch-size for faster steps"
+    assert advice("cpu decode", slow).startswith("--loader dali, ")
+    assert "--loader" not in advice("cpu decode", imagenet.Config())
+    assert "GPUs to decode on" in advice("cpu decode", slow)
+    assert "GPUs" not in advice("cpu decode", slow, device="cuda")
+    assert "30% of them were idle" in advice("cpu decode", slow, idle=0.3)
+    assert "--checkpoint-every" not in advice("checkpoint", imagenet.Config())
+    assert "--checkpoint-every" in advice("checkpoint", imagenet.Config(checkpoint_every=5))
+    assert "--workers" not in advice("contention", imagenet.Config(), ranks=1)
+    assert "--no-ceiling" not in advice("compile", imagenet.Config())
+
+
+def test_the_command_that_makes_images_smaller_is_advised_where_it_takes_them() -> None:
+    for cause in ("cpu decode", "gpu decode", "gpu contention"):
+        assert "`raydali prepare`" in advice(cause, imagenet.Config())
+        assert all("prepare" not in advice(cause, options) for options in JOBS[1:])
