@@ -161,6 +161,8 @@ def _images(data: str) -> tuple["Files", list[str]]:
     del listing[""]
     if any(name.startswith("instances_") for name in listing.get("annotations", ())):
         raise UsageError(f"{data} holds boxes, in annotations/, which would not fit smaller images: {wanted}")
+    if any({f"{split}img", f"{split}gt"} <= listing.keys() for split in ("", "train/", "test/")):
+        raise UsageError(f"{data} holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}")
     images = {
         folder: sorted(name for name in listing[folder] if name.lower().endswith(EXTENSIONS))
         for folder in sorted(listing)

@@ -227,6 +227,7 @@ def test_data_that_is_refused(source: Path, tmp_path: Path) -> None:
     grow(tmp_path, {"list.csv": b"path,label\na.jpg,0\n", "shards/a-0.tar": packed({"1.jpg": b"", "1.cls": b"0"})})
     grow(tmp_path, {"flat/1.jpg": jpeg(), "texts/a/1.txt": b"", "coco/train2017/1.jpg": jpeg()})
     grow(tmp_path, {"coco/annotations/instances_train2017.json": b"{}"})
+    grow(tmp_path, {f"pairs/{split}/{side}/1.jpg": jpeg() for split in ("train", "test") for side in ("img", "gt")})
     wanted = "give a folder with train/ and val/ of class folders, or class folders themselves"
     for name, message in (
         ("list.csv", f"list.csv is a list, tar shards or TFRecord files, which are not copied: {wanted}"),
@@ -235,6 +236,8 @@ def test_data_that_is_refused(source: Path, tmp_path: Path) -> None:
         ("flat", f"no images in the folders of .*flat, .jpg, .*: {wanted}"),
         ("texts", "no images in the folders of "),
         ("coco", f"coco holds boxes, in annotations/, which would not fit smaller images: {wanted}"),
+        ("pairs", f"pairs holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}"),
+        ("pairs/test", "test holds pairs, in img/ and gt/"),
         ("nothing", "nothing is missing: give a folder of class folders"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -1,8 +1,8 @@
 """The picture of `raydali bench loader`."""
 
-from pathlib import Path
 from typing import Any
 
+from raydali.bench import plots
 from raydali.command_output import devices
 
 
@@ -43,20 +43,12 @@ def plot(result: dict[str, Any], path: str) -> None:
         )
     for i, name in enumerate(names):
         axes.bar(0, 0, color=f"C{i}", label=name)
-    machine, settings = result["machine"], result["settings"]
-    hardware = f"{len(machine['gpus'])} x {machine['gpus'][0]}, " if machine["gpus"] else ""
-    axes.set_title(
-        f"{result['command']}: {settings['image_size']} x {settings['image_size']} pixels, batches of "
-        f"{settings['batch_size']}\n{hardware}{machine['cpus']} CPU cores; whiskers: lowest and highest of "
-        f"{settings['repeats']}",
-        fontsize=10,
-    )
+    settings = result["settings"]
+    what = f"{settings['image_size']} x {settings['image_size']} pixels, batches of {settings['batch_size']}"
+    plots.title(axes, result, what, gpus=len(result["machine"]["gpus"]), drawn="whiskers: lowest and highest")
     axes.set_ylim(0, 1.08 * top)
     axes.set_xticks(range(len(groups)), [devices(gpus) for gpus in groups])
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("where batches are delivered to")
     axes.set_ylabel("images per second")
-    axes.spines[["top", "right"]].set_visible(False)
-    if names:
-        figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
-    figure.savefig(Path(path).expanduser(), format="png", dpi=150)
+    plots.save(figure, path, columns=len(names))

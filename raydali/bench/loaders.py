@@ -115,7 +115,7 @@ def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any
         name,
         source,
         pipeline,
-        _order(task, source),
+        endless(len(source), task.batch_size, task.world_size),
         rank=task.rank,
         world_size=task.world_size,
         device=task.device,
@@ -124,13 +124,10 @@ def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any
         yield from loader
 
 
-def _order(task: Task, source: ImageFolder) -> Stream:
+def endless(samples: int, batch_size: int, world_size: int) -> Stream:
+    """The order of so many samples for so many processes, each of which has a batch of a step; EPOCHS of it."""
     return Stream(
-        samples=len(source),
-        epochs=EPOCHS,
-        batch_size=task.batch_size,
-        global_batch_size=task.batch_size * task.world_size,
-        seed=0,
+        samples=samples, epochs=EPOCHS, batch_size=batch_size, global_batch_size=batch_size * world_size, seed=0
     )
 
 
@@ -229,7 +226,8 @@ def _spdl(task: Task) -> Deliveries:
     to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None
 
     def paths() -> Generator[list[str], None, None]:
-        for micro_batch in _order(task, source).micro_batches(task.rank, task.world_size):
+        order = endless(len(source), task.batch_size, task.world_size)
+        for micro_batch in order.micro_batches(task.rank, task.world_size):
             yield [source.path(id) for id in micro_batch.ids.tolist()]
 
     def decode(path: str) -> Any:

@@ -88,7 +88,7 @@ def _encode(root: str, made: Made, i: int) -> None:
     height, width = made.height, made.height * 16 // 9 // 2 * 2
     random = np.random.default_rng([1, i])
     reach = _PAN * made.frames
-    noise = np.roll(texture(0), random.integers(0, 1024, 2), (0, 1))
+    noise = np.roll(texture(), random.integers(0, 1024, 2), (0, 1))
     light = 128 + 48 * np.tile(noise, (height // 1024 + 1, (width + reach) // 1024 + 1))[:height, : width + reach]
     tint = 12 * random.standard_normal(3)
     picture = (light[..., None] + tint).clip(0, 255).astype(np.uint8)

@@ -41,7 +41,7 @@ def photographs(folder: str | None, make: int) -> Iterator[str]:
         yield made
 
 
-def make_photographs(root: str, count: int, *, seed: int = 0) -> None:
+def make_photographs(root: str, count: int) -> None:
     """Write `count` JPEGs into class folders below root: 333x500 to 500x500 pixels, quality 92, the same each time."""
     for label in range(min(CLASSES, count)):
         Path(root, f"{label:02}").mkdir()
@@ -49,25 +49,25 @@ def make_photographs(root: str, count: int, *, seed: int = 0) -> None:
     processes = min(len(parts), len(os.sched_getaffinity(0)))
     if processes < 2:
         for part in parts:
-            _write(root, seed, part)
+            _write(root, part)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        list(pool.map(partial(_write, root, seed), parts))
+        list(pool.map(partial(_write, root), parts))
 
 
-def _write(root: str, seed: int, part: range) -> None:
+def _write(root: str, part: range) -> None:
     for i in part:
-        Path(root, f"{i % CLASSES:02}", f"{i:06}.jpg").write_bytes(_photograph(seed, i))
+        Path(root, f"{i % CLASSES:02}", f"{i:06}.jpg").write_bytes(_photograph(i))
 
 
-def _photograph(seed: int, i: int) -> bytes:
+def _photograph(i: int) -> bytes:
     import numpy as np
     from PIL import Image
 
-    random = np.random.default_rng([seed, i])
+    random = np.random.default_rng([0, i])
     sides = [SIDES[1], int(random.integers(SIDES[0], SIDES[1] + 1))]
     random.shuffle(sides)
-    grey, red, blue = (_cut(texture(seed), random, *sides) for _ in range(3))
+    grey, red, blue = (_cut(texture(), random, *sides) for _ in range(3))
     light = 128 + _CONTRAST * grey
     rgb = np.stack([light + _COLOUR * red, light, light + _COLOUR * blue], -1)
     data = io.BytesIO()
@@ -81,11 +81,11 @@ def _cut(texture: "NDArray[np.float32]", random: Any, height: int, width: int) -
 
 
 @cache
-def texture(seed: int) -> "NDArray[np.float32]":
+def texture() -> "NDArray[np.float32]":
     """Noise of mean 0 and deviation 1 whose amplitudes fall as 1 / frequency: many images are cut out of one."""
     import numpy as np
 
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     side = _TEXTURE_SIDE
     frequencies = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequencies[0, 0] = np.inf

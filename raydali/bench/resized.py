@@ -37,21 +37,20 @@ class ResizedImages(Pipeline[LabeledFiles]):
         """Reads, decodes, resizes with antialiasing."""
         from nvidia.dali import fn
 
+        from raydali.data.dali_graphs import decoder
+
         files, labels = inputs
-        decoder = (
-            {"device": "cpu"} if device == "cpu" else {"device": "mixed", "hw_decoder_load": Images.hw_decoder_load}
-        )
-        images = fn.decoders.image(fn.io.file.read(files) if source.dali_reads else files, **decoder)
+        contents = fn.io.file.read(files) if source.dali_reads else files
+        images = fn.decoders.image(contents, **decoder(device, Images.hw_decoder_load))
         images = fn.resize(images, size=(self.image_size, self.image_size))
         return images, labels.gpu() if device == "gpu" else labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
-        import io
-
         import torch
-        from PIL import Image
         from torchvision.transforms.v2 import functional as F
 
-        image = Image.open(io.BytesIO(source.read(id))).convert("RGB")
-        return F.pil_to_tensor(F.resize(image, [self.image_size] * 2)), torch.tensor(source.labels[id])
+        from raydali.data.pillow_images import decoded
+
+        image = F.resize(decoded(source.read(id)), [self.image_size] * 2)
+        return F.pil_to_tensor(image), torch.tensor(source.labels[id])

@@ -105,23 +105,19 @@ def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float
     return time.perf_counter() - began
 
 
-class _enough_files:
+@contextmanager
+def _enough_files(more: int) -> Iterator[None]:
     """Room for so many more open files, while it lasts.
 
     Raises:
         MeasurementFailed: the machine does not allow as many.
     """
-
-    def __init__(self, files: int) -> None:
-        self.files = files + 1000
-
-    def __enter__(self) -> None:
-        self.before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        soft, hard = self.before
-        if self.files > soft:
-            if self.files > hard:
-                raise MeasurementFailed(f"{self.files} files must be open at once, and `ulimit -Hn` allows {hard}")
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, hard))
-
-    def __exit__(self, *error: object) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, self.before)
+    files = more + 1000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files > hard:
+        raise MeasurementFailed(f"{files} files must be open at once, and `ulimit -Hn` allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

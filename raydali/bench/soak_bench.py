@@ -27,7 +27,9 @@ from raydali.command_output import JsonFile, machine, require_writable, show, wr
 from raydali.errors import CommandFailed, UsageError
 from raydali.started_jobs import heed_sigterm, job_script
 
-LEAST_EPOCHS = 8
+LEAST_READINGS = 8
+LEAST_EPOCHS = LEAST_READINGS + 1
+"""Behind the last epoch nothing is read: processes are about to end."""
 MOST_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "TrainController": "controller"}
@@ -127,8 +129,11 @@ def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tup
     Raises:
         CommandFailed: too few readings for quarters.
     """
-    if len(readings) < LEAST_EPOCHS:
-        raise CommandFailed(f"{len(readings)} epochs were read: too few, the others came too fast; raise --batch-size")
+    if len(readings) < LEAST_READINGS:
+        raise CommandFailed(
+            f"{len(readings)} epochs were read, of {LEAST_READINGS} at least: the others came too fast; "
+            f"raise --epochs, or lower --batch-size, for longer ones"
+        )
     names = set.intersection(*(set(reading) for _, reading in readings))
     return {name: ([epoch for epoch, _ in readings], [reading[name] for _, reading in readings]) for name in names}
 
@@ -151,7 +156,7 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
 
 
 def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
-    """The figures behind each epoch."""
+    """The figures behind each epoch but the last."""
     from raydali.local_cluster import processes
     from raydali.report.run_folder import RunFolder
 
@@ -176,7 +181,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
             deadline, rows = time.monotonic() + options.timeout, Path(folder.path("epochs.jsonl"))
             while driver.poll() is None and time.monotonic() < deadline:
                 done = rows.read_bytes().count(b"\n") if rows.exists() else 0
-                if done > (readings[-1][0] if readings else 0) and driver.poll() is None:
+                if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:
                     titles = [(each.pid, each.command) for each in processes.members(mark)]
                     readings.append((done, _reading(driver.pid, titles)))
                     print(f"epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
@@ -189,7 +194,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
         finally:
             processes.end(mark)
             driver.wait()
-    return readings[:-1]  # behind the last epoch they are about to end
+    return readings
 
 
 def _reading(driver: int, titles: Sequence[tuple[int, str]]) -> Reading:

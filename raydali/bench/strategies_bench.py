@@ -174,7 +174,7 @@ def _measure(task: "StrategyTask", row: dict[str, Any], timeout: float) -> dict[
 
     print(f"{name(row)} ...", file=sys.stderr, flush=True)
     try:
-        return row | {"error": None} | figures(run_ranks(measure, task, task.processes, timeout=timeout))
+        return row | {"error": None} | figures(run_ranks(measure, task, task.processes, timeout=timeout)[0])
     except RanksFailed as error:
         return row | {"error": str(error)} | NOTHING
 

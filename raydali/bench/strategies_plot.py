@@ -1,8 +1,8 @@
 """The picture of `raydali bench strategies`."""
 
-from pathlib import Path
 from typing import Any
 
+from raydali.bench import plots
 from raydali.bench.strategies_bench import GIB, strategy_name
 
 WIDTH = 0.84
@@ -51,14 +51,10 @@ def plot(result: dict[str, Any], path: str) -> None:
             panels[-1].bar(left, height, each, align="edge", color=f"C{kind}", edgecolor="white", linewidth=0.4)
     for kind, (precision, loader) in enumerate(kinds):
         panels[0].bar(0, 0, color=f"C{kind}", label=f"{precision}, {loader}")
-    machine, settings = result["machine"], result["settings"]
-    hardware = f"{settings['gpus']} x {machine['gpus'][0]}, " if settings["gpus"] else ""
-    panels[0].set_title(
-        f"{result['command']}: {settings['model']}, {settings['image_size']} x {settings['image_size']} pixels, "
-        f"batches of {settings['batch_size']} a GPU\n{hardware}{machine['cpus']} CPU cores; whiskers: lowest and "
-        f"highest of {settings['repeats']}",
-        fontsize=10,
-    )
+    settings = result["settings"]
+    pixels = f"{settings['image_size']} x {settings['image_size']} pixels"
+    what = f"{settings['model']}, {pixels}, batches of {settings['batch_size']} a GPU"
+    plots.title(panels[0], result, what, gpus=settings["gpus"], drawn="whiskers: lowest and highest")
     panels[0].set_ylabel("images per second")
     panels[0].yaxis.set_major_formatter("{x:,.0f}")
     if on_gpus:
@@ -66,7 +62,4 @@ def plot(result: dict[str, Any], path: str) -> None:
     panels[-1].set_xticks(range(len(groups)), groups)
     for axes in panels:
         axes.margins(y=0.1)
-        axes.spines[["top", "right"]].set_visible(False)
-    if kinds:
-        figure.legend(loc="outside lower center", ncols=len(kinds), frameon=False)
-    figure.savefig(Path(path).expanduser(), format="png", dpi=150)
+    plots.save(figure, path, columns=len(kinds))

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from raydali.bench.loaders import EPOCHS
+from raydali.bench.loaders import endless
 from raydali.bench.ranks import meet
 from raydali.bench.train_rank import CLASSES
 from raydali.data import hardware_queues
 from raydali.data.classification import TrainImages
 from raydali.data.image_folder import ImageFolder
-from raydali.data.stream import Stream
 
 if TYPE_CHECKING:
     import torch
@@ -108,13 +107,7 @@ def measure(task: StrategyTask, rank: int, port: int) -> dict[str, Any] | None:
     torch.backends.cudnn.benchmark = task.strategy != "dp"
     source = ImageFolder.scan(task.root)
     step = _make_step(task, worker, classes=max(CLASSES, len(source.classes)))
-    order = Stream(
-        samples=len(source),
-        epochs=EPOCHS,
-        batch_size=task.batch_size,
-        global_batch_size=task.batch_size * task.processes,
-        seed=0,
-    )
+    order = endless(len(source), task.batch_size, task.processes)
     pipeline = TrainImages(seed=0, image_size=task.image_size)
     with make_loader(
         task.loader,

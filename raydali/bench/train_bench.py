@@ -154,8 +154,7 @@ def _measure(task: "TrainTask", gpus: int, rows: list[dict[str, Any]]) -> dict[s
     row: dict[str, Any] = {"model": task.model, "loader": task.delivery.loader, "gpus": gpus, "error": None}
     print(f"{_name(row)} ...", file=sys.stderr, flush=True)
     try:
-        measured = run_ranks(measure, task, task.delivery.world_size, timeout=task.timeout)
-        row |= figures(measured)
+        row |= figures(run_ranks(measure, task, task.delivery.world_size, timeout=task.timeout)[0])
     except RanksFailed as error:
         row |= {"error": str(error), **NOTHING}
     return row | against_one_gpu(row, [*rows, row])

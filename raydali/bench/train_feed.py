@@ -3,10 +3,9 @@
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from raydali.bench.loaders import EPOCHS, LOADERS, Task
+from raydali.bench.loaders import LOADERS, Task, endless
 from raydali.data.classification import TrainImages
 from raydali.data.image_folder import ImageFolder
-from raydali.data.stream import Stream
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +31,7 @@ class Feed:
         import torch
 
         pipeline = TrainImages(seed=0, image_size=delivery.image_size)
-        order = Stream(
-            samples=len(source),
-            epochs=EPOCHS,
-            batch_size=delivery.batch_size,
-            global_batch_size=delivery.batch_size * delivery.world_size,
-            seed=0,
-        )
+        order = endless(len(source), delivery.batch_size, delivery.world_size)
         half = delivery.gpu and precision.dtype != torch.float32
         # What the others hand out is normalised, and for autocast to convert.
         dtypes = {"native": torch.float16 if half else torch.float32, "torchvision": torch.float32}

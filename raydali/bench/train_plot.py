@@ -1,8 +1,8 @@
 """The picture of `raydali bench train`."""
 
-from pathlib import Path
 from typing import Any
 
+from raydali.bench import plots
 from raydali.command_output import devices, number
 
 STACKED = {
@@ -45,22 +45,16 @@ def plot(result: dict[str, Any], path: str) -> None:
     axes.bar(0, 0, color="C0", label="the step at its ceiling")
     for part in [part for part in STACKED if any(part in lost(row) for row in rows)]:
         axes.bar(0, 0, color=colours[part], label=STACKED[part])
-    machine, settings = result["machine"], result["settings"]
-    hardware = f"{len(machine['gpus'])} x {machine['gpus'][0]}, " if machine["gpus"] else ""
-    axes.set_title(
-        f"{result['command']}: {settings['image_size']} x {settings['image_size']} pixels, batches of "
-        f"{settings['batch_size']}, {settings['precision']}\n{hardware}{machine['cpus']} CPU cores; medians of "
-        f"{settings['repeats']}",
-        fontsize=10,
-    )
+    settings = result["settings"]
+    pixels = f"{settings['image_size']} x {settings['image_size']} pixels"
+    what = f"{pixels}, batches of {settings['batch_size']}, {settings['precision']}"
+    plots.title(axes, result, what, gpus=len(result["machine"]["gpus"]), drawn="medians")
     axes.set_xticks(range(len(rows)), [f"{row['model']}\n{row['loader']}\n{devices(row['gpus'])}" for row in rows])
     axes.set_ylim(0, max([1.0, *(row["of_ceiling"] for row in rows)]) * 1.03)
     axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("time of a step on real data")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(Path(path).expanduser(), format="png", dpi=150)
+    plots.save(figure, path, columns=3)
 
 
 def lost(row: dict[str, Any]) -> dict[str, float]:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.bench.loaders import EPOCHS, Deliveries, Measured, Task
-from raydali.data.stream import Stream
+from raydali.bench.loaders import EPOCHS, Deliveries, Measured, Task, endless
 from raydali.data.video_clips import VideoClips
 
 SHUFFLED_AT_ONCE = 16
@@ -55,13 +54,7 @@ def _raydali(task: Any) -> Deliveries:
     if task.gpu:
         torch.cuda.set_device(task.device)
     clips = task.clips()
-    order = Stream(
-        samples=len(clips),
-        epochs=EPOCHS,
-        batch_size=task.batch_size,
-        global_batch_size=task.batch_size * task.world_size,
-        seed=0,
-    )
+    order = endless(len(clips), task.batch_size, task.world_size)
     pipeline = TrainClips(seed=0, image_size=task.image_size, resize_size=task.image_size)
     where = {"rank": task.rank, "world_size": task.world_size, "device": task.device, "threads": task.threads}
     with make_video_loader("dali", clips, pipeline, order, decoders=task.decoders, **where) as loader:

@@ -15,7 +15,8 @@ from typing import Any
 from nvidia.dali import fn
 
 from raydali.data import resize_cpu
-from raydali.data.classification import Images, TrainImages, ValidationImages
+from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.dali_graphs import decoder
 from raydali.data.pipeline import Device
 
 
@@ -23,17 +24,18 @@ def train_graph(
     settings: TrainImages, encoded: Any, start: Any, size: Any, flips: Any, labels: Any, *, device: Device
 ) -> tuple[Any, Any]:
     """`TrainImages.graph`."""
-    images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **decoder(settings, device))
-    if device == "cpu":
-        images = resize_cpu.each(images, partial(resize_cpu.resize_to_square, side=settings.image_size))
-        return fn.flip(images, horizontal=flips), labels
+    options = decoder(device, settings.hw_decoder_load, settings.largest_image)
+    images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **options)
     square = settings.image_size, settings.image_size
+    if device == "cpu":
+        images = resize_cpu.each(images, partial(resize_cpu.resize, height=square[0], width=square[1]))
+        return fn.flip(images, horizontal=flips), labels
     return fn.resize(images, size=square, roi_start=flips[0], roi_end=flips[1], roi_relative=True), labels.gpu()
 
 
 def validation_graph(settings: ValidationImages, encoded: Any, *inputs: Any, device: Device) -> tuple[Any, Any]:
     """`ValidationImages.graph`."""
-    images = fn.decoders.image(encoded, **decoder(settings, device))
+    images = fn.decoders.image(encoded, **decoder(device, settings.hw_decoder_load, settings.largest_image))
     if device == "cpu":
         (labels,) = inputs
         shorter, side = settings.resize_size, settings.image_size
@@ -41,15 +43,3 @@ def validation_graph(settings: ValidationImages, encoded: Any, *inputs: Any, dev
     start, end, labels = inputs
     square = settings.image_size, settings.image_size
     return fn.resize(images, size=square, roi_start=start, roi_end=end), labels.gpu()
-
-
-def decoder(settings: Images, device: Device) -> dict[str, Any]:
-    """Options of DALI's decoders."""
-    if device == "cpu":
-        return {"device": "cpu"}
-    return {
-        "device": "mixed",
-        "hw_decoder_load": settings.hw_decoder_load,
-        "preallocate_height_hint": settings.largest_image[0],
-        "preallocate_width_hint": settings.largest_image[1],
-    }

@@ -1,4 +1,4 @@
-"""The two ends of the DALI loader's graphs, before a task's own: files read and peeked at, and what is fed."""
+"""What tasks' DALI graphs have in common: files read and peeked at, what is fed, and how images are decoded."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import torch
 from nvidia.dali import fn
 
 from raydali.data import screening
+from raydali.data.pipeline import Device
 
 Feed = Callable[[], tuple[Any, ...]]
 
@@ -51,3 +52,15 @@ def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> l
     stream = torch.cuda.Stream(device).cuda_stream
     on_gpu = fn.external_source(lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream)
     return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
+
+
+def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """Options of DALI's decoders of images; of a GPU's, as `classification.Images` takes them."""
+    if device == "cpu":
+        return {"device": "cpu"}
+    return {
+        "device": "mixed",
+        "hw_decoder_load": hw_decoder_load,
+        "preallocate_height_hint": largest_image[0],
+        "preallocate_width_hint": largest_image[1],
+    }

@@ -17,7 +17,7 @@ from raydali.data.dali_graphs import fed_nodes, reading_graph
 from raydali.data.dali_refusals import refused
 from raydali.data.loader import Batch, Loader
 from raydali.data.pipeline import Device, Inputs
-from raydali.data.preparation import Preparation, Prepared
+from raydali.data.preparation import InputsFailed, Preparation, Prepared
 from raydali.data.python_functions import timed_python
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause
@@ -79,6 +79,9 @@ class DaliLoader(Loader):
                     outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
             except StopIteration:
                 return
+            except InputsFailed as failed:
+                self._discard()
+                raise failed.error from failed.error.__cause__
             except RuntimeError as error:
                 self._recover(error)
                 continue
@@ -191,10 +194,10 @@ class DaliLoader(Loader):
             try:
                 with self.waits.on("storage"):
                     read = self._reader.run()
-            except RuntimeError as error:
+            except RuntimeError:
                 ids = np.concatenate([prepared.micro_batch.read_ids for prepared in self._being_read])
                 if not self.quarantine.examine(ids, again=True):
-                    raise OSError(f"files cannot be read, though each of them can: {error}") from error
+                    raise  # it is a file that DALI alone cannot read, which `_recover` finds
             else:
                 micro_batch, inputs, _ = self._being_read[0]
                 files = self.pipeline.image_files

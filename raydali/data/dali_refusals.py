@@ -36,25 +36,30 @@ def _loads(loader: "DaliLoader", keys: Keys) -> bool:
 
     class Bare(DaliLoader):
         def _recover(self, error: RuntimeError) -> None:
-            raise error
+            raise _Refused from error
 
     ids, epochs = np.array(keys).T
-    order = _Once(MicroBatch(0, 0, 0, ids, epochs))
+    order = Once(MicroBatch(0, 0, 0, ids, epochs))
     with Bare(
         loader.source, loader.pipeline, order, device=loader.device, threads=loader.threads, prefetched=1
     ) as alone:
         try:
             list(alone)
-        except RuntimeError:
+        except _Refused:
             return False
     return True
 
 
-class _Once:
+class _Refused(Exception):
+    """DALI's error, and nobody else's."""
+
+
+class Once:
     """An order of one micro-batch."""
 
     def __init__(self, micro_batch: MicroBatch) -> None:
         self.samples, self._micro_batch = len(micro_batch.ids), micro_batch
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """That one."""
         yield self._micro_batch

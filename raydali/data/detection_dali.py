@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nvidia.dali import fn
 
 from raydali.data import resize_cpu
+from raydali.data.dali_graphs import decoder
 from raydali.data.detection import FILL, Images, corners, fitted
 from raydali.data.pipeline import Device
 
@@ -24,20 +25,11 @@ def detection_graph(
 ) -> tuple[Any, ...]:
     """`Images.graph`."""
     side = settings.image_size
+    options = decoder(device, settings.hw_decoder_load, settings.largest_image)
+    images = fn.decoders.image_slice(encoded, start=starts, shape=sizes, axes=[0, 1], **options)
     if device == "cpu":
-        images = fn.decoders.image_slice(encoded, start=starts, shape=sizes, axes=[0, 1], device="cpu")
         images = resize_cpu.each(images, partial(_into_square, side=side))
         return fn.flip(images, horizontal=flips), *inputs
-    images = fn.decoders.image_slice(
-        encoded,
-        start=starts,
-        shape=sizes,
-        axes=[0, 1],
-        device="mixed",
-        hw_decoder_load=settings.hw_decoder_load,
-        preallocate_height_hint=settings.largest_image[0],
-        preallocate_width_hint=settings.largest_image[1],
-    )
     small, square, *others = inputs
     images = fn.resize(images, size=small)
     images = fn.slice(images, square, (side, side), axes=[0, 1], out_of_bounds_policy="pad", fill_values=FILL)

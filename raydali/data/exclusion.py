@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from raydali.data import object_store
-from raydali.data.files import absolute
+from raydali.data.files import Files, absolute
 from raydali.data.image_pairs import ImagePairs
 from raydali.errors import UsageError
 
@@ -58,7 +58,7 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
     named = read_list(file)
     matched, left = set[str](), []
     for source in sources:
-        found = {id: names for id in range(len(source)) if (names := _names(source, id) & named)}
+        found = _found(source, named)
         matched.update(*found.values())
         out = list(found)
         if len(out) == len(source):
@@ -86,8 +86,19 @@ def read_list(file: str) -> set[str]:
     return {line.partition("\t")[0].rstrip("\r") for line in lines if line.strip() and not line.startswith("#")}
 
 
-def _names(source: Any, id: int) -> set[str]:
-    """What a line may call a sample."""
-    parts = [source.inputs, source.targets] if isinstance(source, ImagePairs) else [source]
-    paths = [part.path(id) for part in parts]
-    return {*paths, *(path.removeprefix(os.path.join(parts[0].root, "")) for path in paths)}
+def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
+    """Those of the names that a source has, by the samples' ids."""
+    if isinstance(source, ImagePairs):
+        one, other = _found(source.inputs, named), _found(source.targets, named)
+        return {id: one.get(id, set()) | other.get(id, set()) for id in one | other}
+    prefix = os.path.join(source.root, "")
+    wanted: dict[str, set[str]] = {}
+    for name in named:
+        for path in {name, name.removeprefix(prefix)}:
+            wanted.setdefault(path, set()).add(name)
+    paths: Iterable[str]
+    if isinstance(source, Files):
+        paths = os.fsdecode(source.packed_paths.tobytes()).split("\0")
+    else:
+        paths = (source.path(id).removeprefix(prefix) for id in range(len(source)))
+    return {id: wanted[path] for id, path in enumerate(paths) if path in wanted}

@@ -1,6 +1,5 @@
 """Files that a list names, one `path,label` a line: for data that does not lie in class folders."""
 
-import csv
 import io
 import logging
 import os
@@ -22,6 +21,8 @@ ENDINGS = (".csv", ".tsv", ".txt")
 """Of a list's name, in any case: what tells it from a folder where it cannot be looked at."""
 WRONG_LINES_SHOWN = 10
 _LISTING_THREADS = 32
+_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t"}
+"""With the separator behind it: what stands between quotes, or what stands there without any."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class FileList(LabeledFiles):
             s3://bucket/3.jpg,cat
 
         Between path and label stands a comma, or a tab: a tab if the first line holds one. A path with a separator
-        stands in double quotes, as in CSV. Spaces around a field and empty lines do not count. The text is UTF-8,
-        with or without a byte order mark, and lines end as on any system.
+        stands in double quotes, as in CSV. Spaces around a field or its quotes, and empty lines, do not count. The
+        text is UTF-8, with or without a byte order mark, and lines end as on any system.
 
         The first line is a header if its path is one word, with neither a dot nor a slash, its label is no number,
         and there is no such file.
@@ -95,8 +96,8 @@ def _parse(path: str, root: str) -> tuple[Lines, Wrong]:
         separator = separator or ("\t" if "\t" in line else ",")
         try:
             fields = _fields(line, separator)
-        except csv.Error:
-            wrong[number] = "its quotes do not match"
+        except ValueError as error:
+            wrong[number] = str(error)
             continue
         if first and len(fields) == 2 and _is_header(fields[0], fields[1], root):
             continue
@@ -126,10 +127,22 @@ def _texts(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _fields(line: str, separator: str) -> list[str]:
-    if '"' in line:  # one line at a time, or a lost quote would swallow all that follow
-        (fields,) = csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True)
-        return fields
-    return [field.strip() for field in line.split(separator)]
+    """Those of a line. One line at a time, or a lost quote would swallow all that follow.
+
+    Raises:
+        ValueError: its quotes do not match.
+    """
+    if '"' not in line:
+        return [field.strip() for field in line.split(separator)]
+    fields, rest = [], line + separator
+    while rest:
+        match = _FIELD[separator].match(rest)
+        if match is None:
+            raise ValueError("its quotes do not match")
+        quoted, plain = match.groups()
+        fields.append(plain.strip() if quoted is None else quoted.replace('""', '"'))
+        rest = rest[match.end() :]
+    return fields
 
 
 def _is_header(path: str, label: str, root: str) -> bool:
@@ -144,7 +157,7 @@ def _is_header(path: str, label: str, root: str) -> bool:
 
 def _classes(path: str, labels: set[str]) -> tuple[str, ...]:
     numbers = [label for label in labels if _NUMBER.fullmatch(label)]
-    classes = sorted(labels, key=float) if len(numbers) == len(labels) else sorted(labels)
+    classes = sorted(labels, key=lambda label: (float(label), label)) if len(numbers) == len(labels) else sorted(labels)
     if numbers and classes != [str(i) for i in range(len(classes))]:
         shown = ", ".join(map(repr, classes[:3])) + ", ..." * (len(classes) > 3)
         _log.warning("%s: labels are not 0..%d: sorted, %s are", path, len(classes) - 1, shown)

@@ -6,7 +6,7 @@ store.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -114,7 +114,7 @@ class Files:
 
     def without(self, ids: Iterable[int]) -> Self:
         """An index of the others; what follows has other ids."""
-        kept = np.setdiff1d(np.arange(len(self)), np.fromiter(ids, np.int64))
+        kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
         return replace(self, **self._only(kept))
 
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
@@ -152,10 +152,7 @@ class Files:
         for path in map(_decoded, encoded):
             if not path.startswith("/"):
                 object_store.file_system(path)  # opened once, before all threads ask for it
-        with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
-            # In parts, since handing single files from thread to thread takes as long as reading them.
-            parts = threads.map(self._contents, np.array_split(ids, _READING_THREADS))
-            return list(chain.from_iterable(parts))
+        return read_in_parts(self._contents, ids)
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         return [np.frombuffer(self.read(id), np.uint8) for id in ids.tolist()]
@@ -174,6 +171,15 @@ class Files:
     def fingerprint(self) -> str:
         """32 hex digits of the relative paths; not of the root, so the data may move."""
         return digest(self.packed_paths.data)
+
+
+def read_in_parts(
+    contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64]
+) -> list[NDArray[np.uint8]]:
+    """What `contents` gives for these ids, on many threads."""
+    with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
+        # In parts, since handing single files from thread to thread takes as long as reading them.
+        return list(chain.from_iterable(threads.map(contents, np.array_split(ids, _READING_THREADS))))
 
 
 def absolute(root: str) -> str:

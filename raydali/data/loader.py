@@ -10,7 +10,6 @@ Images stay 8-bit up to the model, which normalises them (train/normalisation.py
 copying, and compiled it costs the step nothing.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -72,8 +71,7 @@ class Loader(ABC):
             sample is an error.
 
     Attributes:
-        wait_seconds: how long `next` has blocked the host in total.
-        waits: the same by cause, as far as this loader can tell.
+        waits: how long `next` has blocked the host, by cause, as far as this loader can tell.
         python: what the pipeline's Python has computed in this process, beside the training thread.
         batches_taken: by all loaders of this process: what grows while it gets on.
     """
@@ -98,7 +96,6 @@ class Loader(ABC):
         self.device, self.threads = torch.device(device), max(1, threads)
         known = quarantine(order) if quarantine is not None else Quarantine(order.samples, strict=True)
         self.quarantine = known.of(source, pipeline)
-        self.wait_seconds = 0.0
         self.waits = Waits()
         self.python = PythonTime()
         self._consumed: MicroBatch | None = None
@@ -115,9 +112,7 @@ class Loader(ABC):
         while True:
             if self.device.type == "cuda":
                 self._keep_pace()
-            asked = time.perf_counter()
             batch = next(batches, None)
-            self.wait_seconds += time.perf_counter() - asked
             if batch is None:
                 return
             self._consumed = batch.micro_batch

@@ -100,8 +100,12 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
         return
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir():
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link that cannot be followed: to itself, say
+                continue
+            if is_folder:
                 yield None
-            elif entry.is_file():
+            elif is_file:
                 stat = entry.stat()
                 yield FoundFile(entry.name, stat.st_size, stat.st_mtime_ns)

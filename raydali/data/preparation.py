@@ -37,6 +37,18 @@ class Prepared(NamedTuple):
     knew: int
 
 
+class InputsFailed(Exception):
+    """A RuntimeError of `pipeline.inputs`, under a name that nobody takes for an error of DALI's, which has that type.
+
+    Attributes:
+        error: itself.
+    """
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Preparation:
     """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
 
@@ -68,6 +80,7 @@ class Preparation:
 
         Raises:
             StopIteration: there is none.
+            InputsFailed: there will be no more.
         """
         while True:
             prepared = next(self._prepared)
@@ -126,6 +139,8 @@ class Preparation:
                 if self._quarantine.examine(settled.read_ids, again=True):
                     continue
                 raise DataError(str(error)) from error
+            except RuntimeError as error:
+                raise InputsFailed(error) from error
             self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
             if not self._screens or not self.finds(settled, self._looked_at(inputs)):
                 return Prepared(settled, inputs, knew)

@@ -23,7 +23,7 @@ def timed_python(add: Callable[[float], None], computing: PythonTime) -> Iterato
     original = fn.python_function
 
     def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> Any:
-        of_users = not getattr(function, "__module__", "").startswith("raydali.")
+        of_users = not (getattr(function, "__module__", None) or "").startswith("raydali.")
         return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
 
     fn.python_function = python_function

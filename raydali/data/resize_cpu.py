@@ -18,15 +18,10 @@ Image = NDArray[np.uint8]
 
 
 def resize(image: Image, height: int, width: int) -> Image:
-    """An image (H, W, 3) at another size."""
+    """An image (H, W, 3) at another size, whatever its aspect: torchvision's resized_crop, behind the crop."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
     resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).numpy()
-
-
-def resize_to_square(image: Image, side: int) -> Image:
-    """An image (H, W, 3) as (side, side, 3), whatever its aspect: torchvision's resized_crop, behind the crop."""
-    return resize(image, side, side)
 
 
 def resize_and_crop(image: Image, shorter: int, side: int) -> Image:

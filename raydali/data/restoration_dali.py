@@ -10,6 +10,7 @@ from typing import Any
 
 from nvidia.dali import fn
 
+from raydali.data.dali_graphs import decoder
 from raydali.data.pipeline import Device
 from raydali.data.restoration import Pairs
 
@@ -18,17 +19,10 @@ def pair_graph(
     settings: Pairs, inputs: Any, targets: Any, starts: Any, flips: Any, *, device: Device
 ) -> tuple[Any, Any]:
     """`Pairs.graph`."""
-    decoder: dict[str, Any] = {"device": "cpu"}
-    if device == "gpu":
-        decoder = {
-            "device": "mixed",
-            "hw_decoder_load": settings.hw_decoder_load,
-            "preallocate_height_hint": settings.largest_image[0],
-            "preallocate_width_hint": settings.largest_image[1],
-        }
+    options = decoder(device, settings.hw_decoder_load, settings.largest_image)
 
     def cropped(encoded: Any) -> Any:
-        images = fn.decoders.image_slice(encoded, start=starts, shape=settings.crop_size, axes=[0, 1], **decoder)
+        images = fn.decoders.image_slice(encoded, start=starts, shape=settings.crop_size, axes=[0, 1], **options)
         return fn.flip(images, vertical=flips[0], horizontal=flips[1])
 
     return cropped(inputs), cropped(targets)

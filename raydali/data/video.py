@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from raydali.data.hashing import uniforms
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.data.settings import require_draws
+from raydali.data.settings import require, require_draws
 from raydali.data.video_clips import VideoClips
-from raydali.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -78,13 +77,12 @@ class Clips(Pipeline[VideoClips]):
     resize_size: int
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise UsageError(f"image_size must be at least 1, not {self.image_size}")
-        if self.resize_size < self.image_size:
-            raise UsageError(
-                f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need "
-                f"padding: try {round(self.image_size * 8 / 7)}"
-            )
+        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
+        require(
+            self.resize_size >= self.image_size,
+            f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need padding: "
+            f"try {round(self.image_size * 8 / 7)}",
+        )
 
     @property
     def outputs(self) -> tuple[str, ...]:

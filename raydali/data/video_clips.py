@@ -10,8 +10,7 @@ packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI without
 """
 
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -111,7 +110,7 @@ class VideoClips:
                     f"--skip-broken: {named}"
                 )
             _log.warning("left out %d broken of %d videos: %s", len(broken), len(videos), named)
-            videos = _some(videos, [id for id, fact in enumerate(found) if isinstance(fact, VideoFacts)])
+            videos = videos.without(id for id, fact in enumerate(found) if isinstance(fact, str))
         frames = np.array([fact.frames for fact in facts], np.int64)
         if short := int((frames < span).sum()):
             _log.warning(
@@ -228,9 +227,3 @@ def _facts_or_reason(videos: LabeledFiles, id: int) -> VideoFacts | str:
         return read_facts(videos.path(id))
     except OSError as error:
         return str(error)
-
-
-def _some(videos: LabeledFiles, ids: Sequence[int]) -> LabeledFiles:
-    below = os.path.join(videos.root, "")
-    paths = [videos.path(id).removeprefix(below) for id in ids]
-    return LabeledFiles.from_list(videos.root, paths, labels=videos.labels[list(ids)], classes=videos.classes)

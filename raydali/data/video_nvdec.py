@@ -54,24 +54,26 @@ class NvdecDecoder:
         """
         shown = [shown_at(packet) for packet in cut.packets if is_shown(packet, cut.stream)]
         packets = filtered(cut, self.codec)
-        if self._decoder is None:
-            self._decoder = _new_decoder(self.device, self.codec, *self._largest)
+        # Kept only where a clip was decoded to its end: else it would hand out the clip's frames among the next one's.
+        decoder, self._decoder = self._decoder, None
+        if decoder is None:
+            decoder = _new_decoder(self.device, self.codec, *self._largest)
         elif self._shape != (height, width):
-            self._decoder.setReconfigParams(width, height)
+            decoder.setReconfigParams(width, height)
         try:
-            yield from self._wanted(packets, shown, cut.times, height, width)
+            yield from self._wanted(_decode(decoder, packets), shown, cut.times, height, width)
         except _OtherShape:  # of the video before
-            self._decoder = _new_decoder(self.device, self.codec, *self._largest)
-            yield from self._wanted(packets, shown, cut.times, height, width)
-        self._shape = height, width
+            decoder = _new_decoder(self.device, self.codec, *self._largest)
+            yield from self._wanted(_decode(decoder, packets), shown, cut.times, height, width)
+        self._decoder, self._shape = decoder, (height, width)
 
     def _wanted(
-        self, packets: list[tuple[bytes, int]], shown: list[int], times: list[int], height: int, width: int
+        self, frames: Iterator[Any], shown: list[int], times: list[int], height: int, width: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
         places: dict[int, list[int]] = {}
         for place, time in enumerate(times):
             places.setdefault(time, []).append(place)
-        for number, decoded in enumerate(self._decode(packets)):
+        for number, decoded in enumerate(frames):
             time = shown[number] if self.codec in _NEVER_REORDERED else decoded.getPTS()
             if time not in places:
                 continue
@@ -83,22 +85,23 @@ class NvdecDecoder:
         if places:
             raise ValueError(f"{len(places)} of {len(set(times))} frames cannot be decoded")
 
-    def _decode(self, packets: list[tuple[bytes, int]]) -> Iterator[Any]:
-        import PyNvVideoCodec as nvc
-
-        for content, time in packets:
-            data = np.frombuffer(content, np.uint8)
-            packet = nvc.PacketData()
-            packet.bsl_data, packet.bsl = data.ctypes.data, len(data)
-            packet.pts = packet.dts = time
-            yield from self._decoder.Decode(packet)
-        packet = nvc.PacketData()
-        packet.decode_flag = int(nvc.VideoPacketFlag.ENDOFSTREAM)
-        yield from self._decoder.Decode(packet)
-
 
 class _OtherShape(ValueError):
     """Frames have another shape than the index says."""
+
+
+def _decode(decoder: Any, packets: list[tuple[bytes, int]]) -> Iterator[Any]:
+    import PyNvVideoCodec as nvc
+
+    for content, time in packets:
+        data = np.frombuffer(content, np.uint8)
+        packet = nvc.PacketData()
+        packet.bsl_data, packet.bsl = data.ctypes.data, len(data)
+        packet.pts = packet.dts = time
+        yield from decoder.Decode(packet)
+    packet = nvc.PacketData()
+    packet.decode_flag = int(nvc.VideoPacketFlag.ENDOFSTREAM)
+    yield from decoder.Decode(packet)
 
 
 def _new_decoder(device: torch.device, codec: str, max_height: int, max_width: int) -> Any:

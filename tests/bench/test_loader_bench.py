@@ -1,6 +1,11 @@
 """`bench loader` on the CPU: rows, files and refusals. How fast anything is, no test says."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +75,7 @@ def test_a_loader_that_fails_loses_no_other_row(
 ) -> None:
     def measured(task: Task, gpus: int) -> list[Delivered]:
         if task.loader == "native":
-            raise MeasurementFailed("native, process 0: Traceback ...\nOSError: no disk")
+            raise MeasurementFailed("native, rank 0: Traceback ...\nOSError: no disk")
         return [Delivered(100, 0.5)]
 
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
@@ -90,8 +95,32 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     (tmp_path / "00" / "broken.jpg").write_bytes(b"no JPEG")
     task = Task(loader="native", root=str(tmp_path), batch_size=1, image_size=32, threads=1, workers=1, seconds=0.1)
-    with pytest.raises(MeasurementFailed, match=r"(?s)native, process 0: Traceback.*pipeline\.run.*Error"):
+    with pytest.raises(MeasurementFailed, match=r"(?s)native, rank 0: Traceback.*pipeline\.run.*Error"):
         measure(task, 0)
+
+
+def test_a_killed_benchmark_leaves_no_process_behind(folder: Path) -> None:
+    task = Task(loader="synthetic", root=str(folder), batch_size=4, image_size=32, threads=1, workers=1, seconds=60)
+    code = f"from raydali.bench.measurement import measure; from raydali.bench.loaders import Task; measure({task}, 0)"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (started := [pid for pid in children.read_text().split() if is_rank(pid)]):
+            time.sleep(0.05)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(map(is_rank, started)):
+        time.sleep(0.05)
+    left = [pid for pid in started if is_rank(pid)]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert not left
+
+
+def is_rank(pid: str) -> bool:
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -35,14 +35,14 @@ def test_processes_that_come_and_go_are_left_out() -> None:
     assert series([(1, here), *((epoch, away) for epoch in range(2, 10))]) == {
         ("driver", "files"): ([*range(1, 10)], [3.0] * 9)
     }
-    with pytest.raises(CommandFailed, match="2 epochs were read"):
+    with pytest.raises(CommandFailed, match=r"2 epochs were read, of 8 at least: .*; raise --epochs, or lower --batch"):
         series([(1, here), (2, away)])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 7}, "--epochs must be at least 8, not 7"),
+        ({"epochs": 8}, "--epochs must be at least 9, not 8"),
         ({"workers": 0}, "--workers must be from 1 to 64, not 0"),
         ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
         ({"json": "/nowhere/soak.json"}, "--json /nowhere/soak.json cannot be written"),

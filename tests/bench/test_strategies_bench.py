@@ -86,7 +86,7 @@ def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytes
     import torch
 
     def here(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
-        return function(task, 0, 0)
+        return [function(task, 0, 0)]
 
     monkeypatch.setattr("raydali.bench.ranks.run_ranks", here)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is so again afterwards
@@ -105,7 +105,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         tasks.append(task)
         if task.strategy == "dp":
             raise RanksFailed("rank 0: Traceback\nout of memory")
-        return measured(100, task.gpus)
+        return [measured(100, task.gpus)]
 
     monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
     with_gpus(monkeypatch, 4)
@@ -142,7 +142,7 @@ def test_what_needs_several_gpus_is_left_out(
     gpus: int, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "raydali.bench.ranks.run_ranks", lambda function, task, *args, **options: measured(1, task.gpus)
+        "raydali.bench.ranks.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
     )
     with_gpus(monkeypatch, gpus)
     result = strategies_bench.main(replace(OPTIONS, gpus=None))

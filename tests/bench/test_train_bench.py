@@ -119,7 +119,7 @@ def test_ranks_train_together(tmp_path: Path) -> None:
         split=False,
         timeout=200,
     )
-    measured = run_ranks(measure, task, 2, timeout=task.timeout)
+    measured, _ = run_ranks(measure, task, 2, timeout=task.timeout)
     assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
     row = figures(measured)
     assert row["real_images_per_second"] > 0
@@ -137,7 +137,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         answer = next(calls)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return [answer]
 
     monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
@@ -248,6 +248,10 @@ def test_a_bar_is_whole(stretches: dict[str, dict[str, float]], tmp_path: Path) 
     }
     plot(result, str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_nothing_is_all_that_could_be_told() -> None:
+    assert NOTHING.keys() == figures({"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}).keys()
 
 
 def test_a_bar_above_the_ceiling_lacks_nothing() -> None:

@@ -61,7 +61,7 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
     def deliver(task: Any, gpus: int) -> list[Any]:
         from raydali.bench.measurement import Delivered, MeasurementFailed
 
-        assert (task.batch_size, task.sequence_length, task.workers) == (8, 30, 1)
+        assert (task.batch_size, task.sequence_length, task.threads, task.workers) == (8, 30, 8, 8)
         if (task.loader, gpus) not in rates:
             raise MeasurementFailed("it broke")
         return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]

@@ -1,18 +1,19 @@
 """Photographs in class folders, a batch of them by DALI, and how close to Pillow's pixels is close enough."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from sklearn.datasets import load_sample_images
 
+from raydali.data.dali_refusals import Once
 from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import make_loader
+from raydali.data.loader import Loader, make_loader
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch
 
@@ -38,6 +39,13 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return data.getvalue()
 
 
+def oriented(orientation: int) -> Image.Exif:
+    """What says how an image is to be turned, 1..8."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
 def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     """Within 1 of 255 for rounding (mean 0.3), now and then 2: between its two passes torch keeps fewer bits."""
     assert ours.dtype == theirs.dtype == torch.uint8
@@ -47,14 +55,20 @@ def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert difference.mean() < 0.3
 
 
-class _One:
-    """An order of one micro-batch."""
+Keys = dict[tuple[int, int], tuple[torch.Tensor, ...]]
+"""A sample's tensors by its id and epoch."""
 
-    def __init__(self, batch: MicroBatch) -> None:
-        self.samples, self._batch = len(batch.ids), batch
 
-    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        yield self._batch
+def by_key(loader: Loader) -> Keys:
+    """All that a loader gives, each sample once."""
+    found: Keys = {}
+    with loader:
+        for batch in loader:
+            keys = zip(batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True)
+            for i, key in enumerate(keys):
+                assert key not in found
+                found[key] = tuple(batch[name][i] for name in loader.pipeline.outputs)
+    return found
 
 
 def one_batch(
@@ -67,7 +81,7 @@ def one_batch(
 ) -> tuple[torch.Tensor, ...]:
     """What the DALI loader makes of these samples, or of all, as one batch; on the host."""
     wanted = np.arange(len(source)) if ids is None else np.array(ids)
-    order: Any = _One(MicroBatch(0, 0, 0, wanted, np.array(np.broadcast_to(epochs, wanted.shape))))
+    order = Once(MicroBatch(0, 0, 0, wanted, np.array(np.broadcast_to(epochs, wanted.shape))))
     with make_loader("dali", source, pipeline, order, device=device, threads=2) as loader:
         (batch,) = loader
         assert all(batch[name].device.type == device for name in pipeline.outputs)

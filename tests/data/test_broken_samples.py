@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from nvidia.dali import fn
 
 from raydali.data.classification import TrainImages, ValidationImages
@@ -16,12 +17,12 @@ from raydali.data.dali_loader import DaliLoader
 from raydali.data.image_folder import ImageFolder
 from raydali.data.labeled_files import LabeledSource
 from raydali.data.loader import LoaderName, make_loader
-from raydali.data.pipeline import Device
+from raydali.data.pipeline import Device, Inputs
 from raydali.data.quarantine import Quarantine, substitute
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError
 from tests.data.broken import KINDS, folder
-from tests.data.pictures import assert_like_pillow
+from tests.data.pictures import assert_like_pillow, encoded, photograph
 
 SAMPLES = 48
 BROKEN = {3 * place + 1: kind for place, kind in enumerate(KINDS)}
@@ -195,7 +196,7 @@ def test_more_broken_ones_do_not_cost_more_stalls(tmp_path: Path, monkeypatch: p
 
 def test_what_dali_alone_refuses_is_replaced(tmp_path: Path) -> None:
     class Picky(TrainImages):
-        """Its decoder cannot do with images of this height."""
+        """Its graph cannot do with images of one class."""
 
         def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
             images, labels = super().graph(source, *inputs, device=device)
@@ -217,6 +218,41 @@ def _refuse(image: np.ndarray, label: np.ndarray) -> np.ndarray:
     if label == 99:
         raise RuntimeError("no such image")
     return image
+
+
+class OutOfMemory(RuntimeError):
+    pass
+
+
+class Failing(ValidationImages):
+    """Its inputs cannot be made for sample 5."""
+
+    def inputs(self, source: LabeledSource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        if 5 in ids:
+            raise OutOfMemory("no memory for sample 5")
+        return super().inputs(source, ids, epochs)
+
+
+@pytest.mark.parametrize("broken", [{}, {0: "text"}, {4: "text"}])
+def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[int, str]) -> None:
+    source, quarantine = folder(tmp_path, 40, broken), Quarantine(40)
+    pipeline, order = Failing(image_size=16, resize_size=16), OrderedPass(samples=40, batch_size=4)
+    with make_loader("dali", source, pipeline, order, quarantine=lambda _: quarantine) as loader:
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match=r"^no memory for sample 5$"):
+                list(loader)
+
+
+def test_what_only_dali_s_reader_refuses_is_replaced(tmp_path: Path) -> None:
+    source, quarantine = folder(tmp_path, 24, {}), Quarantine(24, seed=0)
+    for id in (5, 17):
+        Path(source.path(id)).write_bytes(encoded(photograph(size=(60, 50)), "GIF"))
+    stream = Stream(samples=24, epochs=1, batch_size=4, global_batch_size=4, seed=0)
+    with make_loader("dali", source, TRAIN, stream, quarantine=lambda _: quarantine) as loader:
+        batches = [batch.micro_batch for batch in loader]
+    assert quarantine.known.keys() == {5, 17}
+    assert all("Pillow can decode it, DALI cannot" in sample.reason for sample in quarantine.known.values())
+    assert [id for batch in batches for id in batch.ids] == [id for m in stream.micro_batches(0, 1) for id in m.ids]
 
 
 def test_storage_that_fails_is_not_the_samples_fault(tmp_path: Path, name: LoaderName) -> None:

@@ -16,14 +16,13 @@ from PIL import Image
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.image_folder import ImageFolder
 from raydali.errors import UsageError
-from tests.data.pictures import assert_like_pillow, encoded, files, one_batch, photograph
+from tests.data.pictures import assert_like_pillow, encoded, files, one_batch, oriented, photograph
 
 Images = TrainImages | ValidationImages
 Batch = tuple[torch.Tensor, NDArray[np.int64]]
 
 TRAIN = TrainImages(image_size=96, seed=3)
 VALIDATION = ValidationImages(image_size=96, resize_size=110)
-EXIF_ORIENTATION = 274
 
 
 def by_dali(
@@ -148,9 +147,7 @@ def test_exif_orientation_is_applied(tmp_path: Path, pipeline: Images, kind: str
     rotated: dict[str, bytes] = {}
     upright: dict[str, bytes] = {}
     for orientation, turn in UPRIGHT.items():
-        exif = Image.Exif()
-        exif[EXIF_ORIENTATION] = orientation
-        data = encoded(photograph(size=(240, 160)), kind, exif=exif)
+        data = encoded(photograph(size=(240, 160)), kind, exif=oriented(orientation))
         rotated[str(orientation)] = data
         upright[str(orientation)] = encoded(Image.fromarray(turn(np.asarray(Image.open(io.BytesIO(data))))), "PNG")
     source, expected = files(tmp_path / "rotated", **rotated), files(tmp_path / "upright", **upright)

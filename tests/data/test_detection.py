@@ -12,14 +12,13 @@ from PIL import Image
 
 from raydali.data.coco import Coco
 from raydali.data.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted
-from raydali.data.loader import Loader, LoaderName, make_loader
+from raydali.data.loader import LoaderName, make_loader
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
-from tests.data.pictures import assert_like_pillow, encoded, one_batch, photograph
+from tests.data.pictures import Keys, assert_like_pillow, by_key, encoded, one_batch, oriented, photograph
 
 DECODING: tuple[LoaderName, ...] = ("dali", "torch")
 SIDE = 96
-EXIF_ORIENTATION = 274
 
 
 def coco(root: Path, images: list[bytes], sizes: list[tuple[int, int]], boxes: dict[int, list[list[float]]]) -> Coco:
@@ -69,9 +68,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Coco:
     images, sizes, boxes = [], [], {}
     for id in range(12):
         image = photograph(("china", "flower")[id % 2], (150 + 9 * id, 140 - 5 * id))
-        exif = Image.Exif()
-        exif[EXIF_ORIENTATION] = orientation = 1 + id % 8
-        images.append(encoded(image, ("JPEG", "PNG", "WEBP")[id % 3], exif=exif))
+        orientation = 1 + id % 8
+        images.append(encoded(image, ("JPEG", "PNG", "WEBP")[id % 3], exif=oriented(orientation)))
         sizes.append((image.width, image.height) if orientation > 4 else (image.height, image.width))
         boxes[id] = [[*random.uniform(0, 60, 2), *random.uniform(5, 60, 2), 1, i == 3] for i in range(id % 4)]
     return coco(tmp_path_factory.mktemp("photographs"), images, sizes, boxes)
@@ -208,20 +206,6 @@ def test_an_image_of_another_size_than_annotated_is_refused(name: LoaderName, pi
     sizes[5] = 0  # nothing annotated
     unknown = replace(photographs, sizes=sizes)
     assert len(one_batch(pipeline, unknown)[0]) == 12
-
-
-Keys = dict[tuple[int, int], tuple[torch.Tensor, ...]]
-
-
-def by_key(loader: Loader) -> Keys:
-    found: Keys = {}
-    with loader:
-        for batch in loader:
-            keys = zip(batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True)
-            for i, key in enumerate(keys):
-                assert key not in found
-                found[key] = tuple(batch[name][i] for name in ("images", "boxes", "labels"))
-    return found
 
 
 @pytest.mark.parametrize("name", DECODING)

@@ -47,6 +47,8 @@ PLAIN = [("cat/1.jpg", "cat"), ("dog/a, b.jpg", "dog"), ("cat/2.jpg", "cat")]
         "cat/1.jpg\tcat\ndog/a, b.jpg\tdog\ncat/2.jpg\tcat\n",
         '\ufeffimage\tclass\ncat/1.jpg\t"cat"\n"dog/a, b.jpg"\tdog\n cat/2.jpg\t cat \n',
         '  cat/1.jpg , cat\n "dog/a, b.jpg", dog\n"cat/2.jpg",cat\n',
+        'cat/1.jpg,"cat"  \n"dog/a, b.jpg" , dog \n  cat/2.jpg , "cat"\n',
+        'cat/1.jpg\tcat \n "dog/a, b.jpg" \tdog \n"cat/2.jpg"\t cat\n',
     ],
 )
 def test_the_same_list_in_many_dialects(text: str, write: Write, tmp_path: Path) -> None:
@@ -60,6 +62,12 @@ def test_dali_reads_what_is_listed(write: Write) -> None:
     files = FileList.from_file(write('cat/2.jpg,1\n"dog/""c"".jpg",0\ndog/"c".jpg,0\ncat/1.jpg,1\n'))
     expected = [b"content of cat/2.jpg", *[b'content of dog/"c".jpg'] * 2, b"content of cat/1.jpg"]
     assert read_by_dali(files.files(np.arange(4))) == expected
+
+
+def test_what_stands_between_quotes_counts(write: Write, tmp_path: Path) -> None:
+    grow(tmp_path, [" 1.jpg", '2" ,.jpg'])
+    files = FileList.from_file(write('" 1.jpg",a\n"2"" ,.jpg",b\n'))
+    assert relative(files, tmp_path) == [(" 1.jpg", "a"), ('2" ,.jpg', "b")]
 
 
 def test_roots(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +124,7 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
         (["cat", "dog", "ape"], ("ape", "cat", "dog"), ""),
         ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], tuple(map(str, range(11))), ""),
         ([1, 2, 10], ("1", "2", "10"), r"labels are not 0\.\.2: sorted, '1', '2', '10' are"),
+        (["01", "1.0", "0", "1"], ("0", "01", "1", "1.0"), r"labels are not 0\.\.3"),
         ([-1, 1], ("-1", "1"), r"labels are not 0\.\.1: sorted, '-1', '1' are"),
         (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), r"labels are not 0\.\.3"),
         ([0, 1, "l"], ("0", "1", "l"), r"labels are not 0\.\.2"),

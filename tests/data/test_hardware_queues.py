@@ -1,5 +1,8 @@
 """All of a GPU's queues are asked for, where that is still possible."""
 
+import os
+import warnings
+
 import pytest
 import torch
 
@@ -11,7 +14,10 @@ def test_is_asked_for_until_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.warns(UserWarning, match="CUDA_DEVICE_MAX_CONNECTIONS is 1 and CUDA is in use"):
         hardware_queues.widen()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    hardware_queues.widen()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    hardware_queues.widen()  # it is set by now
+    assert os.environ[hardware_queues.VARIABLE] == "1"
+    with warnings.catch_warnings(action="error"):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        hardware_queues.widen()
+        assert os.environ[hardware_queues.VARIABLE] == "32"
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        hardware_queues.widen()  # it is set by now

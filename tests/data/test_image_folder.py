@@ -1,10 +1,7 @@
 """The index of class folders: torchvision's to the letter, on disks and in object stores, fast and cheap to send."""
 
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +11,7 @@ import torchvision
 
 from raydali.data.image_folder import ImageFolder
 from raydali.errors import UsageError
+from tests.data.clocks import best_seconds
 from tests.data.object_stores import PutObjects
 from tests.data.trees import NASTY, grow, read_by_dali, samples
 
@@ -24,20 +22,6 @@ def test_same_as_torchvision(nasty: Path) -> None:
     assert list(ours.classes) == theirs.classes
     assert samples(ours) == theirs.samples
     assert len(ours) == len(theirs.samples) > 25
-
-
-def test_import_is_light() -> None:
-    code = "import sys, raydali.data.image_folder; print(*{'ray', 'torch', 'pyarrow', 'nvidia'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
-
-
-def best_seconds(call: Callable[[], object], repeats: int) -> float:
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-    return min(once() for _ in range(repeats))
 
 
 def bare_walk(folder: str) -> int:

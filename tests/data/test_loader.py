@@ -4,7 +4,7 @@ import gc
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -12,8 +12,8 @@ import torch
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import Batch, Loader, LoaderName, make_loader
-from raydali.data.stream import MicroBatch, OrderedPass, Stream
+from raydali.data.loader import Batch, LoaderName, make_loader
+from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError
 from tests.data.pictures import assert_like_pillow, encoded, files, photograph
 
@@ -168,27 +168,6 @@ def test_batches_stay_as_they_were_handed_out(name: LoaderName, source: ImageFol
         kept = [(batch["images"], batch["images"].clone()) for batch in loader]
     gc.collect()
     assert all(torch.equal(image, copy) for image, copy in kept)
-
-
-def test_only_waiting_counts_as_waiting(source: ImageFolder) -> None:
-    class Slow(Loader):
-        def _load(self, micro_batches: Iterator[MicroBatch]) -> Any:
-            for micro_batch in micro_batches:
-                time.sleep(0.05)
-                yield Batch({}, micro_batch)
-
-    loader = Slow(source, VALIDATION, PASS)
-    for taken, _ in enumerate(loader, 1):
-        assert taken * 0.05 <= loader.wait_seconds < taken * 0.05 + 0.1
-        time.sleep(0.15)
-    assert taken == 4
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_wait_seconds_grow(name: LoaderName, source: ImageFolder) -> None:
-    with make_loader(name, source, VALIDATION, PASS) as loader:
-        waits = [loader.wait_seconds for _ in range(2) for _ in loader]
-    assert waits[0] > 0 and waits == sorted(set(waits))
 
 
 def threads() -> int:

@@ -87,13 +87,3 @@ def test_a_vanished_object_is_named(name: LoaderName, remote: ImageFolder) -> No
         pytest.raises(DataError, match=r"bucket.*data/gone/0\d\d/\d+\.JPEG"),
     ):
         next(iter(loader))
-
-
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_a_vanished_file_is_named(name: LoaderName, local: ImageFolder) -> None:
-    gone = local.at("/nowhere")
-    with (
-        make_loader(name, gone, VALIDATION, OrderedPass(samples=20, batch_size=8)) as loader,
-        pytest.raises(DataError, match=r"/nowhere/0\d\d/\d+\.JPEG"),
-    ):
-        next(iter(loader))

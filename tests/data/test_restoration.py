@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from raydali.data.image_pairs import ImagePairs
-from raydali.data.loader import Loader, LoaderName, make_loader
+from raydali.data.loader import LoaderName, make_loader
 from raydali.data.restoration import Pairs, TrainPairs, ValidationPairs, windows
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
-from tests.data.pictures import encoded, photograph
+from tests.data.pictures import Keys, by_key, encoded, oriented, photograph
 
 CROP = (24, 32)
 TRAIN = TrainPairs(crop_size=CROP, seed=3)
@@ -24,9 +24,6 @@ VALIDATION = ValidationPairs(crop_size=CROP)
 STREAM = Stream(samples=12, epochs=2, batch_size=2, global_batch_size=6, seed=1)
 PASS = OrderedPass(samples=12, batch_size=5)
 DECODING: tuple[LoaderName, ...] = ("dali", "torch")
-EXIF_ORIENTATION = 274
-
-Keys = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def coordinates(height: int, width: int, id: int) -> Image.Image:
@@ -58,22 +55,10 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImagePairs:
     for id in range(12):
         one = photograph(("china", "flower")[id % 2], (90 + id, 70 - id))
         other = one.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        exif = Image.Exif()
-        exif[EXIF_ORIENTATION] = 1 + id % 8
+        exif = oriented(1 + id % 8)
         kind = ("JPEG", "PNG", "WEBP")[id % 3]
         write(root, encoded(one, exif=exif), encoded(other, kind, exif=exif), f"{id:02}.jpg")
     return ImagePairs.scan(str(root))
-
-
-def by_key(loader: Loader) -> Keys:
-    found = {}
-    with loader:
-        for batch in loader:
-            keys = zip(batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True)
-            for key, input, target in zip(keys, batch["inputs"], batch["targets"], strict=True):
-                assert key not in found
-                found[key] = input, target
-    return found
 
 
 def load(name: LoaderName, source: ImagePairs, pipeline: Pairs = TRAIN, order: Any = STREAM, **options: Any) -> Keys:

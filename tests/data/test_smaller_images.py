@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from nvidia.dali import Pipeline, fn
-from PIL import Image
+from PIL import ExifTags, Image
 
 from raydali.data.pillow_images import decoded
 from raydali.data.quarantine import why_broken
 from raydali.data.smaller_images import smaller
 from tests.data.broken import CONTENTS, jpeg
-from tests.data.pictures import photograph
+from tests.data.pictures import oriented, photograph
 
 SIZE = 320, 214
 SIDE = 120
@@ -31,9 +31,7 @@ def picture(mode: str) -> Image.Image:
 
 def file(mode: str, kind: str, orientation: int = 1, **options: Any) -> bytes:
     data = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    picture(mode).save(data, kind, **({"exif": exif} if orientation != 1 else {}), **options)
+    picture(mode).save(data, kind, **({"exif": oriented(orientation)} if orientation != 1 else {}), **options)
     return data.getvalue()
 
 
@@ -95,7 +93,7 @@ def test_orientation_is_applied(kind: str, orientation: int) -> None:
     data = file("RGB", kind, orientation)
     made = smaller(data, SIDE, 90)
     assert made is not None
-    assert Image.open(io.BytesIO(made)).getexif().get(0x0112, 1) == 1
+    assert Image.open(io.BytesIO(made)).getexif().get(ExifTags.Base.Orientation, 1) == 1
     upright, size = decoded(made), (90, 60) if orientation < 5 else (60, 90)
     assert upright.size == ((179, SIDE) if orientation < 5 else (SIDE, 179))
     assert difference(upright, decoded(data), size) < 2.5

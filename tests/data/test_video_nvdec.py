@@ -151,7 +151,31 @@ def test_missing_frames_are_counted(tmp_path: Path, engines: list[Engine]) -> No
     decoder._shape = (48, 64)
     with pytest.raises(OSError, match=r"1\.mp4 \(from frame 0\): 8 of 8 frames cannot be decoded"):
         clip(decoder, source, 0)
-    decoder._decoder = None
+    assert_clips(source, decoder)
+
+
+@pytest.mark.parametrize("ended", ["by an error", "by its consumer"])
+def test_a_clip_that_was_broken_off_leaves_nothing_to_the_next(
+    tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    for i in range(2):
+        write_video(tmp_path / "a" / f"{i}.mp4", moving(8, start=8 * i), "h264")
+    source = VideoClips.scan(str(tmp_path), sequence_length=8)
+    decoder = NvdecDecoder(torch.device("cpu"), "h264", 48, 64)
+    if ended == "by an error":
+        decode = Engine.Decode
+
+        def failing(self: Engine, packet: Any) -> list[Any]:
+            if packet.decode_flag:
+                raise RuntimeError("the engine is lost")
+            return decode(self, packet)
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the engine is lost"):
+            patch.setattr(Engine, "Decode", failing)
+            clip(decoder, source, 1)
+    else:
+        with source.cut(1) as cut:
+            next(decoder.frames(cut, 48, 64))
     assert_clips(source, decoder)
 
 
