@@ -34,8 +34,8 @@ class Verify:
     some."""
 
     data: tyro.conf.Positional[str]
-    """Folder or URI with train/ and val/, or class folders, tar shards, or a list with a line path,label for each
-    image."""
+    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line
+    path,label for each image."""
     split: Literal["train", "val", "all"] = "all"
     """Which of train/ and val/."""
     root: str | None = None

@@ -142,6 +142,15 @@ def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         exclude(str(tmp_path / "gone.txt"), source)
 
 
+def test_files_are_not_asked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = folder(tmp_path / "images", 6, {})
+    (tmp_path / "list.txt").write_text("1/0002.jpg\n")
+    with monkeypatch.context() as patch:  # a million times that would take seconds
+        patch.setattr(ImageFolder, "encoded_paths", lambda *args: pytest.fail("asked"))
+        (rest,) = exclude(str(tmp_path / "list.txt"), source)
+    assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (0, 1, 3, 4, 5)]
+
+
 def test_either_image_of_a_pair(tmp_path: Path) -> None:
     for part in ("img", "gt"):
         for i in range(3):

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class LabeledSource(Source, Protocol):
     """N files by id 0..N-1 with a class each, wherever they lie: what classifiers of images need of a source.
 
-    `LabeledFiles` is one; `TarShards`, whose files are parts of archives, another.
+    `LabeledFiles` is one; `Shards`, whose files are parts of larger ones, another.
     """
 
     @property

@@ -1,4 +1,6 @@
-"""Labelled images, or videos, as people name them: class folders, a list of paths and labels, or tar shards."""
+"""Labelled images, or videos, as people name them: class folders, a list of paths and labels, tar shards, or TFRecord
+files.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import overload
@@ -7,7 +9,7 @@ from raydali.data.file_list import FileList, is_list
 from raydali.data.image_folder import ImageFolder
 from raydali.data.labeled_files import LabeledFiles, LabeledSource, check_classes
 from raydali.data.tar_shards import TarShards, is_shards, names_shards
-from raydali.data.tfrecord import names_tfrecords, refuse_tfrecords
+from raydali.data.tfrecord import TFRecords, names_tfrecords
 from raydali.errors import UsageError
 
 Scan = Callable[[str], LabeledFiles]
@@ -16,14 +18,14 @@ Scan = Callable[[str], LabeledFiles]
 def labeled_images(
     data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan | None = None
 ) -> LabeledSource:
-    """The images of class folders, `ImageFolder.scan`, of a list, `FileList.from_file`, or of tar shards,
-    `TarShards.scan`.
+    """The images of class folders, `ImageFolder.scan`, of a list, `FileList.from_file`, of tar shards,
+    `TarShards.scan`, or of TFRecord files, `TFRecords.scan`.
 
     Args:
-        data: a folder, a list, or shards; local, or an `s3://` or `gs://` URI.
+        data: a folder, a list, shards, or TFRecord files; local, or an `s3://` or `gs://` URI.
         root: where a list's relative paths lie; of no use to others.
-        classes: those that a list or shards may name; a folder has its own.
-        scan: for folders of other files than images, which are not looked for in shards.
+        classes: those that a list, shards or TFRecord files may name; a folder has its own.
+        scan: for folders of other files than images, which are not looked for in shards and TFRecord files.
 
     Raises:
         UsageError: it cannot be indexed.
@@ -32,7 +34,8 @@ def labeled_images(
         return FileList.from_file(data, root, classes)
     if scan is not None:
         return scan(data)
-    refuse_tfrecords(data)
+    if names_tfrecords(data):
+        return TFRecords.scan(data, classes)
     return TarShards.scan(data, classes) if is_shards(data) else ImageFolder.scan(data)
 
 
@@ -61,13 +64,13 @@ def train_and_val(
         scan: for folders of other files than images.
 
     Raises:
-        UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
+        UsageError: they cannot be indexed; their classes differ; one list, or shards,
+            but not two; a root but no list.
     """
     if val_data is None:
         if _is_list(data):
             raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
-        refuse_tfrecords(data)
-        if names_shards(data):
+        if names_shards(data) or names_tfrecords(data):
             raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
         data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
     check_root(root, data, val_data)

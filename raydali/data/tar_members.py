@@ -5,14 +5,10 @@ read but for what the caller asks.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from raydali.data import object_store
-
-Read = Callable[[int, int], bytes]
-"""`read(offset, length)`: that part of the archive; less where it ends."""
+from raydali.data.read_ahead import Read
+from raydali.data.shard_index import Member
 
 BLOCK = 512
 _FILE_TYPES = b"0\0007"
@@ -20,54 +16,13 @@ _WITHOUT_CONTENT = b"123456"  # links, devices, folders: whatever their header s
 _ABOUT_THE_NEXT = b"xgLK"
 _NO_TAR = "it is no tar archive, or a compressed one, which cannot be read at random: decompress it"
 _SPARSE = "it holds a sparse file, whose content is not in one piece: pack it without --sparse"
-_LOCAL_WINDOW = 4096
-_REMOTE_WINDOW = 4 << 20  # members smaller than that are read over: faster than a request for each
-
-
-class Member(NamedTuple):
-    """A regular file in an archive: its name, and where its bytes lie."""
-
-    name: bytes
-    offset: int
-    length: int
-
-
-@contextmanager
-def open_archive(path: str, size: int) -> Iterator[Read]:
-    """Reads parts of an archive, ahead in windows.
-
-    Args:
-        path: absolute, or an `s3://` or `gs://` URI.
-        size: in bytes.
-    """
-    if "://" in path:
-        with object_store.file_system(path).open_input_file(path.partition("://")[2]) as file:
-            yield _windows(lambda offset, length: file.read_at(min(length, size - offset), offset), _REMOTE_WINDOW)
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        yield _windows(lambda offset, length: os.pread(handle, length, offset), _LOCAL_WINDOW)
-    finally:
-        os.close(handle)
-
-
-def _windows(fetch: Read, window: int) -> Read:
-    begin, held = 0, b""
-
-    def read(offset: int, length: int) -> bytes:
-        nonlocal begin, held
-        if not begin <= offset <= offset + length <= begin + len(held):
-            begin, held = offset, fetch(offset, max(length, window))
-        return held[offset - begin : offset - begin + length]
-
-    return read
 
 
 def members(read: Read, size: int) -> Iterator[Member]:
     """The regular files of an archive, in order.
 
     Args:
-        read: as `open_archive` gives it.
+        read: as `open_ahead` gives it.
         size: of the archive, in bytes.
 
     Raises:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.image_folder import ImageFolder
@@ -18,6 +20,7 @@ from raydali.data.loader import make_loader
 from raydali.data.patterns import find_files
 from raydali.data.stream import OrderedPass, Stream
 from raydali.data.tar_shards import TarShards, is_shards
+from raydali.data.timing import reading_seconds
 from raydali.errors import DataError, UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.tars import Pack, packed, photographs, samples
@@ -66,6 +69,8 @@ def test_what_is_a_folder_of_shards(pack: Pack, tmp_path: Path) -> None:
     pack("unpacked/c.tar", {"c/a.jpg": b""})
     (tmp_path / "unpacked/c").mkdir()
     assert is_shards(str(tmp_path / "shards")) and not is_shards(str(tmp_path / "unpacked"))
+    (tmp_path / "shards/itself").symlink_to("itself")
+    assert is_shards(str(tmp_path / "shards")) and len(TarShards.scan(str(tmp_path / "shards"))) == 1
     assert is_shards("s3://bucket/{0..9}.tar") and is_shards("none.tar") and not is_shards(str(tmp_path / "none"))
     assert not is_shards("ftp://host/folder")
 
@@ -125,6 +130,20 @@ def test_local_contents_are_slices_of_mapped_shards(shards: TarShards) -> None:
     assert shards.files(np.array([], np.int64)) == []
     held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     assert not any(file.endswith(".tar") for file in held)
+
+
+def test_slow_storage_is_told_as_such(shards: TarShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = TarShards._content
+
+    def slow(self: TarShards, id: int) -> NDArray[np.uint8]:
+        time.sleep(0.05)
+        return content(self, id)
+
+    monkeypatch.setattr(TarShards, "_content", slow)
+    for call in (lambda: shards.files(np.arange(3)), lambda: shards.read(0)):
+        before = reading_seconds()
+        call()
+        assert reading_seconds() - before >= 0.05
 
 
 def test_pickles_carry_the_index_and_share_its_buffers(shards: TarShards) -> None:

@@ -1,188 +1,213 @@
-"""TFRecord files through DALI's reader: every record once, equal shares of steps, resumes at epoch starts alone."""
+"""TFRecord files by name, read at random, and in the stream: as class folders of the same images are."""
 
-import os
-import struct
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from PIL import Image
+import torch
 
+from jobs.imagenet import Data, train
 from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.exclusion import exclude
+from raydali.data.image_folder import ImageFolder
+from raydali.data.labeled_files import LabeledSource
 from raydali.data.labeled_images import labeled_images, train_and_val
-from raydali.data.tfrecord import TFRecords
-from raydali.data.tfrecord_loader import TFRecordLoader
+from raydali.data.loader import LoaderName, make_loader
+from raydali.data.quarantine import Quarantine, substitute
+from raydali.data.stream import OrderedPass, Stream
+from raydali.data.tfrecord import TFRecords, names_tfrecords
 from raydali.errors import DataError, UsageError
-from tests.data.pictures import encoded
+from raydali.prepare import Prepare
+from raydali.prepare import main as prepare
+from raydali.preview import Preview
+from raydali.preview import main as preview
+from raydali.verify import Verify
+from raydali.verify import main as verify
+from tests.data.broken import CONTENTS, folder
+from tests.data.object_stores import PutObjects
+from tests.data.tfrecords import tfrecords
+from tests.digits import SHORT, digits_data
+from tests.support import folder_of, run_ranks
+from tests.traces import assert_whole
+from tests.train.ranks import train_rank
 
-TRAIN = TrainImages(image_size=8, seed=3)
-VALIDATION = ValidationImages(image_size=8, resize_size=8)
-Write = Callable[..., TFRecords]
+SAMPLES = 30
+TRAIN = TrainImages(image_size=32, seed=3)
+VALIDATION = ValidationImages(image_size=32, resize_size=40)
+STREAM = Stream(samples=SAMPLES, epochs=2, batch_size=2, global_batch_size=6, seed=1)
 
-
-def varint(number: int) -> bytes:
-    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
-
-
-def field(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def record(image: bytes, label: int | None) -> bytes:
-    """tf.train.Example as protobuf, in a record of which DALI does not check the checksums."""
-    values = {b"image/encoded": field(1, field(1, image))}
-    if label is not None:
-        values[b"image/class/label"] = field(3, field(1, varint(label)))
-    data = field(1, b"".join(field(1, field(1, name) + field(2, value)) for name, value in values.items()))
-    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
+pytestmark = pytest.mark.usefixtures("tar_cache")
 
 
-def picture(label: int) -> bytes:
-    return encoded(Image.new("RGB", (12, 10), (label * 7, 100, 0)), "PNG")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/raydali/tfrecord"
+def pack(root: Path, source: LabeledSource, files: int = 3, split: str = "train", first_label: int = 1) -> TFRecords:
+    """The same images by the same ids in TFRecord files."""
+    parts = np.array_split(np.arange(len(source)), files)
+    for i, ids in enumerate(parts):
+        images = ((source.read(id), int(source.labels[id]) + first_label) for id in ids.tolist())
+        (root / f"{split}-{i:05}-of-{files:05}").write_bytes(tfrecords(images))
+    return TFRecords.scan(f"{root}/{split}-*-of-*")
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Files of so many records each; the label of a record, and its picture's red, say which it is."""
-
-    def written(*counts: int, first_label: int = 0) -> TFRecords:
-        total = 0
-        for i, count in enumerate(counts):
-            labels = range(total, total + count)
-            content = b"".join(record(picture(label), label + first_label) for label in labels)
-            (tmp_path / f"train-{i:05}-of-{len(counts):05}").write_bytes(content)
-            total += count
-        return TFRecords.scan(f"{tmp_path}/train-*-of-{len(counts):05}")
-
-    return written
+def folders(tmp_path: Path) -> ImageFolder:
+    """30 photographs of 3 classes."""
+    return folder(tmp_path / "folders", SAMPLES, {})
 
 
-def test_files_are_counted_and_indexed_once(write: Write, cache: Path, tmp_path: Path) -> None:
-    records = write(5, 9, 0, 3)
-    assert len(records) == 17 and records.counts.tolist() == [5, 9, 0, 3]
-    offset = 0
-    with open(records.paths[1], "rb") as file:
-        for line in Path(records.index_paths[1]).read_text().splitlines():
-            size = 16 + struct.unpack("<Q", file.read(8))[0]
-            assert line.split() == [str(offset), str(size)]
-            offset += size
-            file.seek(offset)
-    made = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert len(made) == 4
-    again = TFRecords.scan(f"{tmp_path}/train-{{00000..00003}}-of-00004")
-    assert again.fingerprint == records.fingerprint and again.index_paths == records.index_paths
-    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == made
-    with open(records.paths[2], "wb") as file:
-        file.write(record(b"", 1))
-    changed = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
-    assert len(changed) == 18 and changed.fingerprint != records.fingerprint
+@pytest.fixture
+def records(tmp_path: Path, folders: ImageFolder) -> TFRecords:
+    return pack(tmp_path, folders)
 
 
-def test_what_is_no_tfrecord_file(write: Write, cache: Path, tmp_path: Path) -> None:
-    whole = Path(write(2).paths[0]).read_bytes()
-    for content in (whole[:-1], whole[:5], b"no record" * 100, whole + b"rest"):
-        path = tmp_path / "bad.tfrecord"
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=r"bad\.tfrecord is no TFRecord file, .*, or cut off: record"):
-            TFRecords.scan(str(path))
-    with pytest.raises(UsageError, match=r"1 of the 1 files .*none\.tfrecord are missing"):
-        TFRecords.scan(str(tmp_path / "none.tfrecord"))
-    with pytest.raises(UsageError, match="copy them to a local folder"):
-        TFRecords.scan("s3://bucket/a.tfrecord")
-    path.write_bytes(b"")
-    with pytest.raises(UsageError, match="no records in the 1 files"):
-        TFRecords.scan(str(path))
+# ----------------------------------------------------------------------------------------------------------------------
+# Naming files
 
 
-def test_a_cache_that_cannot_be_written_is_named(write: Write, cache: Path) -> None:
-    cache.parent.parent.write_text("a file")
-    with pytest.raises(UsageError, match=r"DALI needs an index .* cannot be written: .*; set XDG_CACHE_HOME"):
-        write(2)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_ranks_train_on_as_many_full_batches_of_different_records(world_size: int, write: Write) -> None:
-    records = write(13, 4, 12)
-    orders = []
-    for epoch in range(2):
-        seen: list[int] = []
-        for rank in range(world_size):
-            loader = TFRecordLoader(records, TRAIN, batch_size=4, rank=rank, world_size=world_size)
-            batches = [*loader.epoch(epoch)]
-            assert len(batches) == loader.batches == 29 // world_size // 4
-            for batch in batches:
-                assert batch["images"].shape == (4, 3, 8, 8)
-                # Each image has its own label.
-                assert batch["images"][:, 0, 0, 0].tolist() == (batch["labels"] * 7).tolist()
-                seen += batch["labels"].tolist()
-        assert max(Counter(seen).values()) == 1
-        assert 29 - len(seen) == loader.unseen < world_size * 4
-        orders.append(seen)
-    assert orders[0] != orders[1] and sorted(orders[0]) != orders[0]
-    assert [label for batch in loader.epoch(1) for label in batch["labels"].tolist()] == orders[1][-len(batches) * 4 :]
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_validation_has_each_record_once(world_size: int, write: Write) -> None:
-    records = write(2, 1, first_label=1)
-    seen = []
-    for rank in range(world_size):
-        loader = TFRecordLoader(records, VALIDATION, batch_size=2, rank=rank, world_size=world_size, first_label=1)
-        batches = [batch["labels"].tolist() for batch in loader.epoch(0)]
-        assert len(batches) == loader.batches and loader.unseen == 0
-        seen += [label for batch in batches for label in batch]
-    assert seen == [0, 1, 2]
-
-
-def test_a_run_goes_on_at_epoch_starts_alone(write: Write) -> None:
-    records = write(9)
-    loader = TFRecordLoader(records, TRAIN, batch_size=2, rank=0, world_size=2)
-    states = [loader.state_dict() for _ in loader.epoch(5)]
-    assert [(state["epoch"], state["batches"]) for state in states] == [(5, 1), (6, 0)]
-    for world_size in (1, 2, 3):
-        assert TFRecordLoader(records, TRAIN, batch_size=2, world_size=world_size).epoch_of(states[1]) == 6
-    with pytest.raises(UsageError, match=r"lies 1 batches inside epoch 5, where .* cannot begin: go on from one"):
-        loader.epoch_of(states[0])
-    with pytest.raises(UsageError, match=r"cannot begin, and its shards were those of 2 workers, not 3: go on"):
-        TFRecordLoader(records, TRAIN, batch_size=2, world_size=3).epoch_of(states[0])
-    with pytest.raises(UsageError, match="the checkpoint's seed is 3, this run's is 4: give the earlier one"):
-        TFRecordLoader(records, TrainImages(image_size=8, seed=4), batch_size=2).epoch_of(states[1])
-    with pytest.raises(UsageError, match="the checkpoint's fingerprint is"):
-        TFRecordLoader(write(8), TRAIN, batch_size=2).epoch_of(states[1])
-
-
-def test_records_that_cannot_be_used(write: Write, tmp_path: Path) -> None:
-    records = write(7)
-    with pytest.raises(UsageError, match="7 records are fewer than a batch of 4 for each of 2 workers: lower"):
-        TFRecordLoader(records, TRAIN, batch_size=4, world_size=2)
-    with pytest.raises(UsageError, match="7 records are fewer than the 8 workers: lower --workers"):
-        TFRecordLoader(records, VALIDATION, batch_size=1, world_size=8)
-    with pytest.raises(UsageError, match=r"rank must lie in 0\.\.1, not 2"):
-        TFRecordLoader(records, TRAIN, batch_size=1, rank=2, world_size=2)
-    for content, message in (
-        (record(picture(0), None), "has no 'image/class/label' of at least 0"),
-        (record(b"no image", 1), "a record of rank 0 cannot be read"),
+def test_what_names_tfrecord_files(tmp_path: Path) -> None:
+    for data in (
+        *("train-*-of-*", "train-*-of-01024", "train-00000-of-01024", "train-{00000..00099}-of-01024", "d/t-of-1{0,1}"),
+        *("a.tfrecord", "a.tfrecords", "a-*.tfrec", "imagenet-train.tfrecord-*-of-01024", "s3://b/{0..9}.tfrecord"),
     ):
-        (tmp_path / "bad.tfrecord").write_bytes(content)
-        bad = TFRecords.scan(str(tmp_path / "bad.tfrecord"))
-        with pytest.raises(DataError, match=message):
-            next(iter(TFRecordLoader(bad, VALIDATION, batch_size=1).epoch(0)))
-    with pytest.raises(DataError, match="has no 'image/class/label' of at least 1"):
-        next(iter(TFRecordLoader(records, VALIDATION, batch_size=1, first_label=1).epoch(0)))
+        assert names_tfrecords(data), data
+    (tmp_path / "a.tfrecord").mkdir()
+    for data in ("train", "king-of-spain", "x-of-1.tar", "of-1/train.csv", "a.tar", f"{tmp_path}/a.tfrecord", ""):
+        assert not names_tfrecords(data), data
 
 
-def test_jobs_refuse_them_with_the_reason(write: Write, tmp_path: Path) -> None:
-    path = write(2).paths[0]
-    os.rename(path, tmp_path / "a.tfrecord")
-    for data in (str(tmp_path / "a.tfrecord"), "train-*-of-00010", "s3://bucket/train-{000..099}.tfrecords"):
-        with pytest.raises(UsageError, match=r"names TFRecord files: DALI's reader gives no ids .*write tar shards"):
-            labeled_images(data)
-        with pytest.raises(UsageError, match="names TFRecord files"):
-            train_and_val(data)
+def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
+    pack(tmp_path, folders)
+    pack(tmp_path, folders.without(range(20)), 1, "validation")
+    train, val = train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
+    assert isinstance(train, TFRecords) and isinstance(val, TFRecords)
+    assert len(train) == SAMPLES and train.classes == val.classes == ("1", "2", "3")
+    assert train.labels.tolist() == folders.labels.tolist() and val.labels.tolist() == folders.labels[20:].tolist()
+    with pytest.raises(UsageError, match=r"--data .*-of-\* names training shards alone: give --val-data too"):
+        train_and_val(f"{tmp_path}/train-*-of-*")
+    with pytest.raises(UsageError, match="--root /x is of no use"):
+        train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*", "/x")
+    pack(tmp_path, folders, 1, "validation", first_label=0)
+    with pytest.raises(UsageError, match="'0' is none of the 3 classes of the training set"):
+        train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The stream
+
+
+def pixels(
+    source: LabeledSource, name: LoaderName, rank: int = 0, world_size: int = 1, start: int = 0, steps: int = 99
+) -> dict[tuple[int, int], tuple[int, torch.Tensor]]:
+    """Label and image, by epoch and id."""
+    found: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+    options: dict[str, Any] = {"rank": rank, "world_size": world_size, "start": start, "threads": 2}
+    with make_loader(name, source, TRAIN, STREAM, **options) as loader:
+        for batch in loader:
+            if batch.micro_batch.step < start + steps:
+                keys = zip(batch.micro_batch.epochs.tolist(), batch.ids.tolist(), strict=True)
+                for key, label, image in zip(keys, batch["labels"].tolist(), batch["images"].clone(), strict=True):
+                    assert key not in found
+                    found[key] = label, image
+    return found
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_batches_are_those_of_class_folders(records: TFRecords, folders: ImageFolder, name: LoaderName) -> None:
+    assert [records.read(id) for id in range(SAMPLES)] == [folders.read(id) for id in range(SAMPLES)]
+    ours, theirs = pixels(records, name), pixels(folders, name)
+    assert ours.keys() == theirs.keys() == {(epoch, id) for epoch in range(2) for id in range(SAMPLES)}
+    for key, (label, image) in ours.items():
+        assert label == theirs[key][0] == folders.labels[key[1]] and torch.equal(image, theirs[key][1])
+
+
+def test_every_image_once_across_a_resume_on_other_workers(records: TFRecords) -> None:
+    whole = pixels(records, "dali")
+    shared: list[tuple[tuple[int, int], tuple[int, torch.Tensor]]] = []
+    for world_size, start, steps in ((1, 0, 2), (2, 2, 3), (3, 5, 5)):
+        for rank in range(world_size):
+            shared += pixels(records, "dali", rank, world_size, start, steps).items()
+    assert Counter(key for key, _ in shared) == Counter([*whole])
+    assert all(torch.equal(image, whole[key][1]) for key, (_, image) in shared)
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_a_broken_image_is_named_and_replaced(tmp_path: Path, folders: ImageFolder, name: LoaderName) -> None:
+    for id, kind in ((4, "cut-short"), (17, "empty"), (23, "text")):
+        Path(folders.path(id)).write_bytes(CONTENTS[kind](folders.read(id)))
+    records = pack(tmp_path, folders)
+    quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
+    with make_loader(name, records, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader:
+        for batch in loader:
+            one = batch.micro_batch
+            assert batch["labels"].tolist() == folders.labels[one.read_ids].tolist()
+            for id, epoch, read in zip(one.ids.tolist(), one.epochs.tolist(), one.read_ids.tolist(), strict=True):
+                tried = (substitute(STREAM.seed, epoch, id, attempt, SAMPLES) for attempt in range(9))
+                assert read == (next(other for other in tried if other not in (4, 17, 23)) if id in (4, 17, 23) else id)
+    assert quarantine.known.keys() == {4, 17, 23}
+    assert quarantine.known[17].path == f"{tmp_path}/train-00001-of-00003#7"
+
+
+def test_a_file_that_changed_ends_the_run(records: TFRecords, tmp_path: Path) -> None:
+    (tmp_path / "train-00001-of-00003").write_bytes(b"shorter")
+    with (
+        make_loader("dali", records, VALIDATION, OrderedPass(samples=SAMPLES, batch_size=8)) as loader,
+        pytest.raises(DataError, match=r"train-00001-of-00003#\d: the shard has 7 bytes, and had \d+ when it was"),
+    ):
+        list(loader)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Commands and jobs
+
+
+def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
+    records = pack(tmp_path, folders)
+    data, output = f"{tmp_path}/train-*-of-*", tmp_path / "broken.txt"
+    with pytest.raises(DataError, match="1 of 30 samples are broken"):
+        verify(Verify(data=data, output=str(output), workers=1))
+    assert f"{tmp_path}/train-00001-of-00003#4: image file is truncated" in capsys.readouterr().out
+    (rest,) = exclude(str(output), records)
+    kept = [id for id in range(SAMPLES) if id != 14]
+    assert [rest.path(id) for id in range(29)] == [records.path(id) for id in kept]
+    assert [rest.read(id) for id in range(29)] == [records.read(id) for id in kept]
+    assert rest.labels.tolist() == records.labels[kept].tolist() and rest.fingerprint != records.fingerprint
+    output.write_text("train-00000-of-00003#0\n")
+    assert exclude(str(output), records)[0].path(0) == records.path(1)
+
+
+def test_preview(records: TFRecords, tmp_path: Path) -> None:
+    output = tmp_path / "sheet.png"
+    preview(Preview(data=f"{tmp_path}/train-*-of-*", output=str(output), device="cpu"))
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_they_are_not_copied(records: TFRecords, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"train-\*-of-\* is a list, tar shards or TFRecord files, which are not"):
+        prepare(Prepare(source=f"{tmp_path}/train-*-of-*", target=str(tmp_path / "copy")))
+
+
+def test_a_run_of_the_job(tmp_path: Path) -> None:
+    digits = digits_data()
+    third = digits.train.without(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())
+    pack(tmp_path, third)
+    pack(tmp_path, digits.val, 2, "validation")
+    data = Data(*train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*"))
+    config, run = replace(SHORT, data="elsewhere"), folder_of(tmp_path)
+    run_ranks(2, partial(train_rank, train), config, data, run)
+    assert_whole(run, config.stream(len(third)))
+    assert [row["validation"]["images"] for row in run.rows("epochs.jsonl")] == [360, 360]
+
+
+def test_files_in_s3(s3: PutObjects, records: TFRecords, tmp_path: Path) -> None:
+    s3("records", {f"data/{name}": (tmp_path / name).read_bytes() for name in records.shards})
+    remote = labeled_images("s3://records/data/train-*-of-00003")
+    assert isinstance(remote, TFRecords) and remote.fingerprint == records.fingerprint
+    assert remote.path(12) == "s3://records/data/train-00001-of-00003#2"
+    ids = np.random.default_rng(0).permutation(SAMPLES)
+    assert [content.tobytes() for content in remote.files(ids)] == [records.read(id) for id in ids.tolist()]
+    with pytest.raises(UsageError, match="cannot list s3://nobucket"):
+        labeled_images("s3://nobucket/train-{0..3}.tfrecord")

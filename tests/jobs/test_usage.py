@@ -31,7 +31,7 @@ CASES = {
     "data-of-an-unknown-kind": ("--data ftp://host/data", "cannot read ftp://host/data"),
     "shards-alone": ("--data {data}/0.tar", "0.tar names training shards alone: give --val-data"),
     "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of the 2 files .* are missing"),
-    "tfrecord": ("--data {data}/train-*-of-00010", "names TFRecord files: DALI's reader gives no ids .* or write tar"),
+    "tfrecord": ("--data {data}/train-*-of-00010", "-of-00010 names training shards alone: give --val-data"),
     # What no option takes
     "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
     "stray-word": ("32", "Unrecognized .*32"),

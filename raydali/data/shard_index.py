@@ -1,0 +1,177 @@
+"""Which labelled images the shards of a data set hold and where: each shard is read once, and the index kept in the
+cache. What is a sample of a shard, and what its label: tar_index.py, tfrecord_index.py.
+"""
+
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data import object_store
+from raydali.data.cache import cache_folder
+from raydali.data.files import digest
+from raydali.data.patterns import FoundFile
+from raydali.errors import UsageError
+
+_VERSION = b"1"  # another one for another content of the cached file
+_THREADS = 32
+_NAMED = 3
+
+_log = logging.getLogger(__name__)
+
+Label = int | str
+
+
+class Member(NamedTuple):
+    """A file in a shard: its name, and where its bytes lie."""
+
+    name: bytes
+    offset: int
+    length: int
+
+
+class Part(NamedTuple):
+    """The images of a shard, by place, and their labels; how many keys there are with a label and no image."""
+
+    images: list[Member]
+    labels: list[Label]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The N samples of S shards, by shard, then by place.
+
+    Attributes:
+        counts: int64 (S,), the samples of each shard.
+        names: uint8, those of the images in their shards, each ended by a NUL.
+        offsets, lengths: int64 (N,), where an image lies in its shard, in bytes.
+        labels: int64 (N,), indices into `label_names`.
+        label_names: uint8, joined by NUL; sorted, numbers by value.
+        numbered: bool (), whether the labels are numbers.
+        left_out: int64 (), keys with a label and no image.
+    """
+
+    counts: NDArray[np.int64]
+    names: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    label_names: NDArray[np.uint8]
+    numbered: NDArray[np.bool_]
+    left_out: NDArray[np.int64]
+
+
+def shard_index(
+    root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part], *, kind: str, needed: str
+) -> ShardIndex:
+    """The samples of these shards, from the cache while no shard has another size or time than when it was written.
+
+    Args:
+        root: absolute, or an `s3://` or `gs://` URI.
+        shards: below it.
+        read: the samples of a shard, by its path and its size in bytes; its ValueError says what is wrong with it.
+        kind: of the shards, the folder in the cache.
+        needed: what messages ask for where there are no images.
+
+    Raises:
+        UsageError: broken shards, of which the first are named; labels of which some are numbers and some names; no
+            images.
+    """
+    names = "\0".join(shard.name for shard in shards)
+    place = cache_folder() / kind / f"{digest(os.fsencode(root), os.fsencode(names))}.npz"
+    times = np.array([shard[1:] for shard in shards], "<i8")
+    stamp = digest(_VERSION, os.fsencode(names), times.data)
+    index = _cached(place, stamp)
+    if index is None:
+        index = _joined(root, _parts(root, shards, read), needed)
+        _keep(place, stamp, index)
+    return index
+
+
+def _cached(place: Path, stamp: str) -> ShardIndex | None:
+    try:
+        with open(place, "rb") as file, np.load(file, allow_pickle=False) as held:
+            if str(held["stamp"]) == stamp:
+                return ShardIndex(**{field.name: held[field.name] for field in fields(ShardIndex)})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # there is none, or no whole one
+    return None
+
+
+def _keep(place: Path, stamp: str, index: ShardIndex) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent) as temporary:
+            made = Path(temporary, place.name)
+            np.savez(made, stamp=np.array(stamp), **vars(index))
+            os.replace(made, place)
+    except OSError as error:
+        _log.info("the index is not kept for the next run: cannot write %s: %s", place, error.strerror)
+
+
+def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part]) -> list[Part]:
+    if "://" in root:
+        object_store.file_system(root)  # opened once, before all threads ask for it
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = list(threads.map(partial(_part_or_reason, root, read), shards))
+    if broken := [reason for reason in found if isinstance(reason, str)]:
+        raise UsageError(f"{len(broken)} of the {len(shards)} shards in {root} cannot be indexed: {first(broken)}")
+    return [part for part in found if isinstance(part, Part)]
+
+
+def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFile) -> Part | str:
+    path = f"{root}/{shard.name}"
+    try:
+        return read(path, shard.size)
+    except OSError as error:
+        return f"{path}: {object_store.reason(error)}"
+    except ValueError as error:
+        return f"{path}: {error}"
+
+
+def _joined(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
+    labels = [label for part in parts for label in part.labels]
+    values = {*labels}
+    numbers = {value for value in values if isinstance(value, int)}
+    if numbers and numbers != values:
+        number, name = next(iter(numbers)), next(iter(values - numbers))
+        raise UsageError(f"{root}: some labels are numbers, such as {number}, and some names, such as {name!r}: unify")
+    if not labels:
+        raise UsageError(f"no images in the {len(parts)} shards in {root}: need {needed}")
+    ordered: list[Any] = sorted(values)
+    places = {value: place for place, value in enumerate(ordered)}
+    images = [image for part in parts for image in part.images]
+    return ShardIndex(
+        counts=np.array([len(part.images) for part in parts]),
+        names=_bytes(b"".join(image.name + b"\0" for image in images)),
+        offsets=_integers((image.offset for image in images), len(images)),
+        lengths=_integers((image.length for image in images), len(images)),
+        labels=_integers((places[label] for label in labels), len(images)),
+        label_names=_bytes(os.fsencode("\0".join(map(str, ordered)))),
+        numbered=np.array(bool(numbers)),
+        left_out=np.array(sum(part.left_out for part in parts)),
+    )
+
+
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _integers(values: Iterable[int], count: int) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64, count)
+
+
+def first(reasons: list[str]) -> str:
+    """The first of these, and how many more there are, for messages."""
+    more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
+    return "; ".join(reasons[:_NAMED]) + more
