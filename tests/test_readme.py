@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jobs import detection, restoration, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.digits import digits_folder
 from raydali.data.image_folder import ImageFolder
@@ -78,7 +79,8 @@ def test_what_is_linked_exists() -> None:
 
 
 def test_the_job_has_the_options() -> None:
-    known = {field.name.replace("_", "-") for field in fields(Config)}
+    jobs = (Config, detection.Config, restoration.Config, video.Config)
+    known = {field.name.replace("_", "-") for config in jobs for field in fields(config)}
     known |= {f"no-{field.name}" for field in fields(Config) if field.type is bool}
     of_others = {"help", "cluster"}  # tyro's, and the doctor's
     of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known

@@ -151,9 +151,9 @@ def _straggler(found: Finding) -> Words:
 
 def _contention(found: Finding) -> Words:
     if found.taken > 0.2:
-        what = f"other processes took {found.taken:.0%} of what was computed on node {found.host}, no core was left"
-        cost = f"{what}, and that cost {found.cost:.0%} of the epoch"
-        return "contention for cores", cost, "ending them, or a node of its own"
+        what = f"other processes took {found.taken:.0%} of what was computed on node {found.host}"
+        cost = f"Ray and the driver among them, and no core was left, which cost {found.cost:.0%} of the epoch"
+        return "contention for cores", f"{what}, {cost}", "a node of its own, or more cores"
     what = f"model and loader have too few, and waited for them for {found.cost:.0%} of the epoch"
     fewer = [Advice("fewer --workers on a node", own="fewer ranks on a node")] if found.ranks > 1 else []
     return "contention for cores", what, found.remedy(*fewer, "nodes with more cores")
