@@ -16,7 +16,7 @@ import numpy as np
 from raydali.data.image_folder import ImageFolder
 from raydali.data.stream import Stream
 from raydali.measure.records import RankRecord, epoch_record
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.report.samples import SampleTrace
 
 REPEATS = 5
@@ -88,7 +88,7 @@ def line_seconds(ranks: int) -> float:
     with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
         folder = RunFolder(storage, "scale")
         folder.create()
-        return _seconds(lambda: folder.append("epochs.jsonl", _line(ranks)))
+        return _seconds(lambda: folder.append(EPOCHS, _line(ranks)))
 
 
 @cache
@@ -102,8 +102,8 @@ def read_seconds(ranks: int, epochs: int) -> float:
     with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
         folder = RunFolder(storage, "scale")
         folder.create()
-        Path(folder.path("epochs.jsonl")).write_text((json.dumps(_line(ranks)) + "\n") * epochs)
-        return _seconds(lambda: folder.rows("epochs.jsonl"))
+        Path(folder.path(EPOCHS)).write_text((json.dumps(_line(ranks)) + "\n") * epochs)
+        return _seconds(lambda: folder.rows(EPOCHS))
 
 
 @cache

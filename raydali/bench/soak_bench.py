@@ -158,7 +158,7 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
 def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
     """The figures behind each epoch but the last."""
     from raydali.local_cluster import processes
-    from raydali.report.run_folder import RunFolder
+    from raydali.report.run_folder import EPOCHS, RunFolder
 
     mark = uuid.uuid4().hex
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -178,7 +178,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
                 start_new_session=True,
             )
         try:
-            deadline, rows = time.monotonic() + options.timeout, Path(folder.path("epochs.jsonl"))
+            deadline, rows = time.monotonic() + options.timeout, Path(folder.path(EPOCHS))
             while driver.poll() is None and time.monotonic() < deadline:
                 done = rows.read_bytes().count(b"\n") if rows.exists() else 0
                 if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:

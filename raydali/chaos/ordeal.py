@@ -18,7 +18,7 @@ from raydali.chaos.nodes import Nodes
 from raydali.chaos.run import WatchedRun
 from raydali.data.stream import Stream
 from raydali.local_cluster.head import Ports
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import CONFIG, EPOCHS, RunFolder
 from raydali.report.samples import read_samples
 from raydali.started_jobs import heed_sigterm, job_script
 
@@ -119,7 +119,7 @@ class Ordeal:
         return host.command([sys.executable, str(self._job), *options])
 
     def _accounts(self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[Suffered]) -> dict[str, Any]:
-        settings = disturbed.read_json("config.json")
+        settings = disturbed.read_json(CONFIG)
         names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
         stream = Stream(**{name: settings[name] for name in names})
         reference, committed = _of_stream(stream), _of_run(disturbed)
@@ -137,7 +137,7 @@ class Ordeal:
                     "repeated": repeated,
                 }
             )
-        losses = Losses(*([row["loss"] for row in each.rows("epochs.jsonl")] for each in (undisturbed, disturbed)))
+        losses = Losses(*([row["loss"] for row in each.rows(EPOCHS)] for each in (undisturbed, disturbed)))
         return {
             "left_out": self._left_out,
             "rows": rows,

@@ -9,7 +9,7 @@ from typing import Any
 
 from raydali.errors import CommandFailed
 from raydali.launch.checkpoint_store import newest_first
-from raydali.report.run_folder import RunFolder
+from raydali.report.run_folder import EVENTS, RunFolder
 from raydali.train.checkpoints import MANIFEST
 
 POLL_SECONDS = 0.02
@@ -53,7 +53,7 @@ class WatchedRun:
 
     def events(self) -> list[dict[str, Any]]:
         """The rows of `events.jsonl`."""
-        return self.folder.rows("events.jsonl")
+        return self.folder.rows(EVENTS)
 
     def checkpoints(self) -> list[tuple[int, float]]:
         """Of each whole checkpoint its step, and when it was (seconds since 1970); the newest first."""

@@ -83,7 +83,7 @@ class TrainingRun:
         worker, stream: who this is, and the stream of ids of the run.
         micro_batches: how many of a global batch's micro-batches this rank takes.
         start: global batches that the newest checkpoint covers; 0 on a fresh run.
-        meter: of the epoch under way.
+        meter: of the epoch under way, from the first step on.
     """
 
     def __init__(self, config: TrainingOptions, session: Session, *, samples: int) -> None:
@@ -97,8 +97,8 @@ class TrainingRun:
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, self._trace, self._ceiling_of())
         self.start = self._done = self._state.start
-        self.meter = self._new_meter()
-        self._pulse = self._new_pulse()
+        self.meter: EpochMeter
+        self._pulse: Pulse
 
     @property
     def _on_gpu(self) -> bool:
@@ -215,7 +215,10 @@ class TrainingRun:
 
     def _step_trace(self) -> StepTrace:
         asked = self._config.profiled or range(0)
-        steps = range(asked.start, min(asked.stop, self.stream.steps))
+        steps = range(max(asked.start, self.start), min(asked.stop, self.stream.steps))
+        if asked and not steps and self.worker.rank == 0:
+            left = f"steps {self.start} to {self.stream.steps - 1} are left to do"
+            self._session.tell("warning", rank=0, text=f"--profile-steps {self._config.profile_steps}: only {left}")
         trace = StepTrace(steps, self.worker.rank, self.worker.device, self._folder.write)
         if steps:
             self.meter.on_stage = trace.stage

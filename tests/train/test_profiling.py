@@ -9,8 +9,9 @@ import pytest
 
 from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
+from raydali.report.run_folder import RunFolder
 from tests.digits import digits_data
-from tests.support import folder_of, run_ranks
+from tests.support import LocalSession, folder_of, run_ranks
 from tests.train.ranks import train_rank
 
 STAGES = {"loader_wait", "step", "exchange", "loop", "validation", "checkpoint"}
@@ -34,6 +35,18 @@ def test_each_rank_writes_what_it_did_in_these_steps(tmp_path: Path, asked: str,
         assert STAGES.intersection(names) == stages
         assert names.count("loader_wait") == names.count("step") == last + 1 - first
         assert any("convolution" in str(name) for name in names)
+
+
+def warnings_of(config: Config, folder: RunFolder) -> list[str]:
+    session = LocalSession(folder)
+    train(config, digits_data(), session)
+    return [told["text"] for told in session.told if told["kind"] == "warning"]
+
+
+def test_steps_that_the_run_will_not_do_are_told(tmp_path: Path) -> None:
+    config = replace(DIGITS, epochs=1, global_batch_size=64, ceiling=False, profile_steps="100:110")
+    (warnings,) = run_ranks(1, warnings_of, config, folder_of(tmp_path))
+    assert warnings == ["--profile-steps 100:110: only steps 0 to 21 are left to do"]
 
 
 @pytest.mark.parametrize("asked", ["5", "5:5", "7:3", "-1:3", "a:b", "0:100000"])
