@@ -155,6 +155,15 @@ def test_images_that_others_stood_in_for_are_counted_over_all_ranks(tmp_path: Pa
     assert [sum(rank["replaced"] for rank in record["ranks"]) for record in records] == expected
 
 
+def test_a_folder_of_train_and_val_is_not_taken_for_two_classes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "1.jpg").write_bytes(encoded(photograph()))
+    with pytest.raises(raydali.UsageError, match=f"holds train and val, not classes: give {tmp_path}/train"):
+        raydali.labeled_images(str(tmp_path))
+    assert raydali.labeled_images(f"{tmp_path}/train").classes == ("cat",)
+
+
 def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
     with (
         _loader(folder, world_size=3) as loader,

@@ -3,6 +3,7 @@ files.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import overload
 
 from raydali.data.file_list import FileList, is_list
@@ -13,6 +14,7 @@ from raydali.data.tfrecord import TFRecords, names_tfrecords
 from raydali.errors import UsageError
 
 Scan = Callable[[str], LabeledFiles]
+_SPLITS = {"train", "val", "test"}
 
 
 def labeled_images(
@@ -36,7 +38,12 @@ def labeled_images(
         return scan(data)
     if names_tfrecords(data):
         return TFRecords.scan(data, classes)
-    return TarShards.scan(data, classes) if is_shards(data) else ImageFolder.scan(data)
+    if is_shards(data):
+        return TarShards.scan(data, classes)
+    images = ImageFolder.scan(data)
+    if {"train"} < {*images.classes} <= _SPLITS:
+        raise UsageError(f"{data} holds {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
+    return images
 
 
 @overload
@@ -72,12 +79,25 @@ def train_and_val(
             raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
         if names_shards(data) or names_tfrecords(data):
             raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
+        _check_splits(data)
         data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
     check_root(root, data, val_data)
     train = labeled_images(data, root, scan=scan)
     val = labeled_images(val_data, root, train.classes, scan)
     check_classes(train, val)
     return train, val
+
+
+def _check_splits(data: str) -> None:
+    """Tell what a local folder without train/ is instead, where that is plain."""
+    folder = Path(data).expanduser()
+    if "://" in data or (folder / "train").exists():
+        return
+    if not folder.exists():
+        raise UsageError(f"--data {data} does not exist: check the path")
+    if folder.is_dir() and any(folder.glob("*.tar")):
+        raise UsageError(f"--data {data} holds tar shards but no train/: name them, --data '{data}/train-*.tar'")
+    raise UsageError(f"--data {data} holds no train/: give the folder that train/ and val/ are in, or --val-data too")
 
 
 def check_root(root: str | None, *data: str) -> None:

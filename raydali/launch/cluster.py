@@ -99,8 +99,8 @@ def _own_cpus(options: LaunchOptions) -> int:
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
-            f"{workers} workers of {counted(cpus, 'CPU')} each were asked for, but this machine's {cores} cores "
-            f"take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
+            f"{workers} workers of {counted(cpus, 'CPU')} each were asked for, {workers * cpus} in all, but this "
+            f"machine's {cores} cores take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
         )
     return max(cores, workers * cpus)
 

@@ -4,7 +4,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +83,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
-    folder.create()
-    with connect(options) as cluster:
+    with _created(folder), connect(options) as cluster:
         placement = place(options, cluster)
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
@@ -91,6 +91,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         cores = len(os.sched_getaffinity(0))
         if cluster.own and placement.maximum * placement.cpus > cores:
             console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
+        _warn_of_idle_workers(options, placement.maximum, console)
         if placement.reachable < placement.maximum:
             console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
         settings = _settings(job, options)
@@ -99,6 +100,27 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         with tracked(folder, options.trackers, settings, console.warn) as track:
             left_over = set(earlier.train_runs) if earlier is not None else set()
             _run(job, options, placement, cluster, folder, console, track, left_over)
+
+
+@contextmanager
+def _created(folder: RunFolder) -> Iterator[None]:
+    """The run's folder is there; where the start is refused before anything lies in it, it goes again."""
+    folder.create()
+    try:
+        yield
+    except UsageError:
+        folder.remove_if_empty()
+        raise
+
+
+def _warn_of_idle_workers(options: LaunchOptions, workers: int, console: Console) -> None:
+    assert options.global_batch_size is not None
+    batches = options.global_batch_size // options.batch_size
+    if batches % workers:
+        console.warn(
+            f"{workers} workers share the {batches} batches of a step unevenly, and some wait for others: a number "
+            f"that divides {batches} leaves none waiting"
+        )
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:

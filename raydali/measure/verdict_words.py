@@ -127,13 +127,16 @@ def _loader(found: Finding) -> Words:
 
 
 def _step_bound(found: Finding) -> Words:
+    compiled = Advice("--compile", {"compile": True}, "torch.compile")
     faster = found.remedy(
-        Advice("--compile", {"compile": True}, "torch.compile"),
+        *([compiled] if found.device == "cuda" else []),
         Advice("--precision bf16", {"precision": "bf16"}, "bf16"),
         Advice("a larger --batch-size", {"batch_size": _ANY}, "larger batches"),
     )
     what = "no other cost is large; the ceiling was not measured"
-    if found.of_ceiling is not None:
+    if found.of_ceiling is not None and found.of_ceiling > 1.1:
+        what = f"{found.of_ceiling:.0%} of the ceiling, which something slowed down when it was measured"
+    elif found.of_ceiling is not None:
         what = f"{found.of_ceiling:.0%} of the ceiling, and no other cost is large"
     return "step-bound", what, f"{faster} for faster steps"
 
@@ -195,15 +198,15 @@ def _validation(found: Finding) -> Words:
 def _checkpoint(found: Finding) -> Words:
     what = f"training waited for checkpoints for {found.cost:.0%} of the epoch"
     every = getattr(found.options, "checkpoint_every", 0)
-    epochs = Advice("fewer --epochs over more images each", {"epochs": _ANY}, "fewer of them")
+    epochs = Advice("fewer --epochs over more images each", {"epochs": 1}, "fewer of them")
     fewer = "a higher --checkpoint-every" if every else epochs
     return "checkpoints", what, found.remedy(fewer, Advice("faster --storage", {"storage": "faster"}, "faster storage"))
 
 
 def _short_epochs(found: Finding) -> Words:
     what = f"of {found.seconds:.1f} s, start-up, validation and checkpoint took {found.cost:.0%}"
-    fewer = "fewer epochs" if found.options is None else "fewer --epochs"
-    return f"short epochs, of {found.steps} steps", what, f"{fewer} over more images each"
+    fewer = Advice("fewer --epochs over more images each", {"epochs": 1}, "fewer epochs over more images each")
+    return f"short epochs, of {found.steps} steps", what, found.remedy(fewer, "a look at runs over more images")
 
 
 _SENTENCES: dict[str, Callable[[Finding], Words]] = {

@@ -44,7 +44,7 @@ class Console:
         self._display = Display(self._rich)
         self._quarantined = 0
         self._columns: tuple[_Column, ...] = ()
-        self._verdict = ""
+        self._verdicts: set[str] = set()
 
     def say(self, text: str) -> None:
         """One line."""
@@ -127,8 +127,8 @@ class Console:
         return columns
 
     def _show_verdict(self, verdict: str | None) -> None:
-        """Below the first epoch that it speaks of, and again when it names something else."""
-        headline = (verdict or self._verdict).partition(":")[0]
-        if verdict and headline != self._verdict:
+        """Below the first epoch that it speaks of: once for each cause."""
+        headline = (verdict or "").partition(":")[0]
+        if verdict and headline not in self._verdicts:
             self.say(f"      {verdict}")
-        self._verdict = headline
+            self._verdicts.add(headline)

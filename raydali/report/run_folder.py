@@ -106,6 +106,12 @@ class RunFolder:
     def __str__(self) -> str:
         return f"{self.uri_of_storage.rstrip('/')}/{self.name}"
 
+    def remove_if_empty(self) -> None:
+        """Remove the folder if nothing lies in it; what hinders that is no error."""
+        with suppress(OSError):
+            if not self.filesystem.get_file_info(arrow_fs.FileSelector(self.path())):
+                self.filesystem.delete_dir(self.path())
+
     def create(self) -> None:
         """Make the folder.
 

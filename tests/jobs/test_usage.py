@@ -18,12 +18,12 @@ REMEDY = r"must |write |only |at least|lie in|try |lower |raise |give |use |need
 # Arguments after --name, and what the error must name; {data} is a folder of data sets, {cores} the machine's cores.
 CASES = {
     # The data
-    "data-missing": ("--data {data}/nowhere", "{data}/nowhere.* is missing"),
+    "data-missing": ("--data {data}/nowhere", "{data}/nowhere does not exist"),
     "data-a-file": ("--data {data}/file", "--data {data}/file lists training images alone: give --val-data"),
     "data-an-empty-list": ("--data {data}/file --val-data {data}/file", "{data}/file lists no files: write a line"),
     "val-data-alone": ("--val-data {data}/file", "--val-data {data}/file needs the training images too: give --data"),
     "root-without-lists": ("--data {data}/differing --root {data}", "--root {data} is of no use to {data}/differing"),
-    "data-without-train": ("--data {data}/no-train", "{data}/no-train/train is missing"),
+    "data-without-train": ("--data {data}/no-train", "{data}/no-train holds no train/: give the folder that"),
     "data-without-val": ("--data {data}/no-val", "{data}/no-val/val is missing"),
     "data-without-classes": ("--data {data}/no-classes", "{data}/no-classes/train holds no class folders"),
     "data-without-images": ("--data {data}/no-images", "no images in the 2 class folders of {data}/no-images/train"),

@@ -57,7 +57,8 @@ def test_what_a_job_refuses_is_not_advised() -> None:
 def test_what_is_so_already_is_not_advised() -> None:
     slow = imagenet.Config(precision="fp32", loader="torch")
     faster = "--compile, --precision bf16 or a larger --batch-size for faster steps"
-    assert advice("step-bound", slow) == faster
+    assert advice("step-bound", slow, device="cuda") == faster
+    assert "--compile" not in advice("step-bound", slow)  # on CPUs it seldom is faster
     assert advice("step-bound", imagenet.Config(compile=True)) == "a larger --batch-size for faster steps"
     assert advice("cpu decode", slow).startswith("--loader dali, ")
     assert "--loader" not in advice("cpu decode", imagenet.Config())
@@ -68,6 +69,8 @@ def test_what_is_so_already_is_not_advised() -> None:
     assert "--checkpoint-every" in advice("checkpoint", imagenet.Config(checkpoint_every=5))
     assert "--workers" not in advice("contention", imagenet.Config(), ranks=1)
     assert "--no-ceiling" not in advice("compile", imagenet.Config())
+    assert "--epochs" not in advice("short epochs", imagenet.Config(epochs=1))
+    assert "--epochs" in advice("short epochs", imagenet.Config())
 
 
 def test_the_command_that_makes_images_smaller_is_advised_where_it_takes_them() -> None:

@@ -74,7 +74,7 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     assert not CONTROL.search(text)
 
 
-def test_a_verdict_stands_below_its_first_epoch_and_comes_back_when_it_names_something_else(output: Output) -> None:
+def test_a_verdict_stands_below_the_first_epoch_of_its_cause_alone(output: Output) -> None:
     console = Console()
     verdicts = [
         "step-bound: 97%",
@@ -88,7 +88,7 @@ def test_a_verdict_stands_below_its_first_epoch_and_comes_back_when_it_names_som
     for verdict in verdicts:
         console.show({"kind": "epoch", "record": RECORD | {"verdict": verdict}})
         shown.append([line.strip() for line in output().splitlines() if "bound" in line])
-    assert shown == [["step-bound: 97%"], [], [], [], ["loader-bound by storage: a"], ["step-bound: 97%"]]
+    assert shown == [["step-bound: 97%"], [], [], [], ["loader-bound by storage: a"], []]
 
 
 def test_values_that_were_not_measured_are_dashes(output: Output) -> None:

@@ -31,6 +31,17 @@ def test_files_come_back_as_written(folder: RunFolder) -> None:
     assert folder.read("deep/down/file.bin") == b"shorter"
 
 
+def test_only_an_empty_folder_is_removed(folder: RunFolder) -> None:
+    folder.create()
+    folder.write("config.json", b"{}")
+    folder.remove_if_empty()
+    assert folder.read("config.json") == b"{}"
+    folder.filesystem.delete_file(folder.path("config.json"))
+    folder.remove_if_empty()
+    folder.remove_if_empty()
+    assert not Path(folder.path()).exists()
+
+
 def test_files_of_a_folder_are_sorted_and_leave_folders_out(folder: RunFolder) -> None:
     assert folder.files("samples") == []
     for name in ("samples/b", "samples/a", "samples/deeper/c", "samples-2/d"):
