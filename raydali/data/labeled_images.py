@@ -71,8 +71,7 @@ def train_and_val(
         scan: for folders of other files than images.
 
     Raises:
-        UsageError: they cannot be indexed; their classes differ; one list, or shards,
-            but not two; a root but no list.
+        UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
     """
     if val_data is None:
         if _is_list(data):

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,69 +15,10 @@ from PIL import Image
 from raydali.report.html_compare import compare_page
 from raydali.report.html_history import History
 from raydali.report.html_page import SAMPLES_BYTES, metric_groups, run_page
-from raydali.report.html_timeline import marks
-from raydali.report.html_words import environment, seconds, shown, state
+from raydali.report.html_words import seconds, shown
 from raydali.report.run_folder import RunFolder
+from tests.report.pages import charts, history, text, tree
 from tests.report.runs import event, record, start, write
-
-VOID = {"meta", "link", "img", "br", "path"}
-
-
-class _Tree(HTMLParser):
-    """Refuses tags that do not match; gathers what is read, and the tags and attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] not in ("style", "script"):
-            self.texts.append(data)
-
-
-def tree(page: bytes) -> _Tree:
-    found = _Tree()
-    found.feed(page.decode())
-    found.close()
-    assert not found.open
-    return found
-
-
-def text(page: bytes) -> str:
-    return " ".join(" ".join(tree(page).texts).split())
-
-
-def history(records: list[Any], events: list[Any] | None = None, **settings: Any) -> History:
-    made = History("pets", "/runs/pets", settings or {"epochs": 10})
-    for row in events or []:
-        made.add_event(row)
-    for row in records:
-        made.add_epoch(row)
-    return made
-
-
-def charts(page: bytes) -> dict[str, Any]:
-    """The numbers of each chart by its title."""
-    found = re.findall(
-        r'<figure class="chart[^"]*"><figcaption>(.*?)<.*?<script type="application/json">(.*?)</script>',
-        page.decode(),
-        re.DOTALL,
-    )
-    return {title: json.loads(data) for title, data in found}
 
 
 def test_a_finished_run_in_words_and_charts() -> None:
@@ -192,94 +132,6 @@ def test_names_cannot_break_out() -> None:
 def test_passwords_in_addresses_are_left_out() -> None:
     assert shown("s3://key:secret@bucket/x?a=1") == "s3://\u2026@bucket/x?a=1"
     assert shown(["a", 1]) == "a, 1" and shown(None) == "\u2013" and shown(False) == "no"
-
-
-def test_resumes_of_other_sizes() -> None:
-    made = history([record(epoch, ranks=4) for epoch in range(4)], [start(5, world_size=4)])
-    made.add_event(event("failure", 50, ranks=[2], error="it died"))
-    assert "A worker failed after 4 of 10 epochs" in state(made) and "it died" in state(made)
-    made.add_event(start(70, step=20, world_size=3, seconds=70))
-    assert [epoch.number for epoch in made.epochs] == [0, 1]  # steps 21 to 40 are trained again
-    for epoch in (2, 3):
-        made.add_epoch(record(epoch, ranks=3))
-    assert [took for _, _, took in made.starts()] == [5, 20]  # since the failure
-    made.add_event(event("interrupt", 90))
-    assert state(made) == "Interrupted after 4 of 10 epochs; the same command goes on."
-    made.add_event(start(200, step=40, world_size=2, seconds=10))
-    made.add_event(event("resize", 270, workers=1))
-    made.add_event(start(300, step=50, world_size=1, seconds=110))
-    made.add_event(start(400, step=60, world_size=1, seconds=210))  # whose workers before ended without a word
-    assert [took for _, _, took in made.starts()] == [5, 20, 10, 30, None]
-    assert [(mark.x, mark.label) for mark in marks(made)] == [
-        (1.5, "resumed at step 20 of 100: 3 workers on cpu, before 4")
-    ]
-    page = run_page(made)
-    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
-    assert starting["y"] == [5, 0, 20, 0]
-    assert "3 workers on cpu, before 4" in text(page) and "1 worker on cpu, before 2" in text(page)
-    heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
-    levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
-    assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
-
-
-@pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
-def test_from_the_end_of_a_worker_group_on_the_next_one_starts(end: str) -> None:
-    made = history([record(0)], [start(10), event(end, 60)])
-    assert made.status == ("broken" if end == "failure" else "starting")
-    made.add_event(start(100, step=10))
-    made.add_epoch(record(1))
-    page = run_page(made)
-    spans = re.findall(r'"span (\w+)" style="left:([\d.]+)%;width:([\d.]+)%"', page.decode())
-    assert [(style, float(left), float(width)) for style, left, width in spans] == [
-        ("starting", 0, 10),
-        ("running", 10, 50),
-        ("starting", 60, 40),
-        ("running", 100, 0),
-    ]
-    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
-    assert starting["y"] == [10, 40]
-
-
-H200 = {"workers": 8, "cores": 128, "gpu": "NVIDIA H200"}
-CPU = {"workers": 2, "cores": 2, "gpu": None}
-
-
-def of_start(torch: str, *nodes: dict[str, Any]) -> dict[str, Any]:
-    named = [{"node": f"{i:08x}", **node} for i, node in enumerate(nodes)]
-    return {"versions": {"python": "3.11.7", "torch": torch, "raydali": None}, "nodes": named}
-
-
-def test_the_environment_and_what_a_resume_changed_in_it() -> None:
-    made = history([record(0)], [start(1, **of_start("2.11.0", H200, H200, CPU))])
-    assert environment(made) == {
-        "python": "3.11.7",
-        "torch": "2.11.0",
-        "raydali": "\u2013",
-        "machines": "2 nodes with 128 cores, 8 workers on NVIDIA H200 each; 1 node with 2 cores, 2 workers",
-    }
-    made.add_event(start(9, step=10, **of_start("2.11.0", CPU)))
-    made.add_event(start(20, step=20))  # by an older raydali
-    made.add_event(start(30, step=1200, **of_start("2.15.0", CPU)))
-    assert environment(made)["torch"] == "2.11.0; from step 1,200: 2.15.0"
-    assert environment(made)["machines"].endswith("2 workers; from step 10: 1 node with 2 cores, 2 workers")
-    assert "Environment python 3.11.7 torch 2.11.0; from step 1,200: 2.15.0 raydali \u2013 machines" in text(
-        run_page(made)
-    )
-    odd = [start(1, versions=[1], nodes=[None, {"gpu": 3}]), start(1, versions={"a": {}}, nodes=3)]
-    assert environment(history([], odd)) == {"machines": "1 node with \u2013 cores, \u2013 workers on 3", "a": "{}"}
-    assert environment(history([record(0)], [start(1)])) == {}
-    assert "Environment" not in text(run_page(history([record(0)], [start(1)])))
-
-
-def test_environments_are_compared() -> None:
-    facts = [of_start("1.0", H200), of_start("2.0", CPU), {}]
-    runs = [history([record(0)], [start(1, **each)]) for each in facts]
-    for run, name in zip(runs, "abc", strict=True):
-        run.name = name
-    said = text(compare_page(runs))
-    assert "Settings that differ None. Environments that differ a b c python 3.11.7 3.11.7 \u2013 torch 1.0 2.0" in said
-    assert "machines 1 node with 128 cores, 8 workers on NVIDIA H200 1 node with 2 cores, 2 workers \u2013" in said
-    assert "Environments that differ None." in text(compare_page(runs[:1] * 2))
 
 
 def test_several_segments_of_a_rank_are_one_cell() -> None:
