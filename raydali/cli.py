@@ -29,7 +29,7 @@ from raydali.bench.video_bench import VideoBench
 from raydali.chaos.command import Chaos
 from raydali.completion import Completion
 from raydali.doctor.command import Doctor
-from raydali.errors import CommandFailed, DataError, UsageError
+from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
 from raydali.local_cluster.command import Down, Status, Up
 from raydali.prepare import Prepare
 from raydali.preview import Preview
@@ -59,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (CommandFailed, DataError) as error:
+    except (CommandFailed, DataError, StorageAway) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -9,6 +9,11 @@ class DataError(Exception):
     """A sample cannot be read; the message names its file. The job fails: exit code 1."""
 
 
+class StorageAway(Exception):
+    """A storage did not answer for a minute; it may again, and no file is to blame. The workers are started again
+    later; a command fails: exit code 1."""
+
+
 class DivergedError(Exception):
     """Weights are no numbers any more; the same steps would lead there again. The job fails: exit code 1."""
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import screening
+from raydali.data.patience import is_transient
 from raydali.data.pipeline import Inputs, Pipeline, Source
-from raydali.data.quarantine import Quarantine
+from raydali.data.quarantine import Quarantine, of_storage
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause, PythonTime, Waits, reading_seconds
-from raydali.errors import DataError
+from raydali.errors import DataError, StorageAway
 
 PREPARED_BATCHES = 4
 """Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
@@ -138,7 +139,8 @@ class Preparation:
             except OSError as error:  # it names the file
                 if self._quarantine.examine(settled.read_ids, again=True):
                     continue
-                raise DataError(str(error)) from error
+                kind = StorageAway if of_storage(error) and is_transient(error) else DataError
+                raise kind(str(error)) from error
             except RuntimeError as error:
                 raise InputsFailed(error) from error
             self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)

@@ -8,7 +8,6 @@ What stands in for a broken sample follows from seed, epoch, id and the files al
 any number of them, and whenever it is asked for. A file whose bytes changed and that still decodes is not broken.
 """
 
-import errno
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,22 +20,14 @@ from numpy.typing import NDArray
 
 from raydali.data.hashing import keyed
 from raydali.data.object_store import StoreError
+from raydali.data.patience import STORAGE_ERRNOS, is_transient
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch
-from raydali.errors import DataError
+from raydali.errors import DataError, StorageAway
 
 SUBSTITUTES_TRIED = 100
 _SALT = 0x5AB5717D7E
 """Keeps what stands in for a sample apart from the sample's own random numbers."""
-_OF_STORAGE = {
-    getattr(errno, name)
-    for name in (
-        *("EIO", "ESTALE", "ENODEV", "ENXIO", "EBUSY", "EAGAIN", "EMFILE", "ENFILE", "ENOMEM", "EREMOTEIO"),
-        *("ENOTCONN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EHOSTDOWN", "EHOSTUNREACH"),
-        *("ENETDOWN", "ENETUNREACH", "ETIMEDOUT", "EPIPE"),
-    )
-    if hasattr(errno, name)
-}
 _THREADS = 8
 
 
@@ -74,17 +65,17 @@ def why_broken(load: Callable[[], object]) -> str | None:
     except MemoryError:
         raise
     except Exception as error:
-        if _of_storage(error):
+        if of_storage(error):
             raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return " ".join(text.split()) or type(error).__name__
     return None
 
 
-def _of_storage(error: BaseException | None) -> bool:
+def of_storage(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, is the storage's."""
     while error is not None:
-        if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in _OF_STORAGE):
+        if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in STORAGE_ERRNOS):
             return True
         error = error.__cause__
     return False
@@ -135,7 +126,8 @@ class Quarantine:
             again: read those too that were found to be sound before.
 
         Raises:
-            DataError: one is broken, and this is `strict`; or the storage did not answer.
+            DataError: one is broken, and this is `strict`; or the storage refuses to give it.
+            StorageAway: the storage does not answer.
         """
         unlike = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         asked = [id for id in unlike if again or id not in self._sound]
@@ -151,8 +143,11 @@ class Quarantine:
     def _reason(self, id: int) -> str | None:
         try:
             return why_broken(partial(self._load, id))
-        except OSError as error:
-            raise DataError(f"the storage did not give sample {id}: {error}") from error
+        except Exception as error:
+            if not of_storage(error):
+                raise
+            kind = StorageAway if is_transient(error) else DataError
+            raise kind(f"the storage did not give sample {id}: {error}") from error
 
     def condemn(self, id: int, reason: str) -> None:
         """Note a sample that only the device's decoder refuses."""

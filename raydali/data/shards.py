@@ -207,4 +207,4 @@ def _opened(path: str, size: int, process: int) -> Any:
 
 def _check_size(now: int, indexed: int) -> None:
     if now != indexed:
-        raise OSError(f"the shard has {now} bytes, and had {indexed} when it was indexed: start again")
+        raise FileNotFoundError(f"the shard has {now} bytes, and had {indexed} when it was indexed: start again")

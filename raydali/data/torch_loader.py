@@ -13,11 +13,12 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loader import Batch, Loader
+from raydali.data.patience import is_transient
 from raydali.data.pipeline import Pipeline, Source
-from raydali.data.quarantine import BrokenSample, Quarantine
+from raydali.data.quarantine import BrokenSample, Quarantine, of_storage
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause, reading_seconds
-from raydali.errors import DataError
+from raydali.errors import DataError, StorageAway
 
 Key = tuple[int, int]
 Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample]]
@@ -58,8 +59,8 @@ class TorchLoader(Loader):
                     tensors, read, broken = next(loaded)
             except StopIteration:
                 return
-            except DataError as error:  # the DataLoader puts the worker's traceback before it
-                raise DataError(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
+            except (DataError, StorageAway) as error:  # the DataLoader puts the worker's traceback before it
+                raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
             self.quarantine.note(broken)
             micro_batch = _as_read(self._plan.under_way.popleft(), read)
             if len(micro_batch.ids):
@@ -102,7 +103,8 @@ class _Samples(Dataset[Loaded]):
                 sample = self.pipeline.sample(self.source, used, epoch)
             except Exception as error:
                 if not self.quarantine.examine([used], again=True):
-                    raise DataError(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
+                    kind = StorageAway if of_storage(error) and is_transient(error) else DataError
+                    raise kind(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
                 used = self.quarantine.stand_in(id, epoch)
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from raydali.data import patience
 from raydali.data.object_store import reason
-from raydali.errors import StorageError
-from raydali.report import patience
+from raydali.errors import StorageAway, StorageError
 from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.train import checkpoints
 from raydali.train.checkpoints import FILE_NAME, MANIFEST, BadCheckpoint
@@ -165,10 +165,11 @@ class CheckpointStore:
         All ranks must call it. Rank 0 tells of those that cannot be used, and puts them aside.
 
         Raises:
-            StorageError: there were checkpoints, but none can be used.
+            StorageError: there were checkpoints, but none can be used; the storage refuses to give them.
+            StorageAway: the storage does not answer.
         """
         self.wait()
-        name, state, error = "", None, ""
+        name, state, error, away = "", None, "", False
         if self._worker.rank == 0:
             try:
                 name, state = self._choose()
@@ -176,14 +177,17 @@ class CheckpointStore:
                 error = str(found)
             except OSError as found:
                 error = f"the checkpoints in {self._folder} cannot be read: {reason(found)}"
-        name, error = self._worker.from_first((name, error))
+                away = self._folder.is_transient(found)
+        name, error, away = self._worker.from_first((name, error, away))
         if error:
-            raise StorageError(error)
+            raise StorageAway(error) if away else StorageError(error)
         if name and state is None:
             try:
                 state = self._read(name)
             except BadCheckpoint as found:
                 raise StorageError(f"{self._folder}/{name} can be used on rank 0, not here: {found}") from found
+            except OSError as found:
+                raise StorageAway(f"{self._folder}/{name} can be read on rank 0, not here: {reason(found)}") from found
         return state
 
     def _choose(self) -> tuple[str, dict[str, Any] | None]:
@@ -224,8 +228,6 @@ class CheckpointStore:
                 return self._folder.read(f"{name}/{file}")
             except FileNotFoundError as error:
                 raise BadCheckpoint(f"{file} is missing") from error
-            except OSError as error:
-                raise BadCheckpoint(f"{file} cannot be read: {reason(error)}") from error
 
         return checkpoints.verified(contents(MANIFEST), contents, step=_step(name))
 

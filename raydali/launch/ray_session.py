@@ -13,7 +13,7 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 
 from raydali.data.loader import Loader
 from raydali.doctor.checks import unfit
-from raydali.errors import DataError, DivergedError, StorageError, UsageError
+from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
 from raydali.launch.environment import environment, place_of
 from raydali.launch.hangs import Heartbeat
@@ -147,10 +147,16 @@ def _group() -> str:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """What the driver shows of an error: our own need no traceback, others only the frames outside libraries."""
-    if isinstance(error, UsageError | DataError | DivergedError | StorageError):
-        return {"error": str(error), "traceback": "", "usage": isinstance(error, UsageError), "final": True}
+    """What the driver shows of an error: our own need no traceback, others only the frames outside libraries.
+
+    `final`: it would come again. `storage`: it will pass once the storage answers.
+    """
+    if isinstance(error, UsageError | DataError | DivergedError | StorageError | StorageAway):
+        away = isinstance(error, StorageAway)
+        kind = {"usage": isinstance(error, UsageError), "final": not away, "storage": away}
+        return {"error": str(error), "traceback": "", **kind}
     frames = traceback.extract_tb(error.__traceback__)[1:]
     ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     text = "".join(traceback.format_exception_only(error)).strip()
-    return {"error": text, "traceback": "".join(traceback.format_list(ours)), "usage": False, "final": False}
+    kind = {"usage": False, "final": False, "storage": False}
+    return {"error": text, "traceback": "".join(traceback.format_list(ours)), **kind}

@@ -12,7 +12,7 @@ report.html     all of it as one page, now and then while the run goes on; writt
 best/           the weights with the best validation so far
 checkpoint_*/   checkpoints (checkpoints.py of raydali.train)
 
-Calls to object stores are made again for a minute where they fail in passing (patience.py).
+Calls to object stores are made again for a minute where they fail in passing (patience.py of raydali.data).
 """
 
 import errno
@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 from pyarrow import fs as arrow_fs
 
 from raydali.data.object_store import reason
+from raydali.data.patience import STORAGE_ERRNOS, is_transient, patiently
 from raydali.errors import UsageError
-from raydali.report.patience import patiently
 
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
@@ -98,6 +98,10 @@ class RunFolder:
 
     def _patiently(self, call: Callable[[], T], what: str) -> T:
         return call() if self._local else patiently(call, what, self.warn)
+
+    def is_transient(self, error: OSError) -> bool:
+        """Whether an error of this storage may pass."""
+        return error.errno in STORAGE_ERRNOS if self._local else is_transient(error)
 
     def path(self, file: str = "") -> str:
         """A file's path on the filesystem; the folder's own without an argument."""

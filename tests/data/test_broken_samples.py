@@ -20,7 +20,7 @@ from raydali.data.loader import LoaderName, make_loader
 from raydali.data.pipeline import Device, Inputs
 from raydali.data.quarantine import Quarantine, substitute
 from raydali.data.stream import OrderedPass, Stream
-from raydali.errors import DataError
+from raydali.errors import DataError, StorageAway
 from tests.data.broken import KINDS, folder
 from tests.data.pictures import assert_like_pillow, encoded, photograph
 
@@ -266,7 +266,7 @@ def test_storage_that_fails_is_not_the_samples_fault(tmp_path: Path, name: Loade
     order = Stream(samples=8, epochs=1, batch_size=4, global_batch_size=4, seed=0)
     with (
         make_loader(name, source, TRAIN, order, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(DataError, match=r"the storage did not give sample \d: .*Input/output error"),
+        pytest.raises(StorageAway, match=r"the storage did not give sample \d: .*Input/output error"),
     ):
         list(loader)
     assert not quarantine.known

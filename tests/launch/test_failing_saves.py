@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from raydali.data import patience
 from raydali.errors import StorageError
 from raydali.launch.checkpoint_store import MOST_FAILURES
-from raydali.report import patience
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
 from tests.disks import small_disk

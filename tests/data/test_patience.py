@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from raydali.report import patience
+from raydali.data import patience
 from raydali.report.run_folder import RunFolder
 from tests.data.object_stores import FlakyS3, flaky_s3
 
@@ -68,7 +68,7 @@ def test_what_is_refused_or_missing_is_not_tried_again(flaky_s3: FlakyS3) -> Non
     ],
 )
 def test_errors_in_passing_are_told_from_others(text: str, again: bool) -> None:
-    assert patience.in_passing(OSError(text)) is again
+    assert patience.is_transient(OSError(text)) is again
 
 
 def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
