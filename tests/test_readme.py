@@ -200,7 +200,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
         os.killpg(process.pid, signal.SIGINT)  # Ctrl+C
         assert process.wait(30) == 130, (tmp_path / "train").read_text()
     assert not wait_until_gone(below)
-    assert (tmp_path / "train").read_text().endswith("the same command with the run's --name resumes it\n")
+    assert (tmp_path / "train").read_text().endswith("the same command with --name pets resumes it\n")
 
     code, output = run(RESUME, env, tmp_path / "resume")
     assert code == 0, output

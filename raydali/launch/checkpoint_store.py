@@ -245,6 +245,11 @@ def newest_first(folder: RunFolder) -> list[str]:
     return sorted(names, key=_step, reverse=True)
 
 
+def newest_step(folder: RunFolder) -> int | None:
+    """The global batches that the newest whole checkpoint covers; None where there is none."""
+    return next((_step(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
+
+
 def _name(step: int) -> str:
     return f"checkpoint_{step:09d}"
 

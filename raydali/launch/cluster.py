@@ -5,13 +5,13 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from raydali.errors import UsageError
+from raydali.interrupts import raise_on_signals
 from raydali.launch.growth import UNKNOWN, counted, growth_of, present_groups, read_config
 from raydali.launch.options import LaunchOptions
 from raydali.launch.preflight import DEFAULT_CPU_WORKERS, Cluster
@@ -30,21 +30,12 @@ def check_own_ray(options: LaunchOptions) -> None:
         _own_cpus(options)
 
 
-def _heed_interrupts() -> None:
-    """After Ray's start, which takes SIGTERM to print its stack; a shell's background job ignores SIGINT."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-
-
 @contextmanager
 def connect(options: LaunchOptions) -> Iterator[Cluster]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
-    From then on SIGINT and SIGTERM, which `ray job stop` sends, are interruptions.
+    From then on SIGINT, even where a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
+    KeyboardInterrupt.
 
     Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
     leaves the home folder untouched.
@@ -79,7 +70,7 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
-        _heed_interrupts()
+        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
         yield Cluster(_nodes(), own=True)
     except (UsageError, KeyboardInterrupt):
         raise
@@ -111,7 +102,7 @@ def _joined() -> Iterator[Cluster]:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        _heed_interrupts()
+        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:

@@ -42,6 +42,6 @@ def exit_with(main: Callable[[], None]) -> None:
             print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted: the same command with the run's --name resumes it", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
         sys.exit(130)

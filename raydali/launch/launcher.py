@@ -5,12 +5,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import UsageError
+from raydali.interrupts import Interrupt
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.ear import Ear
 from raydali.launch.failures import Failures
@@ -212,20 +213,20 @@ def _run(
     reservations = Reservations(left_over)
     failures, watch = Failures(options.max_failures), HangWatch(options.hang_timeout)
     ear = Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report, failures, watch)
+    interrupt = Interrupt()
     try:
-        while not fit.over.wait(POLL_SECONDS) and ear.why is None:
+        with interrupt.on_signals():
+            while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
+                ear.listen()
+                waiting.poll()
+                report.poll()
+                if elastic:
+                    reservations.poll()
             ear.listen()
-            waiting.poll()
-            report.poll()
-            if elastic:
-                reservations.poll()
-        ear.listen()
-    except KeyboardInterrupt:
-        try:
-            _leave(ear, mailbox, fit.over, console)
-        finally:
-            ear.end("interrupt")
-        raise
+            if interrupt.requested() and not fit.over.is_set():
+                _leave(ear, mailbox, fit.over, interrupt, console)
+                ear.end("interrupt")
+                raise KeyboardInterrupt(_left_behind(folder))
     finally:
         console.close()
     # Where Ray Train would go on, the workers end with this process's Ray.
@@ -259,19 +260,29 @@ class _Background:
         self.over.set()
 
 
-def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, console: Console) -> None:
+def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, interrupt: Interrupt, console: Console) -> None:
     """Let workers that train make a checkpoint before they end."""
     if not ear.training:
         return
-    console.say("interrupted: saving a checkpoint; interrupt again to leave without it")
+    console.say(f"{interrupt.why}: saving a checkpoint; interrupt again to leave without it")
     mailbox.stop()
     deadline = time.monotonic() + LEAVE_SECONDS
-    while not ear.left and not over.wait(POLL_SECONDS / 4):
+    while not (ear.left or interrupt.again() or over.wait(POLL_SECONDS / 4)):
         if time.monotonic() > deadline:
-            console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s: the newest one counts")
+            console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
             return
         ear.listen()
     ear.listen()
+
+
+def _left_behind(folder: RunFolder) -> str:
+    """What an interrupted run can go on from, in words."""
+    from raydali.launch.checkpoint_store import newest_step
+
+    with suppress(OSError):
+        if newest_step(folder) is None:
+            return "interrupted before the first checkpoint: nothing was saved, and the same command starts anew"
+    return f"interrupted: the same command with --name {folder.name} resumes it"
 
 
 def _explained(

@@ -31,6 +31,7 @@ from pyarrow import fs as arrow_fs
 from raydali.data.object_store import reason
 from raydali.data.patience import STORAGE_ERRNOS, is_transient, patiently
 from raydali.errors import UsageError
+from raydali.interrupts import deferred_signals
 
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
@@ -169,7 +170,7 @@ class RunFolder:
         """
 
         def store() -> None:
-            with self.filesystem.open_output_stream(self.path(file), compression=None) as stream:
+            with deferred_signals(), self.filesystem.open_output_stream(self.path(file), compression=None) as stream:
                 stream.write(contents)
 
         if self._local:

@@ -130,6 +130,25 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_interrupting_before_the_first_checkpoint_says_that_nothing_was_saved(home: Path, tmp_path: Path) -> None:
+    options = ["--epochs", "2", "--name", "early", "--storage", str(tmp_path)]
+    process = start_job(*options, env=environment(home), log=tmp_path / "log")
+    try:
+        while "run " not in (tmp_path / "log").read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    *_, last = (tmp_path / "log").read_text().splitlines()
+    assert last == "interrupted before the first checkpoint: nothing was saved, and the same command starts anew"
+    assert not wait_until_gone(below)
+    assert [row["event"] for row in RunFolder(str(tmp_path), "early").rows("events.jsonl")] == ["interrupt"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None:
     env, folder = environment(home), RunFolder(str(tmp_path), "dies")
     options = ["--epochs", "40", "--name", "dies", "--storage", str(tmp_path), "--trace-samples"]

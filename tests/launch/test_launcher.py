@@ -1,10 +1,13 @@
 """Which error a failed run ends with: the worker's own, not its echoes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.launch.launcher import TrainingFailed, _explained
+from raydali.launch.launcher import TrainingFailed, _explained, _left_behind
+from tests.launch.stores import save
+from tests.support import folder_of
 
 
 def error_of(rank: int, error: str, **facts: Any) -> Mapping[str, Any]:
@@ -51,3 +54,11 @@ def test_why_a_run_that_could_go_on_ends_stands_behind_the_error() -> None:
         == "rank 1: no such file"
     )
     assert str(_explained(None, [], "killed by 9", "--max-failures is 0")) == "killed by 9 (--max-failures is 0)"
+
+
+def test_an_interrupted_run_says_whether_anything_was_saved(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "pets")
+    folder.write("checkpoint_000000003/state.pt", b"without a manifest")
+    assert "before the first checkpoint: nothing was saved, and the same command starts anew" in _left_behind(folder)
+    save(folder, 3)
+    assert _left_behind(folder) == "interrupted: the same command with --name pets resumes it"

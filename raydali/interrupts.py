@@ -1,0 +1,94 @@
+"""SIGINT and SIGTERM: they raise KeyboardInterrupt, but where they wait, and where they are a flag to look at."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HARD_EXIT_AT = 3
+"""The signal that ends the process at once, whatever it waits for."""
+SAME_SECONDS = 0.2
+"""Signals so close together are one: what stops a process may signal it, and then its group."""
+
+
+def raise_on_signals() -> None:
+    """From now on SIGINT and SIGTERM raise KeyboardInterrupt, even where they were ignored."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """What SIGINT and SIGTERM do, they do when this is over.
+
+    For writes to object stores: their stream commits when it is closed, however little was written, so that an
+    exception in between leaves an empty object.
+    """
+    came: list[int] = []
+    try:
+        with _handled_by(lambda number, _: came.append(number)):
+            yield
+    finally:
+        for number in came:
+            signal.raise_signal(number)
+
+
+class Interrupt:
+    """What asks a run to end: a signal, or code that calls `request`.
+
+    Attributes:
+        why: what asked first, in words; empty for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._times = 0
+        self._last_signal = float("-inf")
+
+    def request(self, why: str = "interrupted") -> None:
+        """Ask for an end, behind a checkpoint; asked again, without one. From any thread."""
+        self.why = self.why or why
+        self._times += 1
+
+    def requested(self) -> bool:
+        """Whether the run is to end."""
+        return self._times >= 1
+
+    def again(self) -> bool:
+        """Whether it is to end without waiting for a checkpoint."""
+        return self._times >= 2
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Within this, SIGINT and SIGTERM are requests and raise nothing; the third one ends the process."""
+        with _handled_by(self._signal):
+            yield
+
+    def _signal(self, *_: object) -> None:
+        now = time.monotonic()
+        if now - self._last_signal < SAME_SECONDS:
+            return
+        self._last_signal = now
+        self.request()
+        if self._times >= HARD_EXIT_AT:
+            os._exit(130)
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Only the main thread is ever interrupted; elsewhere this does nothing."""
+    with ExitStack() as restored:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                before = signal.getsignal(number)
+                if callable(before):  # the default of SIGTERM ends the process, without another word
+                    restored.callback(signal.signal, number, before)
+                    signal.signal(number, handler)
+        yield
