@@ -30,8 +30,10 @@ def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Take over the momenta of a checkpoint, but not its settings: those given now are in force."""
-    now = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, settings in zip(optimizer.param_groups, now, strict=True):
-        group.update(settings)
+    """Take over the momenta of a checkpoint, but not its settings: those given now are in force.
+
+    They decide where a state lies, too: Adam's `step` is on the GPU only where its kernels are fused.
+    """
+    groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    now = [{**given, "params": saved["params"]} for given, saved in groups]
+    optimizer.load_state_dict({**state, "param_groups": now})

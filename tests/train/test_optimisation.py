@@ -1,5 +1,6 @@
 """Learning rates and parameter groups."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,3 +42,16 @@ def test_a_resume_takes_momenta_but_not_settings() -> None:
         (0.2, 0.8, 0.0),
     ]
     torch.testing.assert_close(after.state[model.weight], before.state[model.weight])
+
+
+@pytest.mark.parametrize(("device", "there"), [("meta", True), ("cpu", False)])
+def test_adams_step_lies_where_the_optimiser_of_now_wants_it(device: str, there: bool) -> None:
+    """Fused kernels, which only GPUs have here, take it on their device; torch itself goes by the checkpoint."""
+    on_other = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=not there)
+    on_other.param_groups[0]["params"][0].grad = torch.ones(2)
+    on_other.step()
+    parameter = nn.Parameter(torch.ones(2, device=device))
+    optimizer = torch.optim.AdamW([parameter], fused=there)
+    load_optimizer(optimizer, on_other.state_dict())
+    assert optimizer.param_groups[0]["fused"] is there
+    assert optimizer.state[parameter]["step"].device.type == device
