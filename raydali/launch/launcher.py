@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import UsageError
 from raydali.interrupts import Interrupt
+from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.ear import Ear
 from raydali.launch.failures import Failures
@@ -75,7 +76,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     earlier = earlier_run(folder)
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
-        options = replace(options, global_batch_size=size)
+        options = with_kept(replace(options, global_batch_size=size), earlier.settings)
         settings = _settings(job, options)
         check_unchanged(folder, earlier, settings, STREAM_SETTINGS + job.unchangeable)
         if earlier.finished:
@@ -188,6 +189,7 @@ def _run(
             "train": job.train,
             "options": options,
             "data": ray.put(job.data),
+            "samples": job.samples,
             "folder": folder,
             "mailbox": mailbox,
         },

@@ -15,6 +15,7 @@ from raydali.data.loader import Loader
 from raydali.doctor.checks import unfit
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
+from raydali.launch.choices import chosen
 from raydali.launch.environment import environment, place_of
 from raydali.launch.hangs import Heartbeat
 from raydali.launch.mailbox import Mailbox
@@ -122,7 +123,8 @@ def run_worker(config: dict[str, Any]) -> None:
                 session.tell("warning", rank=session.worker.rank, text=text)
         rank = session.worker.rank
         with overheard(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
-            config["train"](config["options"], ray.get(config["data"]), session)
+            options = chosen(config["options"], session, samples=config["samples"])
+            config["train"](options, ray.get(config["data"]), session)
             session.finish()
         beat.close()
     except Interrupted:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from raydali.measure.clock import StageClock
+from raydali.measure.hardware import has_bf16
 from raydali.measure.host import cpu_times
 from raydali.measure.records import RankRecord
 
@@ -39,6 +40,7 @@ class EpochMeter:
         loader: "Loader | None" = None,
     ) -> None:
         self._who = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
+        self._who["has_bf16"] = has_bf16(device)
         self.on_stage: Callable[[str], None] | None = None
         self._loader = loader
         self._clock = StageClock(device)

@@ -128,6 +128,7 @@ def verdict(line: Mapping[str, Any], options: Any = None) -> Verdict | None:
         taken=taken,
         idle=_idle_share(ranks),
         device=ranks[0]["device"],
+        has_bf16=all(rank.get("has_bf16", False) for rank in ranks),
         options=options,
     )
     return Verdict(kind=kind, cause=cause, costs=costs, gain=round(gain, 4), words=said(finding))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydali.errors import UsageError
+from raydali.measure.hardware import COMPILE_PAYS_FROM, fastest_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class Finding:
         straggler: its record, and `waits`: for its loader, where that is why it is late: its seconds and the others'.
         host, taken: where other processes take most of what is computed, and their share.
         idle: share of idle cores on the busiest host.
+        has_bf16: whether all devices have units for bf16.
         options: of the job, a dataclass; None: a loop of one's own, which has none.
     """
 
@@ -34,6 +36,7 @@ class Finding:
     taken: float
     idle: float | None
     device: str
+    has_bf16: bool
     options: Any
 
     def takes(self, **change: Any) -> bool:
@@ -128,9 +131,12 @@ def _loader(found: Finding) -> Words:
 
 def _step_bound(found: Finding) -> Words:
     compiled = Advice("--compile", {"compile": True}, "torch.compile")
+    steps = found.steps * getattr(found.options, "epochs", COMPILE_PAYS_FROM)
+    half = fastest_precision(found.device, bf16=found.has_bf16)
+    is_slow = getattr(found.options, "precision", "fp32") == "fp32"  # bf16 and fp16 are much alike
     faster = found.remedy(
-        *([compiled] if found.device == "cuda" else []),
-        Advice("--precision bf16", {"precision": "bf16"}, "bf16"),
+        *([compiled] if found.device == "cuda" and steps >= COMPILE_PAYS_FROM else []),
+        *([Advice(f"--precision {half}", {"precision": half}, half)] if is_slow and half != "fp32" else []),
         Advice("a larger --batch-size", {"batch_size": _ANY}, "larger batches"),
     )
     what = "no other cost is large; the ceiling was not measured"

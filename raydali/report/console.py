@@ -77,6 +77,9 @@ class Console:
             self.say(
                 f"ceiling: {message['ceiling_images_per_second']:.0f} images/s with the batch on the device already"
             )
+        elif message["event"] == "chosen" and "precision" in message:
+            compiled = ", compiled" if message.get("compile") else ""
+            self.say(f"chosen for this hardware, and kept: precision {message['precision']}{compiled}")
         elif message["event"] == "failure":
             ranks = ", ".join(map(str, message["ranks"]))
             self.warn(f"{f'rank {ranks} failed' if ranks else 'workers failed to start'}: {message['error']}")

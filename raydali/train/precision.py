@@ -1,11 +1,11 @@
 """Mixed precision: which dtype the forward pass runs in, and whether gradients are scaled."""
 
 from contextlib import AbstractContextManager
-from typing import Literal
 
 import torch
 
-PrecisionName = Literal["bf16", "fp16", "fp32"]
+from raydali.measure.hardware import PrecisionName as PrecisionName
+from raydali.measure.hardware import fastest_precision, has_bf16
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -14,9 +14,13 @@ class Precision:
     """`bf16` and `fp16` run the forward pass under autocast, `fp16` scales the loss; parameters stay float32.
 
     The scaler looks at gradients that are the same on all ranks, so all ranks skip the same steps.
+
+    Args:
+        name: None for the fastest one of the device; in a run, all ranks must name the same.
     """
 
-    def __init__(self, name: PrecisionName, device: torch.device) -> None:
+    def __init__(self, name: PrecisionName | None, device: torch.device) -> None:
+        name = name or fastest_precision(device.type, bf16=has_bf16(device))
         self.dtype = _DTYPES[name]
         self._device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")

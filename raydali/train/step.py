@@ -25,7 +25,7 @@ class ForwardBackward:
         model: the unwrapped model; with several workers its gradients are averaged over them.
         criterion: from logits and labels to the mean loss.
         micro_batches: of all ranks in a global batch.
-        compiled: by torch.compile.
+        compiled: by torch.compile; None as False. What cannot be compiled runs as before, which the log says.
         graph: capture what the device does as a CUDA graph at call WARM_UP_STEPS, and replay it from then on. For steps
             of one micro-batch, shapes that never change, and a stream that is not the default one. A model that
             cannot be captured runs as before, which the log says.
@@ -39,13 +39,16 @@ class ForwardBackward:
         precision: Precision,
         *,
         micro_batches: int,
-        compiled: bool = False,
+        compiled: bool | None = False,
         graph: bool = False,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(model)
         forward = self._parallel or model
-        # Its import takes seconds, whether it is used or not.
+        if compiled:  # its import takes seconds, whether it is used or not
+            import torch._dynamo.config
+
+            torch._dynamo.config.suppress_errors = True
         self._forward = torch.compile(forward, dynamic=False) if compiled else forward
         self._criterion, self._precision = criterion, precision
         self._share = worker.world_size / micro_batches

@@ -26,6 +26,7 @@ FOUND: dict[str, Any] = {
     "taken": 0.0,
     "idle": 0.0,
     "device": "cpu",
+    "has_bf16": True,
 }
 
 
@@ -43,6 +44,16 @@ def test_jobs_have_the_options_that_are_advised(options: TrainingOptions, device
         assert {name.replace("-", "_") for name in advised} <= names
 
 
+def test_what_is_slower_there_is_not_advised() -> None:
+    slow = imagenet.Config(precision="fp32")
+    assert "bf16" in advice("step-bound", slow) and "bf16" in advice("step-bound", None)
+    for options in (slow, None):
+        assert "bf16" not in advice("step-bound", options, has_bf16=False)
+        on_old_gpu = advice("step-bound", options, has_bf16=False, device="cuda")
+        assert "fp16" in on_old_gpu and "bf16" not in on_old_gpu
+    assert "--compile" not in advice("step-bound", slow, device="cuda", steps=100)  # of a run of 90 x 100
+
+
 @pytest.mark.parametrize("cause", _SENTENCES)
 def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
     assert advice(cause, None) and "--" not in advice(cause, None)
@@ -57,9 +68,10 @@ def test_what_a_job_refuses_is_not_advised() -> None:
 def test_what_is_so_already_is_not_advised() -> None:
     slow = imagenet.Config(precision="fp32", loader="torch")
     faster = "--compile, --precision bf16 or a larger --batch-size for faster steps"
-    assert advice("step-bound", slow, device="cuda") == faster
+    assert advice("step-bound", slow, device="cuda", steps=200) == faster
     assert "--compile" not in advice("step-bound", slow)  # on CPUs it seldom is faster
     assert advice("step-bound", imagenet.Config(compile=True)) == "a larger --batch-size for faster steps"
+    assert "--precision" not in advice("step-bound", imagenet.Config(precision="fp16"), device="cuda")
     assert advice("cpu decode", slow).startswith("--loader dali, ")
     assert "--loader" not in advice("cpu decode", imagenet.Config())
     assert "GPUs to decode on" in advice("cpu decode", slow)

@@ -121,3 +121,16 @@ def test_ranks_rehearse_the_same_number_of_steps_and_agree_on_the_ceiling() -> N
     results = run_ranks(2, rehearsal_of_rank, "fp32", True)
     assert all(same for same, _, _ in results)
     assert len({(ceiling, steps) for _, ceiling, steps in results}) == 1
+
+
+def test_what_cannot_be_compiled_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/c++",))
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
+    worker, precision = Worker.join(CPU, cpus=1, node=""), Precision("fp32", CPU)
+    losses = []
+    for compiled in (False, True):
+        step = ForwardBackward(network(), nn.CrossEntropyLoss(), worker, precision, micro_batches=1, compiled=compiled)
+        losses.append(step(*micro_batch(0)).item())
+    assert losses[0] == pytest.approx(losses[1])

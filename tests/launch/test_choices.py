@@ -1,0 +1,109 @@
+"""What the machine chooses is chosen once, at the first start, and kept."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.detection import Config as DetectionConfig
+from jobs.imagenet import Config
+from raydali.launch import choices
+from raydali.launch.choices import chosen, with_kept
+from raydali.measure.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
+from raydali.report.run_folder import RunFolder
+from tests.support import LocalSession, folder_of, run_ranks
+
+CONFIG = Config(name="run", epochs=1, batch_size=4, global_batch_size=8)
+LONG = 8 * COMPILE_PAYS_FROM
+"""Samples of a run that compiling pays in."""
+
+
+def begun(path: Path, **settings: Any) -> RunFolder:
+    folder = folder_of(path)
+    folder.write_json("config.json", {"model": "resnet50", "precision": None, "compile": None} | settings)
+    return folder
+
+
+def choose(
+    folder: RunFolder, config: Config, *, bf16: bool = False, samples: int = LONG, device: str = "cpu"
+) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """The precision, whether it is compiled, and what was told, on such hardware."""
+    session = LocalSession(folder, device=torch.device("cpu"))
+    object.__setattr__(session.worker, "device", torch.device(device))
+    vars(choices)["has_bf16"] = lambda _: bf16
+    options = chosen(config, session, samples=samples)
+    return options.precision, options.compile, session.told
+
+
+@pytest.fixture(autouse=True)
+def _own_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(choices), "has_bf16", vars(choices)["has_bf16"])
+
+
+def test_the_first_start_chooses_and_later_ones_keep_it_on_other_hardware(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    assert choose(folder, CONFIG)[:2] == ("fp32", False)
+    settings = folder.read_json("config.json")
+    assert settings == {"model": "resnet50", "precision": "fp32", "compile": False}
+    assert choose(folder, CONFIG, bf16=True, device="cuda") == ("fp32", False, [])  # the group that takes over
+    resumed = with_kept(CONFIG, settings)
+    assert (resumed.precision, resumed.compile) == ("fp32", False)
+    given = with_kept(replace(CONFIG, precision="fp16", compile=True), settings)
+    assert (given.precision, given.compile) == ("fp16", True)
+
+
+def test_a_run_of_an_earlier_version_keeps_its_defaults_and_hears_that_they_are_slow(tmp_path: Path) -> None:
+    folder = begun(tmp_path, precision="bf16", compile=False)
+    precision, compiled, told = choose(folder, CONFIG)
+    assert (precision, compiled) == ("bf16", False)
+    assert [(message["kind"], "--precision fp32 is faster" in message["text"]) for message in told] == [
+        ("warning", True)
+    ]
+    assert choose(folder, CONFIG, bf16=True)[2] == []
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "samples", "expected"),
+    [
+        ("cpu", False, LONG, ("fp32", False)),
+        ("cpu", True, LONG, ("bf16", False)),
+        ("cuda", False, LONG - 8, ("fp16", False)),
+        ("cuda", True, LONG, ("bf16", True)),
+    ],
+)
+def test_it_is_by_the_hardware_and_the_length_of_the_run(
+    tmp_path: Path, device: str, bf16: bool, samples: int, expected: tuple[str, bool]
+) -> None:
+    folder = begun(tmp_path)
+    *values, told = choose(folder, CONFIG, bf16=bf16, samples=samples, device=device)
+    assert tuple(values) == expected
+    assert told == [{"kind": "event", "event": "chosen", "precision": expected[0], "compile": expected[1]}]
+
+
+def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    assert choose(folder, replace(CONFIG, precision="fp16"), bf16=True)[:2] == ("fp16", False)
+    assert folder.read_json("config.json")["precision"] is None  # the driver's to write
+    detection = DetectionConfig(name="run", epochs=1, batch_size=4, global_batch_size=8)
+    assert chosen(detection, LocalSession(folder), samples=LONG).compile is False
+
+
+def choice_of_rank(folder: RunFolder) -> str | None:
+    session = LocalSession(folder)
+    vars(choices)["has_bf16"] = lambda _: session.worker.rank == 0
+    return chosen(CONFIG, session, samples=80).precision
+
+
+def test_all_ranks_take_what_each_of_them_has(tmp_path: Path) -> None:
+    assert run_ranks(2, choice_of_rank, begun(tmp_path)) == ["fp32", "fp32"]
+
+
+def test_a_cpu_s_units_are_read_from_linux(tmp_path: Path) -> None:
+    for name, flags in (("old", "fma avx2 avx512f"), ("new", "avx2 avx512_bf16")):
+        (tmp_path / name).write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
+    assert _cpu_flags(str(tmp_path / "old")) == {"fma", "avx2", "avx512f"}
+    assert "avx512_bf16" in _cpu_flags(str(tmp_path / "new"))
+    assert _cpu_flags(str(tmp_path / "none")) == frozenset()
+    assert [fastest_precision(device, bf16=False) for device in ("cpu", "cuda")] == ["fp32", "fp16"]
