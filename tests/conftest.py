@@ -1,10 +1,15 @@
-"""What every test needs: no deadline for hypothesis on a busy machine, and no `gpu` test without a GPU."""
+"""What every test needs: no deadline on a busy machine, SIGINT in what it starts, no `gpu` test without a GPU."""
+
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("raydali", deadline=None)
 settings.load_profile("raydali")
+
+# A shell script's background job ignores SIGINT, and so does what it starts; processes do not inherit a handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # after -m has deselected, so that torch is not imported for nothing

@@ -118,18 +118,19 @@ def test_waits_are_the_loaders_the_rest_of_an_epoch_is_the_steps_and_nothing_bet
                 yield batch
 
         monkeypatch.setattr(type(loader), "__iter__", slow)
-        records = []
+        records, began = [], time.perf_counter()
         for epoch in raydali.measured(loader):
             for _ in epoch:
                 time.sleep(0.01)
             time.sleep(0.5)
             records.append(epoch.record())
+    passed = time.perf_counter() - began
+    assert sum(record["seconds"] for record in records if record is not None) <= passed - 0.5 * len(records)
     for record in records:
         assert record is not None and record["loss"] is None
         taken = record["images"] // BATCH
         assert record["loader_wait_seconds"] >= 0.02 * taken and record["step_seconds"] >= 0.01 * taken
         assert record["seconds"] == pytest.approx(record["loader_wait_seconds"] + record["step_seconds"], abs=1e-3)
-        assert record["seconds"] < 0.03 * taken + 0.4
 
 
 def _quarantined(folder: Path) -> list[Any]:
@@ -211,7 +212,7 @@ def test_torchrun_is_killed_and_goes_on_with_other_processes(folder: Path, tmp_p
         process.communicate()
     process = _torchrun(folder, 1, tmp_path)
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=280)
     finally:
         kill([process.pid, *descendants(process.pid)] if process.poll() is None else [])
     assert process.returncode == 0

@@ -23,7 +23,6 @@ COMMANDS = {
     "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),
 }
-HELP_SECONDS = 0.5
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -57,18 +56,19 @@ def test_help_imports_nothing_heavy(command: str) -> None:
 
 
 def test_help_answers_at_once() -> None:
-    """In seconds of a core: what a stopwatch says depends on what else the machine does."""
+    """It computes not much more than a start of Python that imports what parses options."""
 
     def used() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
-    seconds = []
-    for _ in range(3):
+    def cpu_seconds(*command: str) -> float:
         before = used()
-        assert run("--help").returncode == 0
-        seconds.append(used() - before)
-    assert min(seconds) < HELP_SECONDS
+        subprocess.run(command, capture_output=True, check=True)
+        return used() - before
+
+    parser = min(cpu_seconds(sys.executable, "-c", "import tyro") for _ in range(3))
+    assert min(cpu_seconds(RAYDALI, "--help") for _ in range(3)) < 5 * parser
 
 
 def test_version() -> None:
@@ -145,7 +145,7 @@ def test_ctrl_c_is_130(tmp_path: Path) -> None:
         assert process.stderr is not None
         process.stderr.readline()  # it is at work
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 130 and errors.endswith("interrupted\n"), errors
 
 

@@ -156,7 +156,7 @@ def test_a_run_that_was_ended_goes_on(how: signal.Signals, tmp_path: Path, capsy
             process.kill()  # and not those it has started
         else:
             os.killpg(process.pid, how)
-        errors = process.communicate(timeout=60)[1]  # which all its processes hold open while they live
+        errors = process.communicate(timeout=240)[1]  # which all its processes hold open while they live
     assert process.returncode == (130 if how == signal.SIGINT else -how), errors
     assert "Traceback" not in errors
     made = [*target.glob("*/*.jpg")]

@@ -198,7 +198,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
             time.sleep(0.1)
         below = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # Ctrl+C
-        assert process.wait(30) == 130, (tmp_path / "train").read_text()
+        assert process.wait(120) == 130, (tmp_path / "train").read_text()
     assert not wait_until_gone(below)
     assert (tmp_path / "train").read_text().endswith("the same command with --name pets resumes it\n")
 

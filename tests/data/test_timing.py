@@ -38,23 +38,22 @@ def test_an_end_of_data_passes_through() -> None:
 
 
 def test_reading_adds_up() -> None:
-    before = reading_seconds()
+    before, began = reading_seconds(), time.perf_counter()
     for _ in range(2):
         with reading():
             time.sleep(0.02)
-    assert 0.04 <= reading_seconds() - before < 1
+    whole = time.perf_counter() - began
+    assert 0.04 <= reading_seconds() - before <= whole
 
 
 def test_python_s_time_is_what_it_computes_and_not_what_it_waits() -> None:
-    python = PythonTime()
+    python, began = PythonTime(), time.thread_time()
     with python.running():
         time.sleep(0.1)
-    assert python.seconds < 0.05
-    with python.running():
         until = time.thread_time() + 0.1
         while time.thread_time() < until:
             pass
-    assert 0.1 <= python.seconds < 0.2
+    assert 0.1 <= python.seconds <= time.thread_time() - began
 
 
 class SlowInputs(ValidationImages):

@@ -152,12 +152,12 @@ def refusal(arguments: list[str], storage: Path, *modules: Path, seconds: float)
 def test_bad_usage_is_refused_before_ray_starts(case: str, data: Path, tmp_path: Path, no_ray: Path) -> None:
     figures = {"data": data, "cores": CORES, "too_many": WORKERS_PER_CORE * CORES + 1}
     arguments, named = (text.format(**figures) for text in CASES[case])
-    said = refusal(arguments.split(), tmp_path / "runs", no_ray, seconds=100)
+    said = refusal(arguments.split(), tmp_path / "runs", no_ray, seconds=280)
     assert re.search(named, said), said
     assert re.search(REMEDY, said), said
 
 
 def test_more_workers_than_micro_batches_are_refused_before_they_start(tmp_path: Path) -> None:
     arguments = ["--global-batch-size", "32", "--batch-size", "32", "--workers", "2"]
-    said = refusal(arguments, tmp_path / "runs", seconds=200)
+    said = refusal(arguments, tmp_path / "runs", seconds=280)
     assert re.search(r"2 workers are more than the 1 micro-batches of a global batch \(32 / 32\).*fewer workers", said)

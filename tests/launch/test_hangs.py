@@ -1,5 +1,6 @@
 """Who is told to hold a run up, and what a worker's heartbeat says."""
 
+import itertools
 import os
 import threading
 import time
@@ -108,14 +109,20 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
     told: list[dict[str, Any]] = []
     hangs.BEAT_SECONDS, before = 0.02, hangs.BEAT_SECONDS
     try:
-        count, wait = iter([1, 2, 3] + [3] * 1000), threading.Event()
-        beat = Heartbeat(lambda kind, **facts: told.append(facts), lambda: next(count), lambda: 7.5, 0.2, rank=4)
-        wait.wait(0.6)
+        count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
+
+        def tell(kind: str, **facts: Any) -> None:
+            told.append(facts)
+            if facts["stack"]:
+                stuck.set()
+
+        beat = Heartbeat(tell, lambda: next(count), lambda: 7.5, 0.2, rank=4)
+        assert stuck.wait(120)
         beat.close()
     finally:
         hangs.BEAT_SECONDS = before
     assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
     assert told[0]["place"] == 7.5
-    assert told[2]["stack"] is None and "wait.wait(0.6)" in told[-2]["stack"] and told[-1]["count"] == -1
+    assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
     time.sleep(0.1)
     assert told[-1]["count"] == -1, "it goes on"
