@@ -1,5 +1,6 @@
 """Jobs as a user starts them, a cluster to submit them to, and what is left of both afterwards."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -117,6 +118,59 @@ def head(env: dict[str, str], log: Path) -> Iterator[str]:
         wait_until_gone(below, timeout=3)
         kill(below)
         shutil.rmtree(temp_dir)
+
+
+@contextmanager
+def nodes(env: dict[str, str], log: Path, *starts: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """A cluster of a head without CPUs and these nodes: the environment of its drivers, and the nodes' ids in order.
+
+    Args:
+        starts: of each node what stands before its options, `env A=1` for instance; the last word is its CPUs.
+    """
+    (port,) = free_ports(1)
+    folder = f"/tmp/rdf-{os.getpid()}"
+    env = env | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    using = env | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    common = ["--block", "--disable-usage-stats", "--object-store-memory=100000000"]
+    head = [f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-cpus=0"]
+    ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    commands = [[RAY, "start", "--head", *common, *head]]
+    for *before, cpus in starts:
+        commands.append([*before, RAY, "start", f"--address=127.0.0.1:{port}", *common, *ports, f"--num-cpus={cpus}"])
+    processes: list[subprocess.Popen[bytes]] = []
+    ids: list[str] = []
+    try:
+        for command in commands:
+            with log.open("ab") as output:
+                processes.append(subprocess.Popen(command, env=env, stdout=output, stderr=output))
+            ids += joined(len(processes), using, ids)
+        yield using, ids[1:]
+    finally:
+        below = [pid for process in processes for pid in (process.pid, *descendants(process.pid))]
+        for process in processes:
+            process.terminate()
+        wait_until_gone(below, timeout=5)
+        kill(below)
+        for process in processes:
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def joined(number: int, env: dict[str, str], known: Sequence[str] = ()) -> list[str]:
+    """The ids of the cluster's nodes but those known, once it has so many."""
+    deadline = time.monotonic() + 120
+    while len(ids := alive(env)) < number:
+        assert time.monotonic() < deadline, f"{len(ids)} of {number} nodes"
+        time.sleep(0.5)
+    return [each for each in ids if each not in known]
+
+
+def alive(env: dict[str, str]) -> list[str]:
+    """The ids of the nodes of the cluster that RAY_ADDRESS names."""
+    ask = "import json, ray; ray.init(log_to_driver=False); "
+    ask += "print(json.dumps([node['NodeID'] for node in ray.nodes() if node['Alive']]))"
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=120)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
 
 
 def free_ports(number: int) -> list[int]:

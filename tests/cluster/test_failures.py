@@ -1,14 +1,12 @@
 """Nodes taken away, frozen and killed workers, interruptions: a run loses nothing, and goes on soon."""
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,10 @@ from tests.cluster.support import (
     committed,
     descendants,
     environment,
-    free_ports,
     kill,
     name_of,
+    nodes,
     start_job,
-    wait_until_gone,
 )
 from tests.traces import assert_whole
 
@@ -129,69 +126,27 @@ def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: P
 
 def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_path: Path) -> None:
     """Three nodes of one CPU beside the head; the job takes two of them, and one of these is drained."""
-    (port,) = free_ports(1)
-    folder = f"/tmp/rdf-{os.getpid()}"
-    common = ["--block", "--disable-usage-stats", "--object-store-memory=100000000"]
-    env |= {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-
-    def start(*options: str) -> "subprocess.Popen[bytes]":
-        with (tmp_path / "ray").open("ab") as log:
-            return subprocess.Popen([RAY, "start", *common, *options], env=env, stdout=log, stderr=log)
-
-    with ExitStack() as stack:
-        nodes = [start("--head", "--num-cpus=0", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")]
-        stack.callback(end, nodes, folder)
-        using = env | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-        ids = joined(1, using)
-        for number in (2, 3, 4):
-            ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-            nodes.append(start(f"--address=127.0.0.1:{port}", "--num-cpus=1", *ports))
-            ids = joined(number, using)
-        with running(using, tmp_path, "--workers", "2") as (process, run):
-            wait_for(lambda: bool(run.rows("epochs.jsonl")), process, tmp_path)
-            occupied = {rank["node"] for row in run.rows("epochs.jsonl")[:1] for rank in row["ranks"]}
-            drained = next(each for each in ids if each[:8] in occupied)
-            began = time.time()
-            command = [RAY, "drain-node", f"--address=127.0.0.1:{port}", f"--node-id={drained}"]
-            command += [
-                "--reason=DRAIN_NODE_REASON_PREEMPTION",
-                "--reason-message=spot",
-                "--deadline-remaining-seconds=60",
-            ]
-            subprocess.run(command, env=using, check=True, timeout=60)
-            wait_for(lambda: bool(events(run, "resume")), process, tmp_path)
-            (left,) = events(run, "left")
-            resumed = events(run, "resume")[0]
-            assert left["notice"] == "preemption" and resumed["step"] == left["step"], "nothing is done again"
-            assert left["time"] - began < 60, "inside the grace period"
-            assert not events(run, "failure") and events(run, "preemption")
-            assert process.wait(240) == 0, (tmp_path / "log").read_text()
-            assert drained[:8] not in {rank["node"] for rank in run.rows("epochs.jsonl")[-1]["ranks"]}
-            assert_whole(run, STREAM)
-
-
-def joined(number: int, env: dict[str, str]) -> list[str]:
-    """The ids of the cluster's nodes, once there are so many."""
-    deadline = time.monotonic() + 60
-    while len(ids := alive(env)) < number:
-        assert time.monotonic() < deadline, f"{len(ids)} of {number} nodes"
-        time.sleep(0.5)
-    return ids
-
-
-def alive(env: dict[str, str]) -> list[str]:
-    ask = "import json, ray; ray.init(log_to_driver=False); "
-    ask += "print(json.dumps([node['NodeID'] for node in ray.nodes() if node['Alive']]))"
-    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
-
-
-def end(nodes: list[Any], folder: str) -> None:
-    below = [pid for node in nodes for pid in (node.pid, *descendants(node.pid))]
-    for node in nodes:
-        node.terminate()
-    wait_until_gone(below, timeout=5)
-    kill(below)
-    for node in nodes:
-        node.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    with (
+        nodes(env, tmp_path / "ray", ["1"], ["1"], ["1"]) as (using, ids),
+        running(using, tmp_path, "--workers", "2") as (process, run),
+    ):
+        wait_for(lambda: bool(run.rows("epochs.jsonl")), process, tmp_path)
+        occupied = {rank["node"] for row in run.rows("epochs.jsonl")[:1] for rank in row["ranks"]}
+        drained = next(each for each in ids if each[:8] in occupied)
+        began = time.time()
+        command = [RAY, "drain-node", f"--address={using['RAY_ADDRESS']}", f"--node-id={drained}"]
+        command += [
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=spot",
+            "--deadline-remaining-seconds=60",
+        ]
+        subprocess.run(command, env=using, check=True, timeout=60)
+        wait_for(lambda: bool(events(run, "resume")), process, tmp_path)
+        (left,) = events(run, "left")
+        resumed = events(run, "resume")[0]
+        assert left["notice"] == "preemption" and resumed["step"] == left["step"], "nothing is done again"
+        assert left["time"] - began < 60, "inside the grace period"
+        assert not events(run, "failure") and events(run, "preemption")
+        assert process.wait(240) == 0, (tmp_path / "log").read_text()
+        assert drained[:8] not in {rank["node"] for rank in run.rows("epochs.jsonl")[-1]["ranks"]}
+        assert_whole(run, STREAM)

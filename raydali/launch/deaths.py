@@ -1,0 +1,69 @@
+"""What is said of a worker whose process died: rank, node and signal on one line, in place of 600 characters of Ray."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+Place = tuple[str, int]
+"""The node's id and the process's id of a worker."""
+LOOK_SECONDS = 10.0
+"""For the node to say what the process left in its log."""
+_CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
+
+
+def silence_ray() -> None:
+    """Keep Ray from printing its own account of each death in the driver."""
+    ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
+
+
+def describe_deaths(killed: Sequence[int], places: Mapping[int, Place], error: str) -> str:
+    """Which ranks died where and of what, as far as can be told; takes up to LOOK_SECONDS a node.
+
+    Args:
+        killed: the ranks.
+        places: where they ran; `error` alone is said of others.
+        error: Ray's account.
+    """
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for rank in killed:
+        if rank in places:
+            nodes[places[rank][0]].append(rank)
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    said = []
+    for node, ranks in nodes.items():
+        who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {_listed(ranks)}"
+        why = _cause(node, places[ranks[0]][1], error) if node in alive else "their node is gone"
+        said.append(f"{who} on node {node[:8]} died: {why}")
+    return "; ".join(said) or error
+
+
+def _cause(node: str, pid: int, error: str) -> str:
+    if "low on memory" in error:
+        return "Ray ended it, since the node ran out of memory"
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    try:
+        crash: str = ray.get(look.remote(pid), timeout=LOOK_SECONDS)
+    except (ray.exceptions.RayError, TimeoutError):
+        crash = ""
+    return f"it crashed: {crash}" if crash else "killed by SIGKILL, as the kernel does where memory runs out"
+
+
+def crash_of(pid: int) -> str:
+    """What a process of this node was ended by, as its log says; empty where it had no time to say it."""
+    node: Any = ray._private.worker.global_worker.node
+    logs = Path(node.get_logs_dir_path())
+    for log in logs.glob(f"worker-*-{pid}.err"):
+        if found := _CRASH.search(log.read_text(errors="replace")):
+            return found[1] or found[2]
+    return ""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
