@@ -26,6 +26,7 @@ from raydali.data.hashing import keyed
 from raydali.data.loader import Batch, Loader
 from raydali.data.stream import MicroBatch
 from raydali.launch.broken_samples import BrokenSamples
+from raydali.launch.missing_samples import check_samples
 from raydali.launch.notices import Interrupted, Notice, Notices
 from raydali.launch.options import WHERE_SETTINGS, TrainingOptions
 from raydali.launch.run_state import RunState, Stateful
@@ -168,8 +169,12 @@ class TrainingRun:
 
         Args:
             modules: all that a step changes: the model, and its moving average.
+
+        Raises:
+            NodeFault: see `check_samples`.
         """
         self._loader = loader
+        check_samples(loader, self.worker)
         measures = self._config.ceiling and not self._state.is_resumed
         if self._on_gpu or measures or self._config.compile:
             began = time.perf_counter()
