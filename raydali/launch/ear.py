@@ -1,14 +1,14 @@
 """Takes what the driver hears to where it belongs: the events, the console, metrics, and the decision to go on."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from raydali.launch import hangs
-from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
 from raydali.launch.overheard import Overheard
+from raydali.launch.restart_policy import RestartPolicy
 from raydali.launch.waiting import Waiting
 from raydali.report.console import Console
 from raydali.report.html_history import GROUP_END_EVENTS
@@ -16,6 +16,7 @@ from raydali.report.html_live import LiveReport
 from raydali.report.run_folder import EVENTS, RunFolder
 
 if TYPE_CHECKING:
+    from raydali.launch.deaths import Place
     from raydali.launch.mailbox import Mailbox
     from raydali.launch.metrics import RunMetrics
 
@@ -40,8 +41,9 @@ class Ear:
         track: Callable[[Mapping[str, Any]], None],
         metrics: "RunMetrics",
         report: LiveReport,
-        failures: Failures,
+        policy: RestartPolicy,
         watch: HangWatch,
+        describe_deaths: Callable[[Sequence[int], "Mapping[int, Place]", str], str],
     ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         self.why: str | None = None
@@ -49,12 +51,13 @@ class Ear:
         self.training = self.left = False
         self._mailbox, self._folder, self._console, self._waiting = mailbox, folder, console, waiting
         self._track, self._metrics, self._report = track, metrics, report
-        self._failures, self._watch = failures, watch
+        self._policy, self._watch, self._describe_deaths = policy, watch, describe_deaths
         self._began = time.monotonic()
         self._step = 0
         self._group = ""
         self._gone: set[str] = set()
         self._ended = False
+        self._permit: tuple[float, int] | None = None
         self._unwritten: list[dict[str, Any]] = []
         self._overheard = Overheard()
 
@@ -76,8 +79,8 @@ class Ear:
                 if message["final"]:
                     self.why = "it would come again"
             elif kind == "event":
-                message["seconds"] = self._seconds()
-                self._event({name: value for name, value in message.items() if name != "kind"})
+                message |= {"seconds": self._seconds()}
+                self._event(message)
             elif kind == "overheard":
                 self._overheard.take(message)
             elif kind == "progress":
@@ -86,6 +89,7 @@ class Ear:
                 self._track(message["record"])
                 self._report.epoch(message["record"])
             self._console.show(message)
+        self._permit_start()
         self._say_overheard()
         if stuck := self._watch.stuck():
             event = {"event": "hang", "ranks": [asdict(each) for each in stuck], "seconds": self._seconds()}
@@ -104,28 +108,52 @@ class Ear:
         name = event["event"]
         if name in ("start", "resume"):
             self.training, self.left = True, False
+            self._mailbox.write(training=True, left=False)
             self.errors, self.failure, self._ended = [], "", False
             self._metrics.started()
-            self._failures.begun(event["step"])
+            self._policy.begun(event["step"])
             self._watch.begun()
         elif name == "quarantine":
             self._metrics.quarantined()
-        self.left = self.left or name == "left"
+        elif name == "left":
+            self.left = True
+            self._mailbox.write(left=True)
         if name in GROUP_END_EVENTS:
-            self.training = False
-            self._watch.over()
-            self._waiting.again()
-            self._gone |= {self._group} - {""}
-            self._group, self._ended = "", True
-            if name == "failure":
-                event["step"], self.failure = self._step, event["error"]
-                if event["killed"]:  # what the others say is that it is gone
-                    self.errors = []
-                if self.why is None:
-                    self.why = self._failures.failed(event, self.errors, self._step)
+            self._group_end(event)
         elif name != "hang":
             self._waiting.over()
-        self._note(_row(event))
+        self._note(_row({name: value for name, value in event.items() if name != "kind"}))
+
+    def _group_end(self, event: dict[str, Any]) -> None:
+        self.training = False
+        self._watch.over()
+        self._gone |= {self._group} - {""}
+        self._group, self._ended = "", True
+        end, pause = event.pop("end", 0), 0.0
+        if event["event"] == "failure":
+            if event["killed"]:  # what the others say is that it is gone
+                self.errors = []
+            decision = self._policy.failed(event, self.errors, self._step)
+            self.why = self.why or decision.stop_reason
+            pause = decision.pause
+            places = event.pop("places", {})
+            event |= {"step": self._step, "pause": pause, "cause": decision.cause}
+            event["nodes"] = sorted({node_id[:8] for node_id, _ in places.values()})
+            event["left_out"] = [node_id[:8] for node_id in decision.leave_out]
+        self._permit = time.monotonic() + pause, end
+        self._permit_start()
+        if event["event"] == "failure":
+            if event["killed"]:
+                event["error"] = self._describe_deaths(event["killed"], places, event["error"])
+            self.failure = event["error"]
+
+    def _permit_start(self) -> None:
+        """Let the controller start the next worker group, once the pause before it is over."""
+        if self._permit is None or self.why is not None or time.monotonic() < self._permit[0]:
+            return
+        self._mailbox.write(permitted=self._permit[1], left_out=self._policy.left_out, training=False, left=False)
+        self._waiting.again()
+        self._permit = None
 
     def _note(self, row: dict[str, Any]) -> None:
         self._report.event(row)

@@ -15,11 +15,11 @@ from raydali.interrupts import Interrupt
 from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.ear import Ear
-from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
 from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
-from raydali.launch.preflight import Cluster, Placement, place
+from raydali.launch.preflight import Cluster, Placement, place, suffices
 from raydali.launch.reservations import Reservations
+from raydali.launch.restart_policy import RestartPolicy
 from raydali.launch.resume import changes, check_unchanged, earlier_run
 from raydali.launch.waiting import Waiting, look
 from raydali.report.console import Console
@@ -168,23 +168,25 @@ def _run(
 ) -> None:
     """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens."""
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train import RunConfig, ScalingConfig
 
+    from raydali.launch.deaths import describe_deaths, silence_ray
     from raydali.launch.mailbox import Mailbox
     from raydali.launch.metrics import RunMetrics
     from raydali.launch.process_group import WorkerProcesses
     from raydali.launch.ray_session import run_worker
-    from raydali.launch.watcher import Watcher
+    from raydali.launch.scaling import START_TIMEOUT, Trainer
 
+    silence_ray()
     mailbox = Mailbox(f"raydali-{uuid.uuid4().hex}")
     elastic = placement.minimum < placement.reachable
     if elastic:
-        # A node that has just died is counted on until this is over; where there are fewer, fewer workers start.
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
+        # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
+        os.environ.setdefault(START_TIMEOUT, "3")
     workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
-    trainer = TorchTrainer(
+    trainer = Trainer(
         run_worker,
+        mailbox=mailbox,
         train_loop_config={
             "train": job.train,
             "options": options,
@@ -202,8 +204,6 @@ def _run(
         run_config=RunConfig(
             name=folder.name,
             storage_path=folder.uri_of_storage,
-            failure_config=FailureConfig(max_failures=-1),  # which of them end the run is decided here
-            callbacks=[Watcher(mailbox)],  # type: ignore[list-item]  # the stub knows only those of Ray Tune
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
         ),
     )
@@ -213,8 +213,12 @@ def _run(
         waiting.over()  # it was given what its workers need
     report = LiveReport(folder, console.warn)
     reservations = Reservations(left_over)
-    failures, watch = Failures(options.max_failures), HangWatch(options.hang_timeout)
-    ear = Ear(mailbox, folder, console, waiting, track, RunMetrics(folder.name), report, failures, watch)
+    policy = RestartPolicy(
+        options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
+    )
+    watch = HangWatch(options.hang_timeout)
+    metrics = RunMetrics(folder.name)
+    ear = Ear(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
     interrupt = Interrupt()
     try:
         with interrupt.on_signals():

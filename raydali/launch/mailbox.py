@@ -1,10 +1,12 @@
-"""How the driver hears: workers and the controller post to a named actor, the driver empties it.
+"""How driver, controller and workers speak: all post messages to a named actor, which the driver empties.
 
-The other way round goes one word only: that the driver wants the run to stop.
+The other way round there is a board, which the driver writes and anybody reads: what the workers are asked to do, and
+which start of a worker group is permitted.
 """
 
 import time
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -13,11 +15,30 @@ Message = dict[str, Any]
 _ASKED_EVERY = 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What the driver, and for a resize the controller, has written.
+
+    Attributes:
+        notice: why the workers are to leave behind a checkpoint; None while they are to train.
+        permitted: ends of worker groups after which the next group may start.
+        left_out: ids of the nodes on which no worker is to start.
+        training: whether a worker group is past its first step.
+        left: whether its workers have left behind a checkpoint.
+    """
+
+    notice: Literal["stop", "resize"] | None = None
+    permitted: int = 0
+    left_out: tuple[str, ...] = ()
+    training: bool = False
+    left: bool = False
+
+
 @ray.remote(num_cpus=0)
 class _Box:
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._stop = False
+        self._board = Board()
 
     def post(self, message: Message) -> None:
         self._messages.append(message)
@@ -26,11 +47,15 @@ class _Box:
         messages, self._messages = self._messages, []
         return messages
 
-    def stop(self) -> None:
-        self._stop = True
+    def write(self, facts: dict[str, Any]) -> None:
+        self._board = replace(self._board, **facts)
 
-    def stopping(self) -> bool:
-        return self._stop
+    def ask_to_resize(self, wanted: bool) -> None:
+        if self._board.notice != "stop":
+            self._board = replace(self._board, notice="resize" if wanted else None)
+
+    def board(self) -> Board:
+        return self._board
 
 
 class Mailbox:
@@ -55,16 +80,30 @@ class Mailbox:
         messages: list[Message] = ray.get(self._box.empty.remote())
         return messages
 
+    def write(self, **facts: Any) -> None:
+        """Change these fields of the board."""
+        self._box.write.remote(facts)
+
     def stop(self) -> None:
         """Ask the workers to stop."""
-        self._box.stop.remote()
+        self.write(notice="stop")
 
-    def stopping(self) -> bool:
-        """Whether they have been asked, as of about a second ago; never waits."""
+    def ask_to_resize(self, wanted: bool) -> None:
+        """Ask the workers to leave for another number of them, or no longer; a stop is not taken back."""
+        self._box.ask_to_resize.remote(wanted)
+
+    def board(self) -> Board:
+        """The board as it is now."""
+        board: Board = ray.get(self._box.board.remote())
+        return board
+
+    def notice(self) -> Literal["stop", "resize"] | None:
+        """The board's notice, as of about a second ago; never waits."""
         if self._reply is not None and ray.wait([self._reply], timeout=0)[0]:
             reply, self._reply = self._reply, None
-            if ray.get(reply):
-                return True
+            board: Board = ray.get(reply)
+            if board.notice is not None:
+                return board.notice
         if self._reply is None and time.monotonic() - self._asked >= _ASKED_EVERY:
-            self._reply, self._asked = self._box.stopping.remote(), time.monotonic()
-        return False
+            self._reply, self._asked = self._box.board.remote(), time.monotonic()
+        return None

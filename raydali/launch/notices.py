@@ -1,11 +1,11 @@
-"""What a run must heed between two steps: a node that is about to go, a driver that is told to end."""
+"""What a run must heed between two steps: a node that is about to go, a driver that is told to end, a resize."""
 
 from collections.abc import Callable
 from typing import Literal
 
 from raydali.train.worker import Worker
 
-Notice = Literal["preemption", "stop"]
+Notice = Literal["preemption", "stop", "resize"]
 
 
 class Interrupted(Exception):

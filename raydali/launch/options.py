@@ -21,6 +21,7 @@ WHERE_SETTINGS = {
     "data",
     "max_failures",
     "hang_timeout",
+    "storage_timeout",
     "profile_steps",
     "track",
 }
@@ -63,9 +64,12 @@ class LaunchOptions:
     """Write which rank trained on which id at which step to the run's samples/."""
     max_failures: int = 3
     """How often in a row a failed worker group is started again from the newest checkpoint while there is no newer one;
-    -1: always. Preemptions do not count. What would recur is not tried again."""
+    -1: always. Preemptions do not count, nor does a storage that is away. What would recur is not tried again."""
     hang_timeout: float = 600
     """Seconds after which a run that stands still is started again from the newest checkpoint; 0: never."""
+    storage_timeout: float = 21600
+    """Seconds for which data or checkpoints may be out of reach before the run ends; 0: any time. Workers try for a
+    minute, then start again after pauses of 30 s to 5 min."""
 
     track: str | None = None
     """Programs to keep the run in beside TensorBoard, where they are installed: mlflow, wandb, or mlflow,wandb."""
@@ -80,6 +84,7 @@ class LaunchOptions:
         require(self, "shuffle_block", least=0)
         require(self, "max_failures", least=-1)
         require(self, "hang_timeout", least=0)
+        require(self, "storage_timeout", least=0)
         if 0 < self.hang_timeout < LEAST_HANG_TIMEOUT:
             raise UsageError(
                 f"--hang-timeout must be 0 or at least {LEAST_HANG_TIMEOUT}, not {self.hang_timeout:g}: "

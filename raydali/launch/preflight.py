@@ -1,6 +1,6 @@
 """What is asked against what the cluster has and its autoscaler could add: refused at once, or placed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -124,3 +124,13 @@ def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
         yield f"--cpus-per-worker {enough[0]}"
     elif not asked.reachable:
         yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in fewer if n), 1)
+
+
+def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
+    """Whether the connected cluster, with what its autoscaler could add, holds the workers without these nodes."""
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
+    shape = placement.cpus, placement.gpu
+    have = sum(fitting(each.get("CPU", 0.0), each.get("GPU", 0.0), *shape) for each in alive)
+    return have + cluster.growth.fitting(*shape) >= placement.minimum

@@ -13,7 +13,7 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 
 from raydali.data.loader import Loader
 from raydali.doctor.checks import unfit
-from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
+from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
 from raydali.launch.choices import chosen
 from raydali.launch.environment import environment, place_of
@@ -97,7 +97,7 @@ class RaySession:
         """See Session."""
         if get_train_context().preemption_context.preemption_info is not None:
             return "preemption"
-        return "stop" if self.worker.rank == 0 and self._mailbox.stopping() else None
+        return self._mailbox.notice() if self.worker.rank == 0 else None
 
     def publish(self, figures: Figures) -> None:
         """See Session. To Ray's metrics, which Prometheus collects, and to the driver's display."""
@@ -131,8 +131,8 @@ def run_worker(config: dict[str, Any]) -> None:
         raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        step = session.step if session else 0
-        mailbox.post_and_wait(kind="error", rank=rank, group=_group(), step=step, **_described(error))
+        facts = {"group": _group(), "node_id": ray.get_runtime_context().get_node_id()} | _described(error)
+        mailbox.post_and_wait(kind="error", rank=rank, step=session.step if session else 0, **facts)
         raise
 
 
@@ -151,14 +151,15 @@ def _group() -> str:
 def _described(error: BaseException) -> dict[str, Any]:
     """What the driver shows of an error: our own need no traceback, others only the frames outside libraries.
 
-    `final`: it would come again. `storage`: it will pass once the storage answers.
+    `final`: it would come again. `storage`: it will pass once the storage answers. `node_fault`: other nodes can do it.
     """
-    if isinstance(error, UsageError | DataError | DivergedError | StorageError | StorageAway):
-        away = isinstance(error, StorageAway)
-        kind = {"usage": isinstance(error, UsageError), "final": not away, "storage": away}
+    ours = isinstance(error, UsageError | DataError | DivergedError | StorageError | StorageAway | NodeFault)
+    kind = {"usage": isinstance(error, UsageError), "final": False}
+    kind |= {"storage": isinstance(error, StorageAway), "node_fault": isinstance(error, NodeFault)}
+    if ours:
+        kind["final"] = not (kind["storage"] or kind["node_fault"])
         return {"error": str(error), "traceback": "", **kind}
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     text = "".join(traceback.format_exception_only(error)).strip()
-    kind = {"usage": False, "final": False, "storage": False}
-    return {"error": text, "traceback": "".join(traceback.format_list(ours)), **kind}
+    return {"error": text, "traceback": "".join(traceback.format_list(outside)), **kind}

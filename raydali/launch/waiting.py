@@ -12,6 +12,8 @@ from raydali.launch.preflight import Placement
 LOOK_SECONDS = 2.0
 PATIENCE_SECONDS = 4.0
 """Without a word: most workers have their place by then."""
+ROOM_SECONDS = 30.0
+"""Without a word where there is room for the workers: Ray Train's controller takes its time to ask for it."""
 CHANGE_SECONDS = 6.0
 """Between lines that say something new."""
 REPEAT_SECONDS = 60.0
@@ -39,12 +41,19 @@ class Moment:
     placed: bool = False
 
 
-def in_words(moment: Moment, asked: Placement) -> str:
-    """What the job waits for; empty where everything is there."""
+def in_words(moment: Moment, asked: Placement, seconds: float = 0.0) -> str:
+    """What the job waits for; empty where everything is there.
+
+    Args:
+        seconds: for how long it has waited.
+    """
     need, shape = asked.minimum, (asked.cpus, asked.gpu)
     have = sum(fitting(c, g, *shape) for c, g in moment.free)
-    if moment.placed or have >= need:
+    if moment.placed:
         return ""
+    if have >= need:
+        unplaced = f"waiting for Ray to place {counted(need, 'worker')} of {asked}: there is room for {have}"
+        return unplaced if seconds >= ROOM_SECONDS else ""
     missing = need - have
     nodes, held = moment.growth.nodes_for(missing, *shape)
     wanted = [f"{number} more {group} node{'s' * (number != 1)}" for group, number in nodes.items()]
@@ -101,7 +110,7 @@ class Waiting:
         if moment.placed:
             self._over = True
             return
-        text = in_words(moment, self._asked)
+        text = in_words(moment, self._asked, now - self._began)
         since = now - self._spoke
         if text and since >= (CHANGE_SECONDS if text != self._said else REPEAT_SECONDS):
             self._say(f"{text} ({now - self._began:.0f} s)")

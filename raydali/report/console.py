@@ -81,8 +81,7 @@ class Console:
             compiled = ", compiled" if message.get("compile") else ""
             self.say(f"chosen for this hardware, and kept: precision {message['precision']}{compiled}")
         elif message["event"] == "failure":
-            ranks = ", ".join(map(str, message["ranks"]))
-            self.warn(f"{f'rank {ranks} failed' if ranks else 'workers failed to start'}: {message['error']}")
+            self._show_failure(message)
         elif message["event"] == "resize":
             self.say(f"going on with {message['workers']} workers, from the newest checkpoint")
         elif message["event"] == "preemption":
@@ -102,6 +101,18 @@ class Console:
                 self.warn("more samples are broken: events.jsonl names them all")
         elif message["event"] == "bad checkpoint":
             self.warn(f"{message['path']} cannot be used: {message['reason']}; taking the one before")
+
+    def _show_failure(self, message: Mapping[str, Any]) -> None:
+        ranks = ", ".join(map(str, message["ranks"]))
+        who = f"rank {ranks} failed: " if ranks else "workers failed to start: "
+        self.warn(f"{'' if message.get('killed') else who}{message['error']}")
+        if message.get("left_out"):
+            self.warn(f"node {', '.join(message['left_out'])} is left out from now on")
+        if message.get("pause"):
+            self.say(f"starting again in {message['pause']:.0f} s, from the newest checkpoint")
+
+    def _show_placed(self, message: Mapping[str, Any]) -> None:
+        self.say(f"starting {message['workers']} of up to {message['most']} workers: there is no room for more now")
 
     def _show_warning(self, message: dict[str, Any]) -> None:
         self.warn(f"rank {message['rank']}: {message['text']}")

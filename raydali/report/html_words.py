@@ -184,7 +184,11 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         named = (
             ", ".join(map(str, ranks[:8])) + (", \u2026" if len(ranks) > 8 else "") if isinstance(ranks, list) else ""
         )
-        return f"rank {named or DASH} failed: {_shortened(row.get('error'))}"
+        failed = f"rank {named} failed" if named else "workers failed to start"
+        text = f"{failed}: {_shortened(row.get('error'))}"
+        if isinstance(left_out := row.get("left_out"), list) and left_out:
+            text += f"; node {', '.join(map(str, left_out))} is left out"
+        return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
     if kind == "stop":
         return f"ended with an error: {_shortened(row.get('error'))}"
     if kind in ("interrupt", "finish"):

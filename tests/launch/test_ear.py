@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from raydali.launch.ear import Ear
-from raydali.launch.failures import Failures
 from raydali.launch.hangs import HangWatch
+from raydali.launch.restart_policy import RestartPolicy
 from raydali.report.run_folder import RunFolder
 from tests.support import folder_of
 
@@ -18,6 +18,7 @@ class News:
 
     def __init__(self, folder: RunFolder, max_failures: int = -1) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.board: dict[str, Any] = {}
         self.folder = folder
         self.ear = Ear(
             self,  # type: ignore[arg-type]  # the mailbox
@@ -27,13 +28,17 @@ class News:
             MagicMock(),
             MagicMock(),
             MagicMock(),
-            Failures(max_failures),
+            RestartPolicy(max_failures, 0, lambda left_out: False),
             HangWatch(0),
+            lambda killed, places, error: error,
         )
 
     def empty(self) -> list[dict[str, Any]]:
         messages, self.messages = self.messages, []
         return messages
+
+    def write(self, **facts: Any) -> None:
+        self.board |= facts
 
     def hear(self, kind: str, **facts: Any) -> None:
         self.messages.append({"kind": kind, **facts})
@@ -42,8 +47,8 @@ class News:
     def event(self, event: str, **facts: Any) -> None:
         self.hear("event", event=event, **facts)
 
-    def error(self, text: str, group: str) -> None:
-        self.hear("error", rank=0, step=7, error=text, traceback="", usage=False, final=False, group=group)
+    def error(self, text: str, group: str, *, final: bool = False) -> None:
+        self.hear("error", rank=0, step=7, error=text, traceback="", usage=False, final=final, group=group)
 
     def failure(self, killed: tuple[int, ...] = (), error: str = "it is gone") -> None:
         self.event("failure", ranks=[0, 1], killed=list(killed), error=error)
@@ -85,11 +90,25 @@ def test_an_echo_behind_the_end_of_its_group_is_not_the_next_group_s_error(news:
     assert [error["error"] for error in news.ear.errors] == ["ValueError: no"]
 
 
-def test_workers_that_die_while_starting_are_not_started_for_ever(news: News) -> None:
+def test_workers_that_die_while_starting_are_not_started_for_ever(tmp_path: Path) -> None:
+    news = News(folder_of(tmp_path), max_failures=2)
     for _ in range(3):
         assert news.ear.why is None
         news.event("failure", ranks=[], killed=[], error="the actor died", starting=True)
-    assert news.ear.why is not None and "3 times in a row" in news.ear.why
+    assert news.ear.why is not None and "--max-failures is 2" in news.ear.why
+
+
+def test_a_start_is_permitted_behind_its_pause_and_none_where_the_run_ends(news: News) -> None:
+    news.event("failure", ranks=[0], killed=[0], error="it died", end=1)
+    assert news.board["permitted"] == 1
+    news.event("failure", ranks=[0], killed=[0], error="it died", end=2)
+    assert news.board["permitted"] == 1
+    assert news.folder.rows("events.jsonl")[-1]["pause"] == 15
+    news.event("resize", workers=2, end=3)
+    assert news.board["permitted"] == 3
+    news.error("ValueError: no", "third", final=True)
+    news.event("failure", ranks=[0], killed=[], error="ValueError: no", end=4)
+    assert news.board["permitted"] == 3
 
 
 def test_a_failure_says_how_far_the_run_was(news: News) -> None:

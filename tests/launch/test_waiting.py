@@ -55,6 +55,12 @@ def test_what_is_waited_for(at: Moment, said: str) -> None:
     assert in_words(at, ASKED) == said
 
 
+def test_room_that_ray_does_not_give_is_said_after_a_while() -> None:
+    at = moment([(2, 1)] * 4)
+    assert in_words(at, ASKED, seconds=10) == ""
+    assert "3 workers" in in_words(at, ASKED, seconds=60) and "room for 4" in in_words(at, ASKED, seconds=60)
+
+
 def test_lines_come_at_a_calm_rate_and_only_while_there_is_something_to_wait_for() -> None:
     now, said, at = 0.0, [], moment([HEAD])
     waiting = Waiting(ASKED, lambda: at, lambda text: said.append((now, text)), lambda: now)

@@ -1,0 +1,158 @@
+"""What follows a failure: whether the run goes on, after which pause, and which node is left out from then on.
+
+the storage does not answer        goes on after 30 s, doubling to 5 min, for --storage-timeout; not counted
+a node lacks the samples           goes on without the node; not counted
+an error twice at one step         on one node: goes on without it, if others suffice; else the run ends
+the same node twice in a row       goes on without it, if others suffice
+anything                           is counted up to --max-failures, with pauses that grow
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PAUSES = (0.0, 15.0, 60.0, 300.0)
+"""Seconds before the start after the first failure without progress, the second one, and so on; the last one stays."""
+STORAGE_PAUSES = (30.0, 60.0, 120.0, 240.0, 300.0)
+SAME_ERROR, SAME_START_ERROR = 2, 5
+"""How often in a row the same error at the same step is no accident; or before the first step of a run that has trained
+already, when what it needs may be away for some minutes."""
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What follows a failure.
+
+    Attributes:
+        stop_reason: why the run ends; None where it goes on.
+        pause: seconds until the next start.
+        leave_out: ids of nodes that no worker starts on any more.
+        cause: "storage" or "node" where it is not the run's own failure.
+    """
+
+    stop_reason: str | None = None
+    pause: float = 0.0
+    leave_out: tuple[str, ...] = ()
+    cause: str | None = None
+
+
+class RestartPolicy:
+    """Judges the failures of a run's worker groups; preemptions and resizes are none.
+
+    Args:
+        limit: how many in a row may happen while the run gets no further; -1 for any number.
+        storage_timeout: seconds for which the storage may be away; 0 for any time.
+        suffices: whether the cluster holds the workers without these nodes.
+        now: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        storage_timeout: float,
+        suffices: Callable[[Collection[str]], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit, self._storage_timeout, self._suffices, self._now = limit, storage_timeout, suffices, now
+        self._start = 0
+        self._has_trained = False
+        self._without_progress = 0
+        self._error: tuple[str, int] | None = None
+        self._same = 0
+        self._error_nodes: set[str] = set()
+        self._last_nodes: set[str] = set()
+        self._outages, self._away_since = 0, 0.0
+        self.left_out: tuple[str, ...] = ()
+
+    def begun(self, step: int) -> None:
+        """A worker group has done its first step after `step`, the newest checkpoint's."""
+        self._has_trained = True
+        self._outages = 0
+        if step > self._start:
+            self._start, self._without_progress = step, 0
+
+    def failed(self, event: Mapping[str, Any], errors: Sequence[Mapping[str, Any]], step: int) -> Decision:
+        """Judge a failure.
+
+        Args:
+            event: the controller's.
+            errors: what workers said of it themselves, the first one first.
+            step: the last one that is known to be done.
+        """
+        decision = self._judge(event, errors, step)
+        self.left_out += decision.leave_out
+        return decision
+
+    def _judge(self, event: Mapping[str, Any], errors: Sequence[Mapping[str, Any]], step: int) -> Decision:
+        killed = event["killed"] or event.get("starting", False)
+        error = None if killed or not errors else errors[0]
+        if error is not None and error.get("storage"):
+            return self._outage(error)
+        if error is not None and error.get("node_fault"):
+            at_fault = tuple(sorted({each["node_id"] for each in errors if each.get("node_fault")}))
+            if self._can_leave_out(at_fault):
+                return Decision(leave_out=at_fault, cause="node")
+            return Decision(stop_reason="no other nodes suffice for the workers")
+        self._without_progress += 1
+        places: Mapping[Any, Any] = event.get("places", {})
+        nodes = {places[rank][0] for rank in event["killed"] if rank in places}
+        if error is not None:
+            alike = [each for each in errors if _text(each) == _text(error)]
+            nodes = {each["node_id"] for each in alike if each.get("node_id")}
+            if why := self._recurs(error, nodes):
+                return Decision(stop_reason=why)
+        suspects, self._last_nodes = tuple(sorted(nodes & self._last_nodes)), nodes
+        if 0 <= self._limit < self._without_progress:
+            return Decision(stop_reason=self._too_many())
+        leave_out = suspects if len(nodes) == 1 and self._can_leave_out(suspects) else ()
+        return Decision(pause=_nth(PAUSES, self._without_progress), leave_out=leave_out)
+
+    def _outage(self, error: Mapping[str, Any]) -> Decision:
+        if not self._outages:
+            self._away_since = self._now()
+        self._outages += 1
+        away = self._now() - self._away_since
+        if 0 < self._storage_timeout <= away:
+            return Decision(
+                stop_reason=f"the storage has not answered for {away:.0f} s: --storage-timeout is "
+                f"{self._storage_timeout:g}"
+            )
+        return Decision(pause=_nth(STORAGE_PAUSES, self._outages), cause="storage")
+
+    def _recurs(self, error: Mapping[str, Any], nodes: set[str]) -> str | None:
+        """Why an error of the code would come again; None where it may not, or where one node may be at fault."""
+        same = _text(error), error["step"]
+        if same != self._error:
+            self._error, self._same, self._error_nodes = same, 0, set()
+        self._same += 1
+        self._error_nodes |= nodes
+        starts_again = error["step"] == 0 and self._has_trained
+        if self._same < (SAME_START_ERROR if starts_again else SAME_ERROR):
+            return None
+        if len(self._error_nodes) == 1 and self._can_leave_out(tuple(nodes)):
+            return None
+        return f"the same failure came {self._same} times in a row behind step {error['step']}, so it would come again"
+
+    def _can_leave_out(self, nodes: Collection[str]) -> bool:
+        new = set(nodes) - set(self.left_out)
+        return bool(new) and self._suffices({*self.left_out, *new})
+
+    def _too_many(self) -> str:
+        if self._limit == 0:
+            return "--max-failures is 0"
+        return (
+            f"{self._without_progress} failures in a row, and no checkpoint beyond step {self._start}: "
+            f"--max-failures is {self._limit}"
+        )
+
+
+def _text(error: Mapping[str, Any]) -> str:
+    """An error's text without its numbers, which vary."""
+    return _VARYING.sub("#", error["error"])
+
+
+def _nth(pauses: Sequence[float], count: int) -> float:
+    return pauses[min(count, len(pauses)) - 1]
