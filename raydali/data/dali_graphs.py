@@ -23,7 +23,7 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
         reads: whether what is fed is paths, rather than contents.
     """
     nodes = fn.external_source(feed, num_outputs=files, batch=True)
-    contents = [fn.io.file.read(node) if reads else node for node in nodes]
+    contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
     lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
     part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
     heads = [part(content, start=[0], shape=[screening.HEAD]) for content in contents]

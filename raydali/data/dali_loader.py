@@ -21,12 +21,15 @@ from raydali.data.preparation import InputsFailed, Preparation, Prepared
 from raydali.data.python_functions import timed_python
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause
+from raydali.errors import StorageAway
 
 PREFETCHED_BATCHES = 4
 """In DALI's hands at once. It is a row of stages that take longer together than a step does: with 2 a step waits."""
 READ_BATCHES = 2
 """Read ahead of their decoding."""
 READING_THREADS = 4
+READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
+"""How DALI's errors name what reads files, whose failure says nothing of their contents."""
 
 
 class DaliLoader(Loader):
@@ -53,6 +56,7 @@ class DaliLoader(Loader):
         if self._where == "gpu":
             hardware_queues.widen()
         self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits, self.python)
+        self._patience = self.quarantine.patience()
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
         # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
@@ -83,8 +87,10 @@ class DaliLoader(Loader):
                 self._discard()
                 raise failed.error from failed.error.__cause__
             except RuntimeError as error:
-                self._recover(error)
+                with self.waits.on("storage"):
+                    self._recover(error)
                 continue
+            self._patience.end()
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
 
@@ -95,13 +101,18 @@ class DaliLoader(Loader):
 
         Raises:
             DataError: see Quarantine.
+            StorageAway: DALI could read no batch for a minute, and the files are sound.
             RuntimeError: the error itself, where the samples are not to blame.
         """
         waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
         if not waiting:
             raise error
         ids = np.concatenate([micro_batch.read_ids for micro_batch in waiting])
-        if not self.quarantine.examine(ids, again=True):
+        sound = not self.quarantine.examine(ids, again=True)
+        if sound and READ_OPERATOR in str(error):
+            if not self._patience.pause(error):
+                raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
+        elif sound:
             # Pillow can decode them all; is it a file that DALI alone cannot?
             keys = [key for one in waiting for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
             blamed = refused(self, keys)
@@ -239,5 +250,6 @@ class DaliLoader(Loader):
     def close(self) -> None:
         """Stop DALI's threads and free its memory."""
         super().close()
+        self._patience.end()
         self._discard()
         self._preparation.close()

@@ -32,11 +32,14 @@ def refused(loader: "DaliLoader", keys: Keys) -> list[int]:
 
 
 def _loads(loader: "DaliLoader", keys: Keys) -> bool:
-    from raydali.data.dali_loader import DaliLoader
+    from raydali.data.dali_loader import READ_OPERATOR, DaliLoader
 
     class Bare(DaliLoader):
         def _recover(self, error: RuntimeError) -> None:
-            raise _Refused from error
+            if READ_OPERATOR in str(error):
+                super()._recover(error)
+            else:
+                raise _Refused from error
 
     ids, epochs = np.array(keys).T
     order = Once(MicroBatch(0, 0, 0, ids, epochs))

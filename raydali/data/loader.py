@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,7 +26,7 @@ from raydali.data.pipeline import Pipeline, Source
 from raydali.data.quarantine import Quarantine
 from raydali.data.stream import MicroBatch, Order, Stream
 from raydali.data.timing import PythonTime, Waits
-from raydali.errors import DataError
+from raydali.errors import DataError, StorageAway
 
 LoaderName = Literal["dali", "torch", "synthetic"]
 SAMPLES_TRIED = 100
@@ -181,6 +182,7 @@ class Loader(ABC):
 
         Raises:
             DataError: none of the first samples can be read, so that their shape is unknown.
+            StorageAway: the storage does not answer, for a minute.
         """
         generator = torch.Generator().manual_seed(0)
         batch = {}
@@ -195,7 +197,9 @@ class Loader(ABC):
         unreadable = []
         for id in range(min(SAMPLES_TRIED, self.order.samples)):
             try:
-                return self.pipeline.sample(self.source, id, 0)
+                return self.quarantine.read(id, partial(self.pipeline.sample, self.source, id, 0))
+            except StorageAway:
+                raise
             except Exception as error:
                 unreadable.append(f"{self.source.path(id)}: {error}")
         raise DataError(f"the first {len(unreadable)} samples cannot be read: {'; '.join(unreadable[:3])}")

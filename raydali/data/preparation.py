@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import screening
-from raydali.data.patience import is_transient
+from raydali.data.patience import Patience
 from raydali.data.pipeline import Inputs, Pipeline, Source
-from raydali.data.quarantine import Quarantine, of_storage
+from raydali.data.quarantine import Quarantine, may_pass
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause, PythonTime, Waits, reading_seconds
 from raydali.errors import DataError, StorageAway
@@ -128,24 +128,34 @@ class Preparation:
             yield made
 
     def _make(self, micro_batch: MicroBatch) -> Prepared:
-        while True:
-            knew, settled = self._knowledge, self._quarantine.settle(micro_batch)
-            if not len(settled.ids):
-                return Prepared(settled, (), knew)
-            began, read = time.perf_counter(), reading_seconds()
-            try:
-                with self._running():
-                    inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
-            except OSError as error:  # it names the file
-                if self._quarantine.examine(settled.read_ids, again=True):
-                    continue
-                kind = StorageAway if of_storage(error) and is_transient(error) else DataError
-                raise kind(str(error)) from error
-            except RuntimeError as error:
-                raise InputsFailed(error) from error
-            self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
-            if not self._screens or not self.finds(settled, self._looked_at(inputs)):
-                return Prepared(settled, inputs, knew)
+        patience = self._quarantine.patience()
+        try:
+            while (prepared := self._made(micro_batch, patience)) is None:
+                pass
+            return prepared
+        finally:
+            patience.end()
+
+    def _made(self, micro_batch: MicroBatch, patience: Patience) -> Prepared | None:
+        """The inputs; None where they are to be made again: a sample is broken, or the storage did not answer."""
+        knew, settled = self._knowledge, self._quarantine.settle(micro_batch)
+        if not len(settled.ids):
+            return Prepared(settled, (), knew)
+        began, read = time.perf_counter(), reading_seconds()
+        try:
+            with self._running():
+                inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
+        except OSError as error:  # it names the file
+            if self._quarantine.examine(settled.read_ids, again=True) or patience.pause(error):
+                return None
+            kind = StorageAway if may_pass(error) else DataError
+            raise kind(str(error)) from error
+        except RuntimeError as error:
+            raise InputsFailed(error) from error
+        self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
+        if self._screens and self.finds(settled, self._looked_at(inputs)):
+            return None
+        return Prepared(settled, inputs, knew)
 
     @property
     def _knowledge(self) -> int:

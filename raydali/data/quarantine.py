@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.hashing import keyed
 from raydali.data.object_store import StoreError
-from raydali.data.patience import STORAGE_ERRNOS, is_transient
+from raydali.data.patience import STORAGE_ERRNOS, Patience, is_transient, patiently
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch
 from raydali.errors import DataError, StorageAway
@@ -29,6 +29,8 @@ SUBSTITUTES_TRIED = 100
 _SALT = 0x5AB5717D7E
 """Keeps what stands in for a sample apart from the sample's own random numbers."""
 _THREADS = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ def of_storage(error: BaseException | None) -> bool:
     return False
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether an error of reading a sample is the storage's, and may be gone in a moment."""
+    return of_storage(error) and is_transient(error)
+
+
 def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> int:
     """The id, of 0..samples-1, that is tried in a broken one's place; attempts count from 0."""
     return int(keyed(_SALT, seed, epoch, id, attempt) % np.uint64(samples))
@@ -106,11 +113,17 @@ class Quarantine:
         self._lock = threading.Lock()
         self._load: Callable[[int], object] = lambda id: None
         self._path: Callable[[int], str] = str
+        self._storage = "the storage of the data"
 
     def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """This one, told how to read a sample."""
         self._load, self._path = partial(_load, source, pipeline), source.path
+        self._storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
+
+    def patience(self) -> Patience:
+        """For reads of the source that are repeated while its storage does not answer."""
+        return Patience(self._storage)
 
     def add(self, broken: Iterable[BrokenSample]) -> None:
         """Take over what another process found."""
@@ -127,7 +140,7 @@ class Quarantine:
 
         Raises:
             DataError: one is broken, and this is `strict`; or the storage refuses to give it.
-            StorageAway: the storage does not answer.
+            StorageAway: the storage does not answer, for a minute.
         """
         unlike = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         asked = [id for id in unlike if again or id not in self._sound]
@@ -141,12 +154,22 @@ class Quarantine:
         return bool(found) or len(unlike) < len(set(map(int, ids)))
 
     def _reason(self, id: int) -> str | None:
+        return self.read(id, partial(why_broken, partial(self._load, id)))
+
+    def read(self, id: int, call: Callable[[], T]) -> T:
+        """What a call gives that reads a sample, repeated while the storage does not answer.
+
+        Raises:
+            StorageAway: it does not answer, for a minute.
+            DataError: the storage refuses.
+            Exception: what else the call raises.
+        """
         try:
-            return why_broken(partial(self._load, id))
+            return patiently(call, self._storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
-            kind = StorageAway if is_transient(error) else DataError
+            kind = StorageAway if may_pass(error) else DataError
             raise kind(f"the storage did not give sample {id}: {error}") from error
 
     def condemn(self, id: int, reason: str) -> None:

@@ -13,17 +13,18 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loader import Batch, Loader
-from raydali.data.patience import is_transient
+from raydali.data.patience import OUTAGES, Outage
 from raydali.data.pipeline import Pipeline, Source
-from raydali.data.quarantine import BrokenSample, Quarantine, of_storage
+from raydali.data.quarantine import BrokenSample, Quarantine, may_pass
 from raydali.data.stream import MicroBatch
 from raydali.data.timing import Cause, reading_seconds
 from raydali.errors import DataError, StorageAway
 
 Key = tuple[int, int]
-Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample]]
-"""A sample, the id it was read from, and what was found to be broken on the way; None for one that is left out."""
-Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample]]
+Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample], list[Outage]]
+"""A sample, the id it was read from, what was found to be broken on the way, and when the storage was away; None for
+one that is left out."""
+Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample], list[Outage]]
 
 
 class TorchLoader(Loader):
@@ -56,12 +57,13 @@ class TorchLoader(Loader):
         while True:
             try:
                 with self.waits.by(self._held_up_by):
-                    tensors, read, broken = next(loaded)
+                    tensors, read, broken, outages = next(loaded)
             except StopIteration:
                 return
             except (DataError, StorageAway) as error:  # the DataLoader puts the worker's traceback before it
                 raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
             self.quarantine.note(broken)
+            OUTAGES.add(outages)
             micro_batch = _as_read(self._plan.under_way.popleft(), read)
             if len(micro_batch.ids):
                 named = zip(self.pipeline.outputs, tensors, strict=True)
@@ -98,25 +100,30 @@ class _Samples(Dataset[Loaded]):
         id, epoch = key
         began, read = time.perf_counter(), reading_seconds()
         sample, used = None, self.quarantine.stand_in(id, epoch)
+        patience = self.quarantine.patience()
         while used is not None and sample is None:
             try:
                 sample = self.pipeline.sample(self.source, used, epoch)
             except Exception as error:
                 if not self.quarantine.examine([used], again=True):
-                    kind = StorageAway if of_storage(error) and is_transient(error) else DataError
+                    if isinstance(error, OSError) and patience.pause(error):
+                        continue
+                    patience.end()
+                    kind = StorageAway if may_pass(error) else DataError
                     raise kind(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
                 used = self.quarantine.stand_in(id, epoch)
+        patience.end()
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began
         self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
-        return sample, used, self.quarantine.news()
+        return sample, used, self.quarantine.news(), OUTAGES.take()
 
 
 def _collated(loaded: list[Loaded]) -> Collated:
-    samples = [sample for sample, _, _ in loaded if sample is not None]
-    broken = [one for _, _, found in loaded for one in found]
-    return default_collate(samples) if samples else [], [used for _, used, _ in loaded], broken
+    samples = [each[0] for each in loaded if each[0] is not None]
+    broken, outages = [one for each in loaded for one in each[2]], [one for each in loaded for one in each[3]]
+    return default_collate(samples) if samples else [], [each[1] for each in loaded], broken, outages
 
 
 def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:

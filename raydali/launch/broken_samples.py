@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from raydali.data.patience import OUTAGES, Outage
 from raydali.data.quarantine import BrokenSample, Quarantine
 from raydali.data.stream import Order, OrderedPass
 from raydali.errors import DataError
@@ -70,7 +71,7 @@ class BrokenSamples:
             return
         found = self._asked() if self._asked is not None else 0
         self._asked = None
-        news = sum(quarantine.has_news() for quarantine in self._quarantines.values())
+        news = sum(quarantine.has_news() for quarantine in self._quarantines.values()) + len(OUTAGES)
         if found or (worker.world_size == 1 and news):
             self.exchange()
         elif worker.world_size > 1:
@@ -86,7 +87,9 @@ class BrokenSamples:
             self._asked()
             self._asked = None
         news = {name: quarantine.news() for name, quarantine in self._quarantines.items()}
-        for found in self._session.worker.exchange(news):
+        exchanged = self._session.worker.exchange((news, OUTAGES.take()))
+        self._tell_outages([outages for _, outages in exchanged])
+        for found, _ in exchanged:
             for name, samples in found.items():
                 for sample in samples:
                     if self._agreed[name].setdefault(sample.id, sample) is sample:
@@ -99,6 +102,17 @@ class BrokenSamples:
     def in_validation(self) -> int:
         """How many of the validation samples are broken, as of the last exchange."""
         return len(self._agreed[VALIDATION])
+
+    def _tell_outages(self, of_ranks: list[list[Outage]]) -> None:
+        """One event for each storage, whichever ranks waited for it."""
+        if self._session.worker.rank:
+            return
+        every = [(rank, outage) for rank, outages in enumerate(of_ranks) for outage in outages]
+        for storage in dict.fromkeys(outage.storage for _, outage in every):
+            ranks = sorted({rank for rank, outage in every if outage.storage == storage})
+            longest = max((outage for _, outage in every if outage.storage == storage), key=lambda each: each.seconds)
+            facts = {"path": storage, "reason": longest.reason, "waited_seconds": longest.seconds, "ranks": ranks}
+            self._session.tell("event", event="storage retry", **facts)
 
     def _tell(self, name: str, sample: BrokenSample) -> None:
         if self._session.worker.rank == 0 and (name, sample.id) not in self._told:

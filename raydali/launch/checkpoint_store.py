@@ -9,6 +9,7 @@ A kill at any instant leaves the newest whole one as it was. What fails to be sa
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from raydali.train.worker import Worker
 
 KEPT = 3
 """Older ones are deleted."""
-MOST_FAILURES = 5
-"""In a row; then the run ends."""
+MOST_FAILURES, MOST_SECONDS = 5, 600.0
+"""How many in a row may fail, and for how long; beyond both the run ends."""
 REFUSED = "refused.json"
 
 
@@ -50,7 +51,7 @@ class CheckpointStore:
         self._folder, self._worker, self._tell = folder, worker, tell
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
-        self._why, self._failures = "", 0
+        self._why, self._failures, self._failing_since = "", 0, 0.0
         self._bug: BaseException | None = None
 
     # -- Saving
@@ -65,11 +66,13 @@ class CheckpointStore:
             hindered: why there can be no checkpoint now, since what must lie there before it does not.
 
         Raises:
-            StorageError: too many in a row could not be saved.
+            StorageError: too many in a row could not be saved, for too long.
+            StorageAway: the same, since the storage does not answer.
         """
         self.wait()
-        if self._failures >= MOST_FAILURES:
-            raise self._error(f"{self._failures} checkpoints in a row could not be saved")
+        seconds = time.monotonic() - self._failing_since
+        if self._failures >= MOST_FAILURES and seconds >= MOST_SECONDS:
+            raise self._error(f"{self._failures} checkpoints in a row could not be saved, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
         self._unsaved = _Unsaved(step, state, best, bool(hindered))
@@ -92,6 +95,7 @@ class CheckpointStore:
 
         Raises:
             StorageError: it cannot be saved.
+            StorageAway: the same, since the storage does not answer.
         """
         self.wait()
         if (unsaved := self._unsaved) is None:
@@ -100,7 +104,10 @@ class CheckpointStore:
             raise self._error("the last checkpoint could not be saved")
         try:
             patience.patiently(
-                lambda: self._write(unsaved), f"saving {self._path(unsaved.step)}", self._folder.warn, lambda _: True
+                lambda: self._write(unsaved),
+                str(self._folder),
+                self._folder.warn,
+                lambda error: isinstance(error, OSError),
             )
         except OSError as error:
             self._why = reason(error)
@@ -130,6 +137,8 @@ class CheckpointStore:
 
     def _failed(self, why: str) -> None:
         assert self._unsaved is not None
+        if not self._failures:
+            self._failing_since = time.monotonic()
         self._why, self._failures = why, self._failures + 1
         step = self._unsaved.step
         facts = {"step": step, "path": self._path(step), "reason": why, "in_a_row": self._failures}
@@ -151,8 +160,9 @@ class CheckpointStore:
         except OSError as error:
             self._folder.warn(f"old checkpoints in {self._folder} could not be deleted: {reason(error)}")
 
-    def _error(self, what: str) -> StorageError:
-        return StorageError(
+    def _error(self, what: str) -> StorageAway | StorageError:
+        kind = StorageAway if self._folder.is_transient(OSError(self._why)) else StorageError
+        return kind(
             f"{what} to {self._folder}: {self._why}: mend the storage; "
             "then the same command goes on from the newest checkpoint"
         )
@@ -162,35 +172,29 @@ class CheckpointStore:
     def newest(self) -> dict[str, Any] | None:
         """The state of the newest checkpoint that can be used, the same on every rank; None where none was ever made.
 
-        All ranks must call it. Rank 0 tells of those that cannot be used, and puts them aside.
+        All ranks must call it. Rank 0 reads it for all, tells of those that cannot be used, and puts them aside.
 
         Raises:
             StorageError: there were checkpoints, but none can be used; the storage refuses to give them.
             StorageAway: the storage does not answer.
         """
         self.wait()
-        name, state, error, away = "", None, "", False
+        state, error, away = None, "", False
         if self._worker.rank == 0:
             try:
-                name, state = self._choose()
+                state = self._choose()
             except StorageError as found:
                 error = str(found)
             except OSError as found:
                 error = f"the checkpoints in {self._folder} cannot be read: {reason(found)}"
                 away = self._folder.is_transient(found)
-        name, error, away = self._worker.from_first((name, error, away))
+        error, away = self._worker.from_first((error, away))
         if error:
             raise StorageAway(error) if away else StorageError(error)
-        if name and state is None:
-            try:
-                state = self._read(name)
-            except BadCheckpoint as found:
-                raise StorageError(f"{self._folder}/{name} can be used on rank 0, not here: {found}") from found
-            except OSError as found:
-                raise StorageAway(f"{self._folder}/{name} can be read on rank 0, not here: {reason(found)}") from found
-        return state
+        shared: dict[str, Any] | None = self._worker.from_first(state)
+        return shared
 
-    def _choose(self) -> tuple[str, dict[str, Any] | None]:
+    def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
         last = ""
         for name in self._names():
@@ -206,7 +210,7 @@ class CheckpointStore:
             # What the run writes from here on does not go with them, should they become readable again.
             for bad in refused:
                 self._folder.rename(f"{bad}/{MANIFEST}", f"{bad}/{REFUSED}")
-            return name, state
+            return state
         if refused:
             raise StorageError(
                 f"no checkpoint in {self._folder} can be used ({', '.join(refused)}; {last}): "
@@ -217,7 +221,7 @@ class CheckpointStore:
             raise StorageError(
                 f"{self._folder} has epochs but no checkpoint any more: restore one, or give another --name"
             )
-        return "", None
+        return None
 
     def _refused(self) -> Iterator[bool]:
         return (self._folder.exists(f"{name}/{REFUSED}") for name in self._names())

@@ -25,7 +25,7 @@ class Heartbeat:
 
     Args:
         tell: hands a message to the driver, without waiting.
-        count: what grows while training gets on: batches taken, those of validation too.
+        count: what grows while training gets on: batches taken, those of validation too, and calls repeated.
         place: how far it is, comparable with that of other ranks: steps done, and a half for the batch of the next.
         patience: seconds of standing still from which on a beat holds the stack.
         facts: who this is.

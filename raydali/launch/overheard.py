@@ -4,6 +4,7 @@ Such warnings otherwise end in a log of the worker's, where nobody looks. What C
 """
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ class _Handler(logging.Handler):
         super().__init__(logging.WARNING)
         self._tell = tell
         self._told: set[str] = set()
+        self._process = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -66,6 +68,8 @@ class _Handler(logging.Handler):
         self.hand_on(f"{record.getMessage()}{why}" + (f" ({record.name})" if record.name != "root" else ""))
 
     def hand_on(self, text: str) -> None:
+        if os.getpid() != self._process:  # a fork, which must not speak on its parent's connections
+            return
         if text in self._told or len(self._told) > MOST_TEXTS:
             return
         self._told.add(text)

@@ -12,6 +12,7 @@ import torch
 from ray.train.v2._internal.execution.context import get_train_context  # the public way waits for all ranks
 
 from raydali.data.loader import Loader
+from raydali.data.patience import retries
 from raydali.doctor.checks import unfit
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
@@ -140,7 +141,7 @@ def _heartbeat(session: RaySession, timeout: float) -> Heartbeat:
     worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
     facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
     patience = timeout / 2 or float("inf")
-    return Heartbeat(session.tell, lambda: Loader.batches_taken, session.place, patience, **facts)
+    return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.place, patience, **facts)
 
 
 def _group() -> str:

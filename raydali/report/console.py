@@ -99,6 +99,10 @@ class Console:
                 self.warn(_of_broken(message))
             elif self._quarantined == QUARANTINED_SHOWN + 1:
                 self.warn("more samples are broken: events.jsonl names them all")
+        elif message["event"] == "storage retry":
+            count = len(message["ranks"])
+            waited = f"{count} rank{'s' * (count != 1)} waited {message['waited_seconds']:.1f} s"
+            self.warn(f"{message['path']} did not answer ({message['reason']}): {waited}")
         elif message["event"] == "bad checkpoint":
             self.warn(f"{message['path']} cannot be used: {message['reason']}; taking the one before")
 

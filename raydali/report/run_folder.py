@@ -12,7 +12,8 @@ report.html     all of it as one page, now and then while the run goes on; writt
 best/           the weights with the best validation so far
 checkpoint_*/   checkpoints (checkpoints.py of raydali.train)
 
-Calls to object stores are made again for a minute where they fail in passing (patience.py of raydali.data).
+Calls that a storage does not answer are repeated for a minute (patience.py of raydali.data); not so writes to local
+disks, which come again with the next checkpoint or event.
 """
 
 import errno
@@ -29,7 +30,7 @@ from typing import Any, TypeVar
 from pyarrow import fs as arrow_fs
 
 from raydali.data.object_store import reason
-from raydali.data.patience import STORAGE_ERRNOS, is_transient, patiently
+from raydali.data.patience import STORAGE_ERRNOS, errno_of, is_transient, patiently
 from raydali.errors import UsageError
 from raydali.interrupts import deferred_signals
 
@@ -51,7 +52,7 @@ class RunFolder:
     Args:
         storage: where runs are kept: a folder (`~` is understood) or a URI such as `s3://bucket/runs`.
         name: the run's name.
-        warn: hears of calls to an object store that are made again; stays behind in this process.
+        warn: hears of a storage that does not answer; stays behind in this process.
 
     Raises:
         UsageError: the name cannot name a folder.
@@ -97,12 +98,12 @@ class RunFolder:
     def _local(self) -> bool:
         return isinstance(self.filesystem, arrow_fs.LocalFileSystem)
 
-    def _patiently(self, call: Callable[[], T], what: str) -> T:
-        return call() if self._local else patiently(call, what, self.warn)
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return patiently(call, str(self), self.warn, self.is_transient)
 
-    def is_transient(self, error: OSError) -> bool:
+    def is_transient(self, error: Exception) -> bool:
         """Whether an error of this storage may pass."""
-        return error.errno in STORAGE_ERRNOS if self._local else is_transient(error)
+        return errno_of(error) in STORAGE_ERRNOS if self._local else is_transient(error)
 
     def path(self, file: str = "") -> str:
         """A file's path on the filesystem; the folder's own without an argument."""
@@ -134,7 +135,7 @@ class RunFolder:
 
     def exists(self, file: str) -> bool:
         """Whether there is such a file."""
-        info = self._patiently(lambda: self.filesystem.get_file_info(self.path(file)), f"looking for {self}/{file}")
+        info = self._patiently(lambda: self.filesystem.get_file_info(self.path(file)))
         return bool(info.type != arrow_fs.FileType.NotFound)
 
     def files(self, folder: str) -> list[str]:
@@ -147,9 +148,7 @@ class RunFolder:
 
     def _infos(self, folder: str) -> list[arrow_fs.FileInfo]:
         selector = arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
-        infos: list[arrow_fs.FileInfo] = self._patiently(
-            lambda: self.filesystem.get_file_info(selector), f"listing {self}/{folder}".rstrip("/")
-        )
+        infos: list[arrow_fs.FileInfo] = self._patiently(lambda: self.filesystem.get_file_info(selector))
         return infos
 
     def read(self, file: str) -> bytes:
@@ -160,7 +159,7 @@ class RunFolder:
             with self.filesystem.open_input_file(self.path(file)) as stream:
                 return bytes(stream.read())
 
-        return self._patiently(contents, f"reading {self}/{file}")
+        return self._patiently(contents)
 
     def write(self, file: str, contents: bytes | memoryview) -> None:
         """Write a whole file, durably; readers see the old one or the new one, never a part.
@@ -176,7 +175,7 @@ class RunFolder:
         if self._local:
             _replace(self._made_way(file), contents)
         else:
-            self._patiently(store, f"writing {self}/{file}")
+            self._patiently(store)
 
     def _made_way(self, file: str) -> str:
         """The path of a local file, in a sub-folder that is made. The run's own folder is not: where the disk that it
@@ -193,15 +192,15 @@ class RunFolder:
     def rename(self, file: str, new: str) -> None:
         """Give a file another name."""
         move = self.filesystem.move
-        self._patiently(lambda: move(self.path(file), self.path(new)), f"renaming {self}/{file}")
+        self._patiently(lambda: move(self.path(file), self.path(new)))
 
     def remove(self, file: str) -> None:
         """Delete a file."""
-        self._patiently(lambda: self.filesystem.delete_file(self.path(file)), f"deleting {self}/{file}")
+        self._patiently(lambda: self.filesystem.delete_file(self.path(file)))
 
     def remove_folder(self, folder: str) -> None:
         """Delete a sub-folder and all that is in it."""
-        self._patiently(lambda: self.filesystem.delete_dir(self.path(folder)), f"deleting {self}/{folder}")
+        self._patiently(lambda: self.filesystem.delete_dir(self.path(folder)))
 
     def read_json(self, file: str) -> Any:
         """A JSON file's value."""

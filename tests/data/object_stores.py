@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,12 +46,16 @@ def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> PutObjects:
 
 
 class FlakyS3:
-    """A server for S3 with the bucket `bucket` that can be told to fail, and be stopped and started again."""
+    """A server for S3 with the bucket `bucket` that can be told to fail, and be stopped and started again.
+
+    A GET of /_busy/SECONDS, from any process, makes it busy for so long.
+    """
 
     def __init__(self) -> None:
         self.busy = False
         """Whether it answers every call with 503."""
-        self.calls = 0
+        self.calls = self.refused = 0
+        self._busy_until = 0.0
         self._port = 0
         self.start()
 
@@ -66,7 +71,12 @@ class FlakyS3:
 
         def answer(environ: Any, start_response: Any) -> Any:
             self.calls += 1
-            if self.busy:
+            if environ["PATH_INFO"].startswith("/_busy/"):
+                self._busy_until = time.monotonic() + float(environ["PATH_INFO"].rpartition("/")[2])
+                start_response("200 OK", [])
+                return []
+            if self.busy or time.monotonic() < self._busy_until:
+                self.refused += 1
                 start_response("503 Slow Down", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
             return application(environ, start_response)
@@ -86,14 +96,19 @@ class FlakyS3:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What clients find in the environment."""
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+        return {"AWS_ENDPOINT_URL": self.url} | keys
+
 
 @pytest.fixture
 def flaky_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
     import boto3
 
     server = FlakyS3()
-    variables = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    for name, value in (variables | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
+    for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     bucket = boto3.resource("s3").create_bucket(Bucket="bucket")
     yield server

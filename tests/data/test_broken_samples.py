@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn
 
+from raydali.data import patience
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.dali_loader import DaliLoader
 from raydali.data.image_folder import ImageFolder
@@ -255,7 +256,11 @@ def test_what_only_dali_s_reader_refuses_is_replaced(tmp_path: Path) -> None:
     assert [id for batch in batches for id in batch.ids] == [id for m in stream.micro_batches(0, 1) for id in m.ids]
 
 
-def test_storage_that_fails_is_not_the_samples_fault(tmp_path: Path, name: LoaderName) -> None:
+def test_storage_that_fails_is_not_the_samples_fault(
+    tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "SECONDS", 0.5)
+
     class Failing(ImageFolder):
         def read(self, id: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error", self.path(id))

@@ -1,5 +1,6 @@
 """Calls to a store that fails for a while, fails for good, or refuses."""
 
+import errno
 import time
 
 import pytest
@@ -26,7 +27,7 @@ def test_files_are_written_and_read_once_the_store_answers_again(flaky_s3: Flaky
     flaky_s3.busy = True
     folder.write("checkpoint_000000001/state.pt", bytes(6_000_000))
     assert len(warnings) == 1
-    assert "writing s3://bucket/runs/run/checkpoint_000000001/state.pt failed, trying again in 0." in warnings[0]
+    assert "s3://bucket/runs/run" in warnings[0] and "SLOW_DOWN" in warnings[0]
     assert folder.read("checkpoint_000000001/state.pt") == bytes(6_000_000)
 
 
@@ -71,6 +72,25 @@ def test_errors_in_passing_are_told_from_others(text: str, again: bool) -> None:
     assert patience.is_transient(OSError(text)) is again
 
 
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), True),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), True),
+        (OSError("[Errno 116] Error reading bytes from file. Detail: Stale file handle"), True),
+        (OSError(errno.ENOENT, "No such file or directory"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.EROFS, "Read-only file system"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (ValueError("no error of a storage"), False),
+    ],
+)
+def test_errors_of_disks_and_file_servers(error: Exception, again: bool) -> None:
+    assert patience.is_transient(error) is again
+
+
 def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = [0.0], list[float]()
 
@@ -85,7 +105,7 @@ def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     warnings: list[str] = []
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-        patience.patiently(fail, "writing", warnings.append)
-    assert 40 < sum(pauses) <= 60 and max(pauses) <= 15
-    assert pauses[:4] == sorted(pauses[:4]) and pauses[0] <= 0.5
-    assert len(warnings) == len(pauses) < 12
+        patience.patiently(fail, "a store", warnings.append)
+    assert 40 < sum(pauses) <= patience.SECONDS and max(pauses) <= patience.LONGEST_PAUSE
+    assert pauses[:4] == sorted(pauses[:4]) and pauses[0] <= patience.FIRST_PAUSE
+    assert len(warnings) == 1 and len(pauses) < 12

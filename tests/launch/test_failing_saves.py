@@ -1,12 +1,14 @@
 """A checkpoint that cannot be saved: what is told, what stays the newest, and when the run ends."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from raydali.data import patience
-from raydali.errors import StorageError
+from raydali.errors import StorageAway, StorageError
+from raydali.launch import checkpoint_store
 from raydali.launch.checkpoint_store import MOST_FAILURES
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
@@ -77,16 +79,29 @@ def test_a_disk_that_becomes_read_only_or_goes_and_comes_back(tmp_path: Path) ->
         assert told[1]["in_a_row"] == 1
 
 
-def test_five_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
+def test_failures_in_a_row_end_the_run_once_they_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk(tmp_path / "disk", kilobytes=2000) as disk:
         folder, told = folder_of(disk.path), Told()
         store = store_of(folder, told)
         disk.read_only(True)
-        for step in range(MOST_FAILURES):
+        for step in range(MOST_FAILURES + 5):  # however many, that was quick
             store.save(step, state_of(step))
-        with pytest.raises(StorageError, match=r"5 checkpoints in a row could not be saved to .*run: .*Read-only file"):
-            store.save(5, state_of(5))
-        assert [event["in_a_row"] for event in told] == [1, 2, 3, 4, 5]
+        store.wait()
+        assert [event["in_a_row"] for event in told] == [*range(1, MOST_FAILURES + 6)]
+        later = time.monotonic() + checkpoint_store.MOST_SECONDS
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        with pytest.raises(StorageError, match=r"10 checkpoints in a row .* 600 s, to .*run: .*Read-only file"):
+            store.save(20, state_of(20))
+
+
+def test_few_failures_do_not_end_it_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_store, "MOST_SECONDS", 0.0)
+    store = store_of(folder_of(tmp_path), told := Told())
+    for step in range(MOST_FAILURES):
+        store.save(step, state_of(step), hindered="[Errno 116] Stale file handle")
+    assert len(told) == MOST_FAILURES
+    with pytest.raises(StorageAway, match="Stale file handle"):  # it may answer again: the run is not over
+        store.save(20, state_of(20))
 
 
 def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +119,7 @@ def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         store.save(5, state_of(5))
         store.finish()
         assert newest(folder) == 5
-        assert len(warnings) == 1 and "checkpoint_000000005 failed, trying again" in warnings[0]
+        assert len(warnings) == 1 and f"{folder} does not answer" in warnings[0]
 
         disk.read_only(True)
         monkeypatch.setattr(patience, "SECONDS", 1.0)
