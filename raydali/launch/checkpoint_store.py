@@ -191,7 +191,7 @@ class CheckpointStore:
         error, away = self._worker.from_first((error, away))
         if error:
             raise StorageAway(error) if away else StorageError(error)
-        shared: dict[str, Any] | None = self._worker.from_first(state)
+        shared: dict[str, Any] | None = self._worker.state_from_first(state)
         return shared
 
     def _choose(self) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ class BadCheckpoint(Exception):
 
 def snapshot(state: Any) -> Any:
     """A copy of a nested state on the CPU that later steps do not change; waits for the device once."""
-    copy = _copy(state)
+    copy = with_tensors(state, _copy)
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
     return copy
@@ -30,18 +30,23 @@ def is_finite(state: Mapping[str, Any]) -> bool:
     return not sums or bool(torch.stack([each.double() for each in sums]).isfinite().all())
 
 
-def _copy(value: Any) -> Any:
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A nested state with each tensor changed, one after the other in the state's order."""
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-        if value.device.type == "cpu":
-            return value.clone()
-        host = torch.empty_like(value, device="cpu", pin_memory=True)
-        return host.copy_(value, non_blocking=True)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: with_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copy(item) for item in value)
+        return type(value)(with_tensors(item, change) for item in value)
     return value
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def packed(state: dict[str, Any]) -> memoryview:

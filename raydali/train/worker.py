@@ -3,12 +3,15 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from raydali.train.checkpoints import packed, with_tensors
 
 HIGHEST_PRIORITY = -5
 """Of a CUDA stream; a GPU that has fewer takes its highest."""
@@ -63,6 +66,29 @@ class Worker:
         if self.world_size > 1:
             dist.broadcast_object_list(values)
         return values[0]
+
+    def state_from_first(self, state: Any) -> Any:
+        """Rank 0's nested state of tensors on the CPU and plain values, on every rank. All ranks must call it.
+
+        Tensors are sent one by one: no rank holds more than its own copy. Nothing that is sent is executed.
+        """
+        if self.world_size == 1:
+            return state
+        shapes = packed(with_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == 0 else b""
+        length = torch.tensor(len(shapes))
+        dist.broadcast(length, 0)
+        sent = torch.frombuffer(bytearray(shapes) or bytearray(int(length)), dtype=torch.uint8)
+        dist.broadcast(sent, 0)
+        if self.rank:
+            state = torch.load(BytesIO(sent.numpy().tobytes()), weights_only=True)
+
+        def broadcast(tensor: torch.Tensor) -> torch.Tensor:
+            whole = tensor.contiguous() if self.rank == 0 else torch.empty(tensor.shape, dtype=tensor.dtype)
+            if whole.numel():
+                dist.broadcast(whole.reshape(-1).view(torch.uint8), 0)
+            return whole
+
+        return with_tensors(state, broadcast)
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's value, in order of rank, on every rank. All ranks must call it."""
