@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raydali.chaos.hosts import Host
 from raydali.errors import CommandFailed
-from raydali.local_cluster.head import HEALTH_CHECKS, Ports
+from raydali.local_cluster.head import HEAD_ENVIRONMENT, Ports
 from raydali.local_cluster.processes import MARK, Process, members
 
 START_SECONDS = 120.0
@@ -43,7 +43,7 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
-            **HEALTH_CHECKS,
+            **HEAD_ENVIRONMENT,
         }
         """For whoever wants to use the cluster."""
         self._started: list[subprocess.Popen[bytes]] = []

@@ -6,6 +6,7 @@ import shlex
 import tyro
 
 from jobs.imagenet import Config
+from raydali.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.ray_up_files import CLOUDS, prepared
 from tests.cluster.support import ROOT
 
@@ -27,6 +28,8 @@ def test_the_page_says_what_there_is() -> None:
         assert (ROOT / name).exists(), name
     image = prepared("aws")["docker"]["image"].rpartition("/")[2]
     assert set(re.findall(r"raydali:[\w.-]+\w", page)) == {image}
+
+    assert all(f"{name}={value}" in page for name, value in HEAD_ENVIRONMENT.items())
 
     from ray.scripts.scripts import cli
 

@@ -1,14 +1,16 @@
 """`ray job submit` against a running cluster, with a token: the same output, and the right exit status."""
 
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from raydali.local_cluster.head import HEAD_ENVIRONMENT
 from raydali.report.run_folder import RunFolder
-from tests.cluster.support import RAY, ROOT, environment, head
+from tests.cluster.support import RAY, ROOT, committed, environment, head
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +19,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str
     home = tmp_path_factory.mktemp("cluster") / "home"
     home.mkdir()
     token = "0123456789abcdef" * 4
-    env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_USAGE_STATS_ENABLED="0")
+    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
+    env = environment(home, **ray, **HEAD_ENVIRONMENT)
     with head(env, home.parent / "head") as address:
         yield env | {"RAY_ADDRESS": address}, address
 
 
-def submit(env: dict[str, str], job: str, *arguments: str) -> tuple[int, str]:
-    command = [RAY, "job", "submit", "--submission-id", job, "--working-dir", ".", "--"]
+def submit(
+    env: dict[str, str], job: str, *arguments: str, script: str = "jobs/imagenet.py", wait: bool = True
+) -> tuple[int, str]:
+    command = [RAY, "job", "submit", "--submission-id", job, "--working-dir", "."]
+    command += ["--", "python"] if wait else ["--no-wait", "--", "python"]
     done = subprocess.run(
-        [*command, "python", "jobs/imagenet.py", *arguments],
+        [*command, script, *arguments],
         cwd=ROOT,
         env=env | {"PYTHONPATH": ""},
         stdout=subprocess.PIPE,
@@ -58,6 +64,52 @@ def test_a_submitted_job_trains_tells_and_ends_with_its_status(
     assert "5 workers of 1 CPU each were asked for" in output and "1 node, 2 CPUs, 0 GPUs" in output
     assert client.get_job_info("refused").driver_exit_code == 2
     assert client.get_job_status("refused") == JobStatus.FAILED
+
+
+SLOW_SAVES = """
+import time
+import torch
+import jobs.imagenet as job
+from raydali.launch.command import exit_with
+train = job.train
+def slowly(*given):
+    save = torch.save
+    torch.save = lambda *a, **k: (time.sleep(4), save(*a, **k))
+    train(*given)
+job.train = slowly
+exit_with(job.main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_that_is_stopped_leaves_a_checkpoint(cluster: tuple[dict[str, str], str], tmp_path: Path) -> None:
+    """A save takes 4 s, as those of large models to object stores do; by itself Ray kills what is there after 3."""
+    env, address = cluster
+    client = JobSubmissionClient(address, headers={"Authorization": f"Bearer {env['RAY_AUTH_TOKEN']}"})
+    (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
+    options = ["--workers", "1", "--epochs", "200", "--storage", str(tmp_path), "--name", "stopped"]
+    code, output = submit(env, "stopped", *options, script=str(script), wait=False)
+    assert code == 0, output
+    folder = RunFolder(str(tmp_path), "stopped")
+
+    def events(name: str) -> list[dict[str, object]]:
+        return [row for row in folder.rows("events.jsonl") if row["event"] == name]
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 240
+        while not condition():
+            assert time.monotonic() < deadline, client.get_job_logs("stopped")
+            time.sleep(0.2)
+
+    wait_for(lambda: bool(events("start")))
+    assert client.stop_job("stopped")
+    wait_for(lambda: client.get_job_status("stopped").is_terminal())
+    assert client.get_job_status("stopped") == JobStatus.STOPPED
+    (left,) = events("left")
+    assert len(events("interrupt")) == 1
+    assert left["step"] == committed(folder) > 0
+    assert "Interrupted after" in (tmp_path / "stopped/report.html").read_text()
 
 
 def test_without_the_token_nobody_gets_in(cluster: tuple[dict[str, str], str]) -> None:

@@ -10,7 +10,7 @@ import tyro
 import yaml
 
 from jobs.imagenet import Config
-from raydali.local_cluster.head import HEALTH_CHECKS
+from raydali.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.manifests import FOLDER, KINDS, VARIANTS, Manifest, clusters, containers, manifest, render
 from tests.cluster.support import ROOT
 
@@ -99,13 +99,13 @@ def test_a_token_is_needed(variant: str) -> None:
     assert not [each for each in rendered if each["kind"] == "Secret"], "no secret in a file"
     assert {each["kind"] for each in rendered} == {"ServiceAccount", *KINDS}
     told = [entry for container in containers(rendered) for entry in container.get("env", [])]
-    assert {entry["name"] for entry in told} <= HEALTH_CHECKS.keys()
+    assert {entry["name"] for entry in told} <= HEAD_ENVIRONMENT.keys()
 
 
-def test_nodes_that_are_gone_are_given_up_soon(variant: str) -> None:
+def test_heads_give_up_nodes_soon_and_stop_jobs_late(variant: str) -> None:
     for cluster in clusters(variant):
         (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
-        assert {entry["name"]: entry["value"] for entry in head["env"]} == HEALTH_CHECKS
+        assert {entry["name"]: entry["value"] for entry in head["env"]} == HEAD_ENVIRONMENT
 
 
 def test_nothing_runs_as_root(variant: str) -> None:

@@ -19,7 +19,7 @@ from googleapiclient.discovery_cache import get_static_doc
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from raydali.local_cluster.head import HEALTH_CHECKS
+from raydali.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.ray_up_files import load, prepared, text
 from tests.cluster.support import ROOT
 
@@ -176,9 +176,9 @@ def test_a_token_is_needed_and_no_secret_is_sent_or_written_down(cloud: str) -> 
     assert "ssh_private_key" not in config["auth"]
 
 
-def test_nodes_that_are_gone_are_given_up_soon(cloud: str) -> None:
+def test_heads_give_up_nodes_soon_and_stop_jobs_late(cloud: str) -> None:
     options = load(cloud)["docker"]["run_options"]
-    assert {f"--env {name}={value}" for name, value in HEALTH_CHECKS.items()} <= set(options)
+    assert {f"--env {name}={value}" for name, value in HEAD_ENVIRONMENT.items()} <= set(options)
 
 
 def test_the_dashboard_is_not_public(cloud: str) -> None:
