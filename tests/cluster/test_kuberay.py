@@ -43,6 +43,7 @@ def test_the_job_cleans_up_and_tries_again_from_storage_outside(variant: str) ->
     spec = manifest(variant, "RayJob")["spec"]
     assert spec["shutdownAfterJobFinishes"] is True
     assert spec["ttlSecondsAfterFinished"] > 0 and spec["backoffLimit"] > 0
+    assert spec["activeDeadlineSeconds"] >= 7 * 24 * 3600
     script, *options = shlex.split(spec["entrypoint"].removeprefix("python "))
     assert script == "/opt/raydali/jobs/imagenet.py"
     assert "COPY jobs /opt/raydali/jobs" in (ROOT / "cluster/Dockerfile").read_text()
@@ -67,7 +68,9 @@ def test_the_head_schedules_no_workers_and_workers_have_gpus(variant: str) -> No
         (group,) = cluster["workerGroupSpecs"]
         pod = group["template"]["spec"]
         (worker,) = pod["containers"]
-        assert worker["resources"]["limits"] == worker["resources"]["requests"]
+        requests = worker["resources"]["requests"]
+        assert gibibytes(requests.pop("ephemeral-storage")) > 0  # a limit would end pods that use what nobody needs
+        assert worker["resources"]["limits"] == requests
         assert worker["resources"]["limits"]["nvidia.com/gpu"] == "4"
         assert "nvidia.com/gpu" not in str(head)
         assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
@@ -97,7 +100,7 @@ def test_a_token_is_needed(variant: str) -> None:
         assert cluster["authOptions"] == {"mode": "token", "secretName": "raydali-auth-token"}
     rendered = render(FOLDER / variant)
     assert not [each for each in rendered if each["kind"] == "Secret"], "no secret in a file"
-    assert {each["kind"] for each in rendered} == {"ServiceAccount", *KINDS}
+    assert {each["kind"] for each in rendered} == {"ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", *KINDS}
     told = [entry for container in containers(rendered) for entry in container.get("env", [])]
     assert {entry["name"] for entry in told} <= HEAD_ENVIRONMENT.keys()
 
@@ -106,6 +109,30 @@ def test_heads_give_up_nodes_soon_and_stop_jobs_late(variant: str) -> None:
     for cluster in clusters(variant):
         (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
         assert {entry["name"]: entry["value"] for entry in head["env"]} == HEAD_ENVIRONMENT
+
+
+def test_only_the_cluster_s_own_pods_reach_what_asks_for_no_token(variant: str) -> None:
+    policy = manifest(variant, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    ours = policy["podSelector"]["matchLabels"]
+    for cluster in clusters(variant):
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            assert group["template"]["metadata"]["labels"] == ours  # KubeRay adds others
+    within, others = policy["ingress"]
+    assert within == {"from": [{"podSelector": policy["podSelector"]}]}  # all ports; of this namespace
+    assert others == {"ports": [{"port": 8265}, {"port": 8080}]}  # the dashboard asks for the token
+
+
+def test_workers_share_a_zone_and_heads_stay_where_they_are(variant: str) -> None:
+    for cluster in clusters(variant):
+        (group,) = cluster["workerGroupSpecs"]
+        labels = group["template"]["metadata"]["labels"]
+        (preferred,) = group["template"]["spec"]["affinity"]["podAffinity"].values()
+        term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": labels}}
+        assert preferred == [{"weight": 100, "podAffinityTerm": term}]
+        budget = manifest(variant, "PodDisruptionBudget")["spec"]
+        # KubeRay adds the other label. For pods of others' kinds, Kubernetes takes minAvailable as a number alone.
+        assert budget == {"minAvailable": 1, "selector": {"matchLabels": labels | {"ray.io/node-type": "head"}}}
 
 
 def test_nothing_runs_as_root(variant: str) -> None:
