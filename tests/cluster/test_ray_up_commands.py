@@ -1,9 +1,13 @@
 """What cluster/aws.yaml and cluster/gcp.yaml run on the machines, run here: disks become /data, the token a file."""
 
+import os
+import pty
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ray.autoscaler._private.command_runner import _with_interactive
 
 from tests.cluster.ray_up_files import prepared
 
@@ -15,6 +19,43 @@ def test_every_command_is_bash(cloud: str) -> None:
     for command in commands:
         done = subprocess.run(["bash", "-n"], input=f"true && ({command})", text=True, capture_output=True)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def start_commands(cloud: str) -> list[str]:
+    """Those that start Ray, on the head and on workers, and what belongs to them."""
+    config = prepared(cloud)
+    commands = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    return [command for command in commands if command != "ray stop"]
+
+
+def run_as_ray_up_does(command: str, home: Path, **doubles: str) -> None:
+    """Run it in a terminal that goes away behind it, with Ray's own words before it and doubles of what it calls."""
+    for name, body in doubles.items():
+        double = home / name
+        double.write_text(f"#!/bin/bash\n{body}\n")
+        double.chmod(0o755)
+    (home / ".bashrc").write_text(f"export PATH={home}:/usr/bin:/bin\n")
+    words = [word.strip("'") for word in _with_interactive("COMMAND")]
+    words[-1] = words[-1].replace("COMMAND", command)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve("/bin/bash", words, {"HOME": str(home)})
+    with suppress(OSError):  # so Linux says that nobody has the terminal open any more
+        while os.read(terminal, 1024):
+            pass
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_nodes_inherit_no_settings_of_ray_up(cloud: str, tmp_path: Path) -> None:
+    """Its words before each command are OMP_NUM_THREADS=1 and PYTHONWARNINGS=ignore."""
+    starts = [command for command in start_commands(cloud) if "ray start" in command]
+    assert len(starts) == 2
+    for command in [*starts, "ray stop"]:
+        run_as_ray_up_does(command, tmp_path, ray=f"env > {tmp_path}/environment")
+        inherited = {line.partition("=")[0] for line in (tmp_path / "environment").read_text().splitlines()}
+        expected = {"OMP_NUM_THREADS", "PYTHONWARNINGS"} if command == "ray stop" else set()
+        assert inherited & {"OMP_NUM_THREADS", "PYTHONWARNINGS"} == expected
 
 
 DOUBLES = {
