@@ -3,12 +3,14 @@
 import os
 import pty
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from ray.autoscaler._private.command_runner import _with_interactive
 
+from raydali import spot_notices
 from tests.cluster.ray_up_files import prepared
 
 
@@ -56,6 +58,18 @@ def test_nodes_inherit_no_settings_of_ray_up(cloud: str, tmp_path: Path) -> None
         inherited = {line.partition("=")[0] for line in (tmp_path / "environment").read_text().splitlines()}
         expected = {"OMP_NUM_THREADS", "PYTHONWARNINGS"} if command == "ray stop" else set()
         assert inherited & {"OMP_NUM_THREADS", "PYTHONWARNINGS"} == expected
+
+
+def test_every_worker_listens_for_notices_of_its_cloud(cloud: str, tmp_path: Path) -> None:
+    (command,) = [each for each in prepared(cloud)["worker_start_ray_commands"] if "spot_notices" in each]
+    command = command.replace("/tmp/ray/session_latest/logs", str(tmp_path))
+    run_as_ray_up_does(command, tmp_path, python=f"sleep 1; echo $*; mv {tmp_path}/spot_notices.log {tmp_path}/done")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "done").exists():  # it goes on behind the end of the terminal
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    module, name, given = (tmp_path / "done").read_text().split()
+    assert (module, name, given) == ("-m", spot_notices.__name__, cloud) and given in spot_notices.CLOUDS
 
 
 DOUBLES = {
