@@ -14,6 +14,7 @@ from raydali.errors import UsageError
 from raydali.interrupts import Interrupt
 from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
+from raydali.launch.driver_node import DriverNode
 from raydali.launch.ear import Ear
 from raydali.launch.hangs import HangWatch
 from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
@@ -219,7 +220,7 @@ def _run(
     watch = HangWatch(options.hang_timeout)
     metrics = RunMetrics(folder.name)
     ear = Ear(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
-    interrupt = Interrupt()
+    interrupt, driver_node = Interrupt(), DriverNode()
     try:
         with interrupt.on_signals():
             while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
@@ -228,10 +229,12 @@ def _run(
                 report.poll()
                 if elastic:
                     reservations.poll()
+                if draining := driver_node.poll():
+                    interrupt.request(draining)
             ear.listen()
             if interrupt.requested() and not fit.over.is_set():
                 _leave(ear, mailbox, fit.over, interrupt, console)
-                ear.end("interrupt")
+                ear.end("interrupt", why=interrupt.why)
                 raise KeyboardInterrupt(_left_behind(folder))
     finally:
         console.close()

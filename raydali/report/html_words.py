@@ -191,8 +191,10 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
     if kind == "stop":
         return f"ended with an error: {_shortened(row.get('error'))}"
-    if kind in ("interrupt", "finish"):
-        return {"interrupt": "interrupted", "finish": "finished"}[str(kind)]
+    if kind == "interrupt":
+        return _shortened(row.get("why", "interrupted"))
+    if kind == "finish":
+        return "finished"
     facts = "; ".join(f"{name} {value}" for name, value in row.items() if name not in ("time", "event", "seconds"))
     return _shortened(f"{kind}: {facts}" if facts else kind)
 

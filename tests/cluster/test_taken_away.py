@@ -1,5 +1,7 @@
-"""Machines that are taken away: a run leaves them behind a checkpoint."""
+"""Machines that are taken away: a run leaves them behind a checkpoint, whether ranks or the driver are on them."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,10 +14,11 @@ import pytest
 
 from raydali.chaos.hosts import Host
 from raydali.chaos.nodes import Nodes
+from raydali.launch.driver_node import DRAINING
 from raydali.local_cluster.head import Ports, address_of_this_machine
 from raydali.report.run_folder import RunFolder
 from tests.cluster.metadata_server import metadata_server
-from tests.cluster.support import ROOT, descendants, environment, free_ports, kill, start_job
+from tests.cluster.support import ROOT, committed, descendants, environment, free_ports, kill, start_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OPTIONS = ["--epochs", "40", "--global-batch-size", "64", "--name", "run"]
@@ -100,3 +103,18 @@ def test_a_notice_of_the_cloud_moves_the_run_to_the_other_machine(
         assert left["notice"] == "preemption" and run.events("preemption") and not run.events("failure")
         assert resumed["step"] == left["step"] > 0 and resumed["world_size"] == 1, "nothing is done again"
         assert run.process.wait(300) == 0, run.log
+
+
+def test_a_head_that_is_evicted_interrupts_the_run(nodes: Nodes, env: dict[str, str], tmp_path: Path) -> None:
+    """The driver is on the head, which gives no CPU to workers; it gets SIGTERM, as Kubernetes sends it."""
+    nodes.start(0, cpus=0)
+    nodes.start(1)
+    with ExitStack() as stack:
+        run = Run(stack, tmp_path, env, "--workers", "1")
+        run.wait_for("start")
+        (head,) = [process.pid for process in nodes.processes(0) if " start --block " in process.command]
+        os.kill(head, signal.SIGTERM)
+        assert run.process.wait(60) == 130, run.log
+        (left,), (interrupt,) = run.events("left"), run.events("interrupt")
+        assert interrupt["why"] == DRAINING and f"{DRAINING}: saving a checkpoint" in run.log
+        assert left["notice"] == "stop" and left["step"] == committed(run.folder) > 0

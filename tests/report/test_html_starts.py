@@ -24,7 +24,7 @@ def test_resumes_of_other_sizes() -> None:
     for epoch in (2, 3):
         made.add_epoch(record(epoch, ranks=3))
     assert [took for _, _, took in made.starts()] == [5, 20]  # since the failure
-    made.add_event(event("interrupt", 90))
+    made.add_event(event("interrupt", 90, why="interrupted, since the node goes"))
     assert state(made) == "Interrupted after 4 of 10 epochs; the same command goes on."
     made.add_event(start(200, step=40, world_size=2, seconds=10))
     made.add_event(event("resize", 270, workers=1))
@@ -38,6 +38,7 @@ def test_resumes_of_other_sizes() -> None:
     starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
     assert starting["y"] == [5, 0, 20, 0]
     assert "3 workers on cpu, before 4" in text(page) and "1 worker on cpu, before 2" in text(page)
+    assert "interrupted, since the node goes" in text(page)
     heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
     levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
