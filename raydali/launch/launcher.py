@@ -95,6 +95,11 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if cluster.own and placement.maximum * placement.cpus > cores:
             console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
         _warn_of_idle_workers(options, placement.maximum, console)
+        if placement.minimum < placement.maximum and not options.checkpoint_every:
+            console.warn(
+                f"--workers {options.workers} expects nodes to come and go, and one that is lost costs the steps since "
+                f"the newest checkpoint: up to an epoch, without --checkpoint-every STEPS"
+            )
         if placement.reachable < placement.maximum:
             console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
         settings = _settings(job, options)

@@ -97,6 +97,7 @@ def test_a_notice_of_the_cloud_moves_the_run_to_the_other_machine(
         notices = ended_with(stack, started)
         run = Run(stack, tmp_path, env, "--workers", "1:2")
         assert run.wait_for("start")["world_size"] == 2
+        assert "--workers 1:2 expects nodes to come and go" in run.log
         server.announce(time.time() + 120)
         left, resumed = run.wait_for("left"), run.wait_for("resume")
         assert notices.wait(60) == 0 and "draining" in (tmp_path / "notices").read_text()
