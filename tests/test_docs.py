@@ -61,7 +61,7 @@ def test_commands_can_be_parsed(name: str) -> None:
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
         elif "jobs/imagenet.py" in words and words[-1] != "--help":
-            tyro.cli(Config, args=words[words.index("jobs/imagenet.py") + 1 :])
+            tyro.cli(Config, args=words[words.index("jobs/imagenet.py") + 1 :], config=(tyro.conf.DisallowNone,))
 
 
 def test_every_command_is_described() -> None:

@@ -38,7 +38,7 @@ def test_the_page_says_what_there_is() -> None:
     on_gpus = 0
     for line in jobs:
         _, _, options = line.partition(" python jobs/imagenet.py ")
-        config = tyro.cli(Config, args=shlex.split(options))
+        config = tyro.cli(Config, args=shlex.split(options), config=(tyro.conf.DisallowNone,))
         assert config.name and config.max_failures
         on_gpus += config.gpu and config.checkpoint_every > 0
         assert "--working-dir . -- python jobs/imagenet.py" in line

@@ -47,7 +47,7 @@ def test_the_job_cleans_up_and_tries_again_from_storage_outside(variant: str) ->
     script, *options = shlex.split(spec["entrypoint"].removeprefix("python "))
     assert script == "/opt/raydali/jobs/imagenet.py"
     assert "COPY jobs /opt/raydali/jobs" in (ROOT / "cluster/Dockerfile").read_text()
-    config = tyro.cli(Config, args=options)  # as the job itself would read them
+    config = tyro.cli(Config, args=options, config=(tyro.conf.DisallowNone,))  # as the job itself would read them
     assert config.storage.startswith("s3://") and config.name, "a new cluster must find the run by its name"
     assert config.checkpoint_every and config.max_failures and config.gpu
 
