@@ -74,10 +74,11 @@ class RunState:
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
             self._read = checkpoint["state"]
-        self._broken.resume((checkpoint or {}).get("quarantine", {}))
-        if self._worker.rank == 0:
-            self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self.start)
-            drop_samples(self._folder, self.start)
+        with self._folder.must_answer():
+            self._broken.resume((checkpoint or {}).get("quarantine", {}))
+            if self._worker.rank == 0:
+                self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self.start)
+                drop_samples(self._folder, self.start)
         self._worker.barrier()
 
     @property

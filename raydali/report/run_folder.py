@@ -31,7 +31,7 @@ from pyarrow import fs as arrow_fs
 
 from raydali.data.object_store import reason
 from raydali.data.patience import STORAGE_ERRNOS, errno_of, is_transient, patiently
-from raydali.errors import UsageError
+from raydali.errors import StorageAway, UsageError
 from raydali.interrupts import deferred_signals
 
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
@@ -104,6 +104,16 @@ class RunFolder:
     def is_transient(self, error: Exception) -> bool:
         """Whether an error of this storage may pass."""
         return errno_of(error) in STORAGE_ERRNOS if self._local else is_transient(error)
+
+    @contextmanager
+    def must_answer(self) -> Iterator[None]:
+        """Inside, calls that this storage does not answer, for a minute, end with StorageAway."""
+        try:
+            yield
+        except OSError as error:
+            if not self.is_transient(error):
+                raise
+            raise StorageAway(f"{self} does not answer: {reason(error)}") from error
 
     def path(self, file: str = "") -> str:
         """A file's path on the filesystem; the folder's own without an argument."""

@@ -88,6 +88,22 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_refused(tmp_path: Path, mon
     assert told == [] and newest(folder) == 10
 
 
+def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
+    saved: tuple[RunFolder, FailingDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, disk = saved
+    disk.fail(errno.ESTALE, seconds=0.8)
+    with folder.must_answer():
+        assert folder.rows("epochs.jsonl") == []
+    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    disk.fail(errno.ESTALE)
+    with pytest.raises(StorageAway, match="Stale file handle"), folder.must_answer():
+        folder.rows("epochs.jsonl")
+    disk.fail()
+    with pytest.raises(FileNotFoundError), folder.must_answer():
+        folder.read("epochs.jsonl")
+
+
 def newest_of(folder: RunFolder) -> str:
     patience.SECONDS = 0.5
     try:
