@@ -143,6 +143,10 @@ def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> 
             "the next is tried",
         ),
         (
+            {"event": "storage retry", "path": "/data", "reason": "Stale", "waited_seconds": 2.04, "ranks": [0, 5]},
+            "warning: /data did not answer (Stale): 2 ranks waited 2.0 s",
+        ),
+        (
             {"event": "bad checkpoint", "path": "/runs/a/checkpoint_000000009", "reason": "state.pt is missing"},
             "warning: /runs/a/checkpoint_000000009 cannot be used: state.pt is missing; taking the one before",
         ),
