@@ -92,7 +92,8 @@ class Ear:
         self._permit_start()
         self._say_overheard()
         if stuck := self._watch.stuck():
-            event = {"event": "hang", "ranks": [asdict(each) for each in stuck], "seconds": self._seconds()}
+            ranks = [asdict(each) for each in stuck]
+            event = {"event": "hang", "starting": not self.training, "ranks": ranks, "seconds": self._seconds()}
             self._console.show({"kind": "event", **event})
             self._event(event)
             hangs.kill(stuck)

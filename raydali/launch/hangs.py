@@ -1,7 +1,8 @@
 """Hangs: how the driver tells that a run stands still, and who holds it up.
 
 Each worker has a thread that says every few seconds how far training is. A process that is frozen says nothing; one
-that waits says what it waits for. All ranks stand still when one does, so the one that did least is to blame.
+that waits says what it waits for. All ranks stand still when one does, so the one that did least is to blame, unless it
+only waits for the others.
 """
 
 import os
@@ -18,6 +19,8 @@ _SILENT_BEATS = 4
 """So many beats late, a process is frozen, or its host is."""
 _SHOWN_FRAMES = 12
 _OF_LIBRARIES = "site-packages"
+_EXCHANGES = os.path.join("raydali", "train", "worker.py")
+"""Where ranks wait for each other, but for those in a backward pass."""
 
 
 class Heartbeat:
@@ -48,7 +51,7 @@ class Heartbeat:
     def close(self) -> None:
         """Fall silent, for good."""
         self._over.set()
-        self._tell("beat", **self._facts, count=-1, place=0.0, stack=None)
+        self._tell("beat", **self._facts, count=-1, place=0.0, stack=None, waits=False)
 
     def _beat(self) -> None:
         last, since = -1, time.monotonic()
@@ -57,16 +60,18 @@ class Heartbeat:
             if count != last:
                 last, since = count, time.monotonic()
             stuck = time.monotonic() - since > self._patience
-            stack = self._stack() if stuck else None
-            self._tell("beat", **self._facts, count=count, place=self._place(), stack=stack)
+            stack, waits = self._stack() if stuck else (None, False)
+            self._tell("beat", **self._facts, count=count, place=self._place(), stack=stack, waits=waits)
 
-    def _stack(self) -> str:
+    def _stack(self) -> tuple[str, bool]:
+        """Where the thread stands, and whether it waits for other ranks there."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
         ours = [each for each in frames if _OF_LIBRARIES not in each.filename] or frames
         # Where it is inside a library counts too: a collective, a read.
         shown = [*ours[-_SHOWN_FRAMES:], *([frames[-1]] if frames and frames[-1] not in ours else [])]
-        return "".join(traceback.format_list(shown))
+        waits = any(each.filename.endswith(_EXCHANGES) for each in frames)
+        return "".join(traceback.format_list(shown)), waits
 
 
 @dataclass(frozen=True)
@@ -90,22 +95,27 @@ class HangWatch:
     """The driver's side: takes beats, and says who holds the run up.
 
     Args:
-        timeout: seconds for which no rank may get on.
+        timeout: seconds for which no rank may get on; 0: for ever.
         now: a monotonic clock.
+        start_timeout: seconds from a group's first beat to its first step; 0: for ever.
     """
 
-    def __init__(self, timeout: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._timeout, self._now = timeout, now
+    def __init__(
+        self, timeout: float, now: Callable[[], float] = time.monotonic, *, start_timeout: float = 0.0
+    ) -> None:
+        self._timeouts = {True: timeout, False: start_timeout}
+        self._now = now
         self._beats: dict[int, tuple[float, Mapping[str, Any]]] = {}
         self._since: float | None = None
+        self._training = False
 
     def begun(self) -> None:
         """A worker group has done its first step: from now on it must get on."""
-        self._since = self._now()
+        self._since, self._training = self._now(), True
 
     def over(self) -> None:
         """The worker group is gone."""
-        self._since, self._beats = None, {}
+        self._since, self._beats, self._training = None, {}, False
 
     def beat(self, message: Mapping[str, Any]) -> None:
         """Take a beat."""
@@ -113,18 +123,19 @@ class HangWatch:
         if message["count"] < 0:  # it has left
             self._beats.pop(rank, None)
             return
-        if self._since is not None and (last is None or last[1]["count"] != message["count"]):
+        if self._since is None or (self._training and (last is None or last[1]["count"] != message["count"])):
             self._since = self._now()
         self._beats[rank] = self._now(), message
 
     def stuck(self) -> Sequence[Stuck]:
         """Who holds the run up, where it has stood still for too long; the clock begins anew then."""
         now = self._now()
-        if self._since is None or not self._beats or not 0 < self._timeout <= now - self._since:
+        if self._since is None or not self._beats or not 0 < self._timeouts[self._training] <= now - self._since:
             return ()
         silent = {rank for rank, (at, _) in self._beats.items() if now - at > _SILENT_BEATS * BEAT_SECONDS}
         least = min(message["place"] for _, message in self._beats.values())
-        blamed = silent or {rank for rank, (_, message) in self._beats.items() if message["place"] == least}
+        behind = {rank for rank, (_, message) in self._beats.items() if message["place"] == least}
+        blamed = silent or {rank for rank in behind if not self._beats[rank][1]["waits"]} or behind
         self._since = now
         return [self._describe(rank, rank in silent) for rank in sorted(blamed)]
 

@@ -201,7 +201,7 @@ def _run(
             "folder": folder,
             "mailbox": mailbox,
         },
-        torch_config=WorkerProcesses(backend="gloo"),
+        torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
             use_gpu=placement.gpu,
@@ -222,7 +222,7 @@ def _run(
     policy = RestartPolicy(
         options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
     )
-    watch = HangWatch(options.hang_timeout)
+    watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
     metrics = RunMetrics(folder.name)
     ear = Ear(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
     interrupt, driver_node = Interrupt(), DriverNode()

@@ -2,6 +2,7 @@
 
 import operator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -11,7 +12,9 @@ from raydali.data.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import asked_trackers
 
-LEAST_HANG_TIMEOUT = 10
+LEAST_TIMEOUT = 10
+_OTHERS_WAIT = 1.5
+"""Times the longer timeout: for so long do ranks wait for each other, so that the driver names the culprit before."""
 WHERE_SETTINGS = {
     "workers",
     "cpus_per_worker",
@@ -22,6 +25,7 @@ WHERE_SETTINGS = {
     "max_failures",
     "hang_timeout",
     "storage_timeout",
+    "start_timeout",
     "profile_steps",
     "track",
 }
@@ -70,6 +74,9 @@ class LaunchOptions:
     storage_timeout: float = 21600
     """Seconds for which data or checkpoints may be out of reach before the run ends; 0: any time. Workers try for a
     minute, then start again after pauses of 30 s to 5 min."""
+    start_timeout: float = 1800
+    """Seconds that a started worker group may take to its first step, compilation included, before it is started again;
+    0: for ever."""
 
     track: str | None = None
     """Programs to keep the run in beside TensorBoard, where they are installed: mlflow, wandb, or mlflow,wandb."""
@@ -83,13 +90,14 @@ class LaunchOptions:
         require(self, "checkpoint_every", least=0)
         require(self, "shuffle_block", least=0)
         require(self, "max_failures", least=-1)
-        require(self, "hang_timeout", least=0)
         require(self, "storage_timeout", least=0)
-        if 0 < self.hang_timeout < LEAST_HANG_TIMEOUT:
-            raise UsageError(
-                f"--hang-timeout must be 0 or at least {LEAST_HANG_TIMEOUT}, not {self.hang_timeout:g}: "
-                "a worker says every 2 s how far it is"
-            )
+        for name in ("hang_timeout", "start_timeout"):
+            require(self, name, least=0)
+            if 0 < (timeout := getattr(self, name)) < LEAST_TIMEOUT:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
+                    "a worker says every 2 s how far it is"
+                )
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:
@@ -108,6 +116,13 @@ class LaunchOptions:
         if not 1 <= minimum <= maximum:
             raise UsageError(f"--workers {self.workers} must be at least 1, and in MIN:MAX not MIN above MAX")
         return minimum, maximum
+
+    @property
+    def group_timeout(self) -> timedelta:
+        """How long process groups wait for a rank: longer than the driver does; a day where that waits for ever."""
+        if not self.hang_timeout or not self.start_timeout:
+            return timedelta(days=1)
+        return timedelta(seconds=_OTHERS_WAIT * max(self.hang_timeout, self.start_timeout))
 
     @cached_property
     def trackers(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import time
 import traceback
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from raydali.launch.hangs import Heartbeat
 from raydali.launch.mailbox import Mailbox
 from raydali.launch.metrics import RankMetrics
 from raydali.launch.notices import Interrupted, Notice
+from raydali.launch.options import LaunchOptions
 from raydali.launch.overheard import overheard
 from raydali.measure.pulse import Figures
 from raydali.report.run_folder import RunFolder
@@ -34,11 +36,14 @@ class RaySession:
     """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
     place, is fatal where that write fails."""
 
-    def __init__(self, folder: RunFolder, mailbox: Mailbox) -> None:
+    def __init__(self, folder: RunFolder, mailbox: Mailbox, timeout: timedelta) -> None:
         context = ray.get_runtime_context()
         self.folder = replace(folder, warn=self._warn)
         self.worker = Worker.join(
-            _device(), cpus=int(context.get_assigned_resources().get("CPU", 1)), node=context.get_node_id()[:8]
+            _device(),
+            cpus=int(context.get_assigned_resources().get("CPU", 1)),
+            node=context.get_node_id()[:8],
+            timeout=timeout,
         )
         self._environment = environment(self.worker.gather(place_of(self.worker)))
         self._mailbox = mailbox
@@ -117,8 +122,8 @@ def run_worker(config: dict[str, Any]) -> None:
     mailbox: Mailbox = config["mailbox"]
     session: RaySession | None = None
     try:
-        session = RaySession(config["folder"], mailbox)
-        beat = _heartbeat(session, config["options"].hang_timeout)
+        session = RaySession(config["folder"], mailbox, config["options"].group_timeout)
+        beat = _heartbeat(session, config["options"])
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in unfit():
                 session.tell("warning", rank=session.worker.rank, text=text)
@@ -137,10 +142,10 @@ def run_worker(config: dict[str, Any]) -> None:
         raise
 
 
-def _heartbeat(session: RaySession, timeout: float) -> Heartbeat:
+def _heartbeat(session: RaySession, options: LaunchOptions) -> Heartbeat:
     worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
     facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
-    patience = timeout / 2 or float("inf")
+    patience = min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout))
     return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.place, patience, **facts)
 
 

@@ -87,10 +87,11 @@ class Console:
         elif message["event"] == "preemption":
             self.warn("a node is taken away: going on from the newest checkpoint")
         elif message["event"] == "hang":
+            what = "there is no first step" if message["starting"] else "training stands still"
             for each in message["ranks"]:
                 where = f"rank {each['rank']} (node {each['node']}, process {each['pid']})"
                 doing = "is frozen" if each["frozen"] else f"does not get on:\n{each['stack'] or ''}".rstrip()
-                self.warn(f"training stands still, and {where} {doing}: starting again from the newest checkpoint")
+                self.warn(f"{what}, and {where} {doing}: starting again from the newest checkpoint")
         elif message["event"] == "checkpoint failed":
             self.warn(f"{message['path']} could not be saved: {message['reason']}; training goes on, the next is tried")
         elif message["event"] == "quarantine":

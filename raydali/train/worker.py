@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from io import BytesIO
 from typing import Any
 
@@ -34,11 +35,14 @@ class Worker:
     gradients: dist.ProcessGroup | None = None
 
     @classmethod
-    def join(cls, device: torch.device, *, cpus: int, node: str) -> "Worker":
+    def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
         """The worker that the default process group, if there is one, says this process is.
 
         On a GPU this thread works on a stream of its own from now on: what can be captured, and what no thread that
         uses the default stream holds up. Its kernels and NCCL's go before the loader's.
+
+        Args:
+            timeout: for which NCCL waits for another rank; None: as long as it does by itself, 10 minutes.
         """
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -48,7 +52,7 @@ class Worker:
         gradients: Any = None
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            gradients = dist.new_group(backend="nccl", pg_options=options)
+            gradients = dist.new_group(backend="nccl", timeout=timeout, pg_options=options)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 

@@ -85,6 +85,34 @@ def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp
         assert_whole(folder, STREAM)
 
 
+def test_a_rank_that_hangs_before_its_first_step_is_named_ended_and_started_again(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "hanging.py").write_text(
+        "import os, time\nimport torch\nimport jobs.imagenet as job\nfrom raydali.launch.command import exit_with\n"
+        "true_train = job.train\n"
+        "def train(options, data, session):\n"
+        f"    if session.worker.rank == 1 and not os.path.exists('{tmp_path}/hung'):\n"
+        f"        open('{tmp_path}/hung', 'w').close()\n"
+        "        time.sleep(3600)\n"
+        "    gloo = torch.distributed.group.WORLD._get_backend(session.worker.device)\n"
+        f"    open('{tmp_path}/timeout', 'w').write(str(gloo.options._timeout.total_seconds()))\n"
+        "    true_train(options, data, session)\n"
+        "job.train = train\n"
+        "exit_with(job.main)\n"
+    )
+    options = ["--epochs", "2", "--start-timeout", "60", "--name", "run", "--storage", str(tmp_path)]
+    command = [sys.executable, str(tmp_path / "hanging.py"), *options]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder(str(tmp_path), "run")
+    hang = events(folder, "hang")[0]
+    ((rank, stack),) = [(each["rank"], each["stack"]) for each in hang["ranks"]]
+    assert hang["starting"] and rank == 1 and "time.sleep(3600)" in stack
+    assert events(folder, "start", "finish")
+    assert float((tmp_path / "timeout").read_text()) == 900, "gloo must wait longer than the driver does"
+
+
 def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         began = time.time()

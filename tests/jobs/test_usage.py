@@ -75,6 +75,7 @@ CASES = {
     "ema-decay": ("--ema-decay 1", "ema.decay.*1"),
     "checkpoint-every": ("--checkpoint-every -1", "checkpoint.every.*-1"),
     "hang-timeout": ("--hang-timeout 5", "--hang-timeout must be 0 or at least 10, not 5"),
+    "start-timeout": ("--start-timeout 5", "--start-timeout must be 0 or at least 10, not 5"),
     "bad-fraction": ("--max-bad-fraction 2", r"max.bad.fraction must be .* below 1, not 2\.0"),
     "profile-steps": ("--profile-steps 5:2", "--profile-steps 5:2 is no A:B .* such as 100:110"),
     "exclude": ("--exclude {data}/nowhere", "--exclude {data}/nowhere cannot be read: .*; give a file"),

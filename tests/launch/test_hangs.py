@@ -4,10 +4,15 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from raydali.launch import hangs
 from raydali.launch.hangs import BEAT_SECONDS, HangWatch, Heartbeat
+from raydali.train.worker import Worker
+from tests.support import run_ranks
 
 
 class Clock:
@@ -26,6 +31,7 @@ def run(
     counts: dict[int, Any],
     stack: str | None = None,
     places: dict[int, float] | None = None,
+    waiting: tuple[int, ...] = (),
 ) -> list[Any]:
     """Let time pass with a beat of each rank every BEAT_SECONDS; of whom it says that they hold the run up."""
     found: list[Any] = []
@@ -34,7 +40,7 @@ def run(
         clock.now += BEAT_SECONDS
         for rank, count in counts.items():
             taken = count(clock.now) if callable(count) else count
-            facts = {"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "stack": stack}
+            facts = {"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "stack": stack, "waits": rank in waiting}
             watch.beat(facts | {"count": taken, "place": places[rank] if places else taken})
         found += watch.stuck()
     return found
@@ -47,10 +53,31 @@ def test_a_run_that_gets_on_is_left_alone() -> None:
     assert run(watch, clock, 1000, {0: int, 1: int}) == []
 
 
-def test_nothing_is_expected_before_the_first_step() -> None:
+def test_a_start_has_a_timeout_of_its_own_whatever_batches_it_takes() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
-    assert run(watch, clock, 1000, {0: 0, 1: 0}) == []
+    watch = HangWatch(60, clock, start_timeout=300)
+    assert run(watch, clock, 298, {0: 1, 1: int}) == []
+    (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", places={0: 0.0, 1: 0.5})
+    assert stuck.rank == 0 and stuck.stack == "read(...)"
+    watch.over()
+    clock.now += 1000
+    assert run(watch, clock, 298, {0: 1, 1: 1}) == [], "a start takes its time from its group's first beat"
+
+
+def test_a_start_that_may_take_for_ever() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock, start_timeout=0)
+    assert run(watch, clock, 10_000, {0: 0, 1: 0}) == []
+
+
+def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock, start_timeout=60)
+    (stuck,) = run(watch, clock, 64, {0: 0, 1: 0, 2: 0}, waiting=(0, 2))
+    assert stuck.rank == 1
+    watch.begun()
+    all_of_them = run(watch, clock, 64, {0: 4, 1: 4, 2: 4}, waiting=(0, 1, 2))
+    assert [each.rank for each in all_of_them] == [0, 1, 2]
 
 
 def test_a_frozen_process_is_named() -> None:
@@ -100,7 +127,7 @@ def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
 
 def test_a_timeout_of_0_is_none() -> None:
     clock = Clock()
-    watch = HangWatch(0, clock)
+    watch = HangWatch(0, clock, start_timeout=60)
     watch.begun()
     assert run(watch, clock, 10_000, {0: 3}) == []
 
@@ -124,5 +151,22 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
     assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
     assert told[0]["place"] == 7.5
     assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
+    assert not told[-2]["waits"]
     time.sleep(0.1)
     assert told[-1]["count"] == -1, "it goes on"
+
+
+def wait_at_a_barrier(seen: Path) -> None:
+    """Rank 1 comes once the heartbeat of rank 0 has said that it waits."""
+    hangs.BEAT_SECONDS = 0.02
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="")
+    while worker.rank == 1 and not seen.exists():
+        time.sleep(0.02)
+    beat = Heartbeat(lambda _, waits, **facts: seen.touch() if waits else None, lambda: 1, lambda: 0.0, 0.05)
+    worker.barrier()
+    beat.close()
+
+
+def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path) -> None:
+    run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
+    assert (tmp_path / "seen").exists()

@@ -44,3 +44,17 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 def test_bounds_themselves_are_fine() -> None:
     for max_failures in (-1, 0, 7):
         assert LaunchOptions(cpus_per_worker=1, max_failures=max_failures).max_failures == max_failures
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "expected"),
+    [
+        ({}, 2700),
+        ({"hang_timeout": 3600}, 5400),
+        ({"hang_timeout": 10, "start_timeout": 60}, 90),
+        ({"hang_timeout": 0}, 86400),
+        ({"start_timeout": 0}, 86400),
+    ],
+)
+def test_process_groups_wait_longer_than_the_driver(timeouts: dict[str, Any], expected: float) -> None:
+    assert LaunchOptions(**timeouts).group_timeout.total_seconds() == expected
