@@ -11,6 +11,7 @@ The jobs of raydali do the same by themselves (launch/training_run.py).
 
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from raydali.data.loader import Batch, Loader
 from raydali.data.stream import Stream
 from raydali.errors import UsageError
 from raydali.measure.meter import EpochMeter
-from raydali.measure.records import epoch_record
+from raydali.measure.records import epoch_record, segment_of
 from raydali.train.worker import Worker
 
 
@@ -120,7 +121,7 @@ class Epoch:
             node=platform.node(),
         )
         self._count(self._no_loss)
-        records = worker.gather(self._meter.record())
+        records = segment_of(worker.gather(asdict(self._meter.record())))
         if not records:
             return None
         state = loader.state_dict()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.loaders import LOADERS, Task
@@ -73,11 +73,13 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     with closing(feed.batches), closing(stretches):
         before = stretches.before()
         rounds = [stretches.round() for _ in range(task.rounds)]
-    everyone = worker.gather((before, rounds))
+    own = asdict(before), [{name: asdict(stretch) for name, stretch in each.items()} for each in rounds]
+    everyone = worker.gather(own)
     if not everyone:
         return None
 
-    def together(own: list[Stretch]) -> dict[str, float]:
+    def together(of_ranks: list[dict[str, float]]) -> dict[str, float]:
+        own = [Stretch(**each) for each in of_ranks]
         return {
             "images_per_second": sum(task.steps * delivery.batch_size / stretch.seconds for stretch in own),
             "loader_wait_fraction": sum(stretch.loader_wait_seconds / stretch.seconds for stretch in own) / len(own),

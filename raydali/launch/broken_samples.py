@@ -86,12 +86,12 @@ class BrokenSamples:
         if self._asked is not None:
             self._asked()
             self._asked = None
-        news = {name: quarantine.news() for name, quarantine in self._quarantines.items()}
-        exchanged = self._session.worker.exchange((news, OUTAGES.take()))
-        self._tell_outages([outages for _, outages in exchanged])
+        news = {name: [*map(asdict, quarantine.news())] for name, quarantine in self._quarantines.items()}
+        exchanged = self._session.worker.exchange((news, [*map(asdict, OUTAGES.take())]))
+        self._tell_outages([[Outage(**each) for each in outages] for _, outages in exchanged])
         for found, _ in exchanged:
             for name, samples in found.items():
-                for sample in samples:
+                for sample in (BrokenSample(**each) for each in samples):
                     if self._agreed[name].setdefault(sample.id, sample) is sample:
                         self._tell(name, sample)
         for name, quarantine in self._quarantines.items():

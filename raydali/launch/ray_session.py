@@ -18,7 +18,7 @@ from raydali.doctor.checks import unfit
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
 from raydali.launch.checkpoint_store import CheckpointStore
 from raydali.launch.choices import chosen
-from raydali.launch.environment import environment, place_of
+from raydali.launch.environment import Place, environment, place_of
 from raydali.launch.hangs import Heartbeat
 from raydali.launch.mailbox import Mailbox
 from raydali.launch.metrics import RankMetrics
@@ -45,7 +45,7 @@ class RaySession:
             node=context.get_node_id()[:8],
             timeout=timeout,
         )
-        self._environment = environment(self.worker.gather(place_of(self.worker)))
+        self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
         self._mailbox = mailbox
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell)

@@ -12,7 +12,7 @@ from raydali.data.stream import Stream
 from raydali.errors import DivergedError
 from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.session import Session
-from raydali.measure.records import RankRecord
+from raydali.measure.records import RankRecord, segment_of
 from raydali.report.run_folder import EPOCHS
 from raydali.report.samples import SampleTrace, drop_samples
 from raydali.train.checkpoints import is_finite, snapshot
@@ -69,7 +69,7 @@ class RunState:
         checkpoint = self._session.latest()
         if checkpoint is not None:
             self.start = self.saved = self._stream.steps_of(checkpoint["stream"])
-            self._segments = [[RankRecord(**record) for record in segment] for segment in checkpoint["segments"]]
+            self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
@@ -109,7 +109,7 @@ class RunState:
             record: of this rank, since the line or the start before.
             line: makes it of the records of all ranks, worker group by worker group.
         """
-        self._segments.append(self._worker.gather(record))
+        self._segments.append(segment_of(self._worker.gather(asdict(record))))
         made = line(self._segments) if self._worker.rank == 0 else None
         if made is not None:
             self._unwritten.append(made)
@@ -138,8 +138,8 @@ class RunState:
         self._prepare()  # which may bring in what other ranks have
         self._check_weights(done)
         why = self._write_rows()
-        gathered = self._worker.gather((record, why))
-        partial = [record for record, _ in gathered]
+        gathered = self._worker.gather((asdict(record), why))
+        partial = segment_of(row for row, _ in gathered)
         hindered = next((why for _, why in gathered if why), "")
         segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
         state = None

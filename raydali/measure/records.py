@@ -1,6 +1,6 @@
 """Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -66,6 +66,11 @@ class RankRecord:
 
 Segment = Sequence[RankRecord]
 """The records of all ranks of one worker group, in order of rank."""
+
+
+def segment_of(rows: Iterable[Mapping[str, Any]]) -> list[RankRecord]:
+    """The records that these rows hold, as checkpoints and other ranks give them."""
+    return [RankRecord(**row) for row in rows]
 
 
 def epoch_record(

@@ -1,7 +1,11 @@
-"""Who this worker is, and how it speaks with the others."""
+"""Who this worker is, and how it speaks with the others.
+
+No pickle travels: who can reach the port of a process group could have it call what he likes.
+"""
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
@@ -57,19 +61,32 @@ class Worker:
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it."""
+        """Every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it.
+
+        Args:
+            value: what JSON can hold, NaN and infinities too; it comes as JSON gives it back, tuples as lists.
+        """
+        return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """As `gather`, for what is large or no JSON."""
         if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size if self.rank == 0 else []
-        dist.gather_object(value, values or None)
-        return values
+            return [content]
+        mine, sizes = self._padded(content)
+        parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
+        dist.gather(mine, parts)
+        return _cut(parts or [], sizes)
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's value, on every rank. All ranks must call it."""
-        values = [value]
+        """Rank 0's value (see `gather`), on every rank. All ranks must call it."""
+        content = json.dumps(value).encode()
         if self.world_size > 1:
-            dist.broadcast_object_list(values)
-        return values[0]
+            size = torch.tensor(len(content), device=_exchange_device())
+            dist.broadcast(size, 0)
+            first = _tensor(content if self.rank == 0 else bytes(int(size)))
+            dist.broadcast(first, 0)
+            (content,) = _cut([first], [len(first)])
+        return json.loads(content)
 
     def state_from_first(self, state: Any) -> Any:
         """Rank 0's nested state of tensors on the CPU and plain values, on every rank. All ranks must call it.
@@ -95,11 +112,22 @@ class Worker:
         return with_tensors(state, broadcast)
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of rank, on every rank. All ranks must call it."""
-        values: list[Any] = [value] * self.world_size
+        """Every rank's value (see `gather`), in order of rank, on every rank. All ranks must call it."""
+        contents = [json.dumps(value).encode()]
         if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+            mine, sizes = self._padded(contents[0])
+            parts = [torch.empty_like(mine) for _ in sizes]
+            dist.all_gather(parts, mine)
+            contents = _cut(parts, sizes)
+        return [json.loads(content) for content in contents]
+
+    def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
+        """The bytes, as many as of the rank that has most; how many every rank has."""
+        size = torch.tensor([len(content)], device=_exchange_device())
+        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
+        dist.all_gather(sizes, size)
+        of_ranks = [int(each) for each in sizes]
+        return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
     def sum_later(self, count: int) -> Callable[[], int]:
         """Begin to add up a number over all ranks, and go on; what is returned waits for the sum. All ranks must call
@@ -137,3 +165,17 @@ class Worker:
             "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False
         }
         return DistributedDataParallel(model, process_group=self.gradients, gradient_as_bucket_view=True, **options)
+
+
+def _exchange_device() -> torch.device:
+    """Where the default group takes tensors from: in a loop of one's own it may be NCCL's."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(_exchange_device())
+
+
+def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
+    """The bytes without what they were padded with."""
+    return [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=False)]

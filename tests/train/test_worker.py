@@ -1,0 +1,49 @@
+"""What ranks tell each other: JSON and bytes of any size, and nothing that is unpickled."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from raydali.train.worker import Worker
+from tests.support import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def value_of(rank: int) -> Any:
+    """Of another size on each rank, the largest some MB."""
+    nan = [math.nan, math.inf, 0.1 + rank]
+    return {"rank": rank, "none": None, "numbers": nan, "path": "p\udcff/ü", "long": "x" * (3_000_000 * rank)}
+
+
+def same(value: Any, other: Any) -> bool:
+    return repr(value) == repr(other)  # NaN is not equal to itself
+
+
+def tell() -> list[str]:
+    """What does not come as it should."""
+    worker = Worker.join(CPU, cpus=1, node="")
+    mine, ranks = value_of(worker.rank), range(worker.world_size)
+    everyone = [value_of(rank) for rank in ranks]
+    contents = [bytes([rank]) * rank for rank in ranks]
+    found = {
+        "gather": same(worker.gather(mine), everyone if worker.rank == 0 else []),
+        "gather_bytes": worker.gather_bytes(contents[worker.rank]) == (contents if worker.rank == 0 else []),
+        "exchange": same(worker.exchange(mine), everyone),
+        "from_first": same(worker.from_first(value_of(2 - worker.rank)), value_of(2)),
+        "tuples": worker.exchange((1, "a")) == [[1, "a"]] * worker.world_size,
+    }
+    return [name for name, is_right in found.items() if not is_right]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_values_come_as_they_were(world_size: int) -> None:
+    assert run_ranks(world_size, tell) == [[]] * world_size
+
+
+@pytest.mark.parametrize("call", [Worker.gather, Worker.exchange, Worker.from_first])
+def test_what_only_a_pickle_could_hold_is_refused(call: Any) -> None:
+    with pytest.raises(TypeError):
+        call(Worker.join(CPU, cpus=1, node=""), object())
