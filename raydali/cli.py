@@ -28,6 +28,7 @@ from raydali.bench.train_bench import TrainBench
 from raydali.bench.video_bench import VideoBench
 from raydali.chaos.command import Chaos
 from raydali.completion import Completion
+from raydali.data.object_store import refuse_secrets
 from raydali.doctor.command import Doctor
 from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
 from raydali.local_cluster.command import Down, Status, Up
@@ -49,9 +50,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
         print(f"raydali {version('raydali')}")
         return
-    options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=(tyro.conf.DisallowNone,))
-    run: Callable[[Any], object] = sys.modules[type(options).__module__].main
     try:
+        for argument in given:
+            refuse_secrets(argument)
+        options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=(tyro.conf.DisallowNone,))
+        run: Callable[[Any], object] = sys.modules[type(options).__module__].main
         if getattr(options, "json", None) == "-":
             _print_json(run, options)
         else:

@@ -186,8 +186,9 @@ def absolute(root: str) -> str:
     """The absolute path of a local one (`~` is expanded), or the `s3://` or `gs://` URI; with no slash at its end.
 
     Raises:
-        UsageError: another kind of URI, or one without a bucket.
+        UsageError: another kind of URI, one without a bucket, or one that holds a key.
     """
+    object_store.refuse_secrets(root)
     if "://" not in root:
         # Not os.path.abspath: it folds `link/..` by text, to another folder than the kernel's.
         return str(Path(os.path.expanduser(root)).absolute())

@@ -1,15 +1,41 @@
 """Files in S3 and in Google's storage, through pyarrow: to list them, and to read those that DALI cannot."""
 
 import os
+import re
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from raydali.errors import UsageError
+
 _GCS_RETRY_SECONDS = 20
+_SECRET = re.compile(
+    r"://(?!anonymous@)[^/?#\s]*@"
+    r"|(s3|gs|gcs)://[^/?#\s]*:"  # a key may hold slashes, and what follows looks like a path then
+    r"|[?&][\w.-]*(key|secret|token|password|credential|sig)[\w.-]*=",
+    re.IGNORECASE,
+)
 
 
 class StoreError(OSError):
     """What holds the files does not answer as it should; says nothing of a single file."""
+
+
+def refuse_secrets(text: str) -> None:
+    """Refuse a URI that holds a key or a password: it would be shown, written down and sent on.
+
+    Args:
+        text: a URI, a path, or an argument of a command line.
+
+    Raises:
+        UsageError: it does; shows nothing of it but the kind of storage.
+    """
+    if "://" in text and _SECRET.search(text):
+        raise UsageError(
+            f"the URI {re.findall(r'[a-zA-Z0-9+.-]*://', text)[0]}... holds a user or a key, which would be shown and "
+            "written down: leave it out, and use the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "GOOGLE_APPLICATION_CREDENTIALS) or a role of the machine"
+        )
 
 
 def file_system(uri: str) -> Any:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tyro
 
+from raydali.data.object_store import refuse_secrets
 from raydali.errors import UsageError
 from raydali.launch.launcher import TrainingFailed
 
@@ -24,7 +25,12 @@ def parse(config: type[Config], *, demo: Config) -> Config:
     Args:
         config: a dataclass with a `data` field; its fields are the options.
         demo: the defaults where no data is named.
+
+    Raises:
+        UsageError: an argument holds a key.
     """
+    for argument in sys.argv[1:]:
+        refuse_secrets(argument)
     style = (tyro.conf.DisallowNone,)
     parsed = tyro.cli(config, config=style)
     return parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)

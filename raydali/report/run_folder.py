@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
 
-from raydali.data.object_store import reason
+from raydali.data.object_store import reason, refuse_secrets
 from raydali.data.patience import STORAGE_ERRNOS, errno_of, is_transient, patiently
 from raydali.errors import StorageAway, UsageError
 from raydali.interrupts import deferred_signals
@@ -55,7 +55,7 @@ class RunFolder:
         warn: hears of a storage that does not answer; stays behind in this process.
 
     Raises:
-        UsageError: the name cannot name a folder.
+        UsageError: the name cannot name a folder, or the storage's URI holds a key.
     """
 
     storage: str
@@ -69,6 +69,7 @@ class RunFolder:
             raise UsageError(
                 f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes and underscores"
             )
+        refuse_secrets(self.storage)
         # Now, because another process may have another working directory and another home.
         uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))
         object.__setattr__(self, "uri_of_storage", uri)
