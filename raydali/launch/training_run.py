@@ -12,9 +12,9 @@ The loop stands in the job; it asks this for its steps and says what it did:
 """
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -29,8 +29,10 @@ from raydali.launch.broken_samples import BrokenSamples
 from raydali.launch.missing_samples import check_samples
 from raydali.launch.notices import Interrupted, Notice, Notices
 from raydali.launch.options import WHERE_SETTINGS, TrainingOptions
+from raydali.launch.run_ceiling import RunCeiling
 from raydali.launch.run_state import RunState, Stateful
 from raydali.launch.session import Session
+from raydali.measure.ceiling import Ceiling
 from raydali.measure.exchange import Exchange
 from raydali.measure.meter import EpochMeter
 from raydali.measure.pulse import Pulse
@@ -38,7 +40,7 @@ from raydali.measure.records import RankRecord, epoch_record
 from raydali.report.samples import SampleTrace
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
-from raydali.train.rehearsal import rehearse
+from raydali.train.rehearsal import rehearse, warm_up_steps
 
 BESIDE_STEPS = WHERE_SETTINGS | {
     "name",
@@ -100,6 +102,7 @@ class TrainingRun:
         self.start = self._done = self._state.start
         self.meter: EpochMeter
         self._pulse: Pulse
+        self._ceiling: RunCeiling | None = None
 
     @property
     def _on_gpu(self) -> bool:
@@ -117,15 +120,18 @@ class TrainingRun:
         return EpochMeter(worker.device, **who, loader=self._loader)
 
     def _new_pulse(self) -> Pulse:
-        share = self.micro_batches / self.stream.micro_batches_per_step
         return Pulse(
             self.meter,
             batch_size=self._config.batch_size,
             micro_batches=self.micro_batches,
-            ceiling_images_per_second=self._state.ceiling * share if self._state.ceiling else None,
+            ceiling_images_per_second=self._ceiling_of_rank(),
             prepared=lambda: self._loader.prepared_batches if self._loader is not None else None,
             publish=self._session.publish,
         )
+
+    def _ceiling_of_rank(self) -> float | None:
+        share = self.micro_batches / self.stream.micro_batches_per_step
+        return self._state.ceiling * share if self._state.ceiling else None
 
     @property
     def can_capture(self) -> bool:
@@ -175,26 +181,27 @@ class TrainingRun:
         """
         self._loader = loader
         check_samples(loader, self.worker)
-        measures = self._config.ceiling and not self._state.is_resumed
-        if self._on_gpu or measures or self._config.compile:
-            began = time.perf_counter()
-            micro_batch = self.stream.micro_batch(0, self.worker.rank)
-            resident = repeat(Batch(loader.resident_batch(self._config.batch_size), micro_batch))
-            practice = self._new_meter()
-            measured = rehearse(
+        micro_batch = self.stream.micro_batch(0, self.worker.rank)
+        resident_batch = cache(lambda: loader.resident_batch(self._config.batch_size))
+
+        def take_practice(warm_up: int, measures: bool) -> Ceiling:
+            resident, practice = repeat(Batch(resident_batch(), micro_batch)), self._new_meter()
+            return rehearse(
                 lambda: train_step(resident, practice),
                 modules,
                 optimizer,
                 precision,
                 self.worker,
+                warm_up=warm_up,
                 images=self.micro_batches * self._config.batch_size,
                 measures_ceiling=measures,
             )
-            self._state.ceiling = measured or self._state.ceiling
-            if self.worker.rank == 0:
-                seconds = round(time.perf_counter() - began, 3)
-                facts = {"ceiling_images_per_second": measured, "rehearsal_seconds": seconds}
-                self._session.tell("event", event="rehearsal", **facts)
+
+        self._ceiling = RunCeiling(self._session, self._state, take_practice)
+        measures = self._config.ceiling and not self._state.is_resumed
+        if self._on_gpu or measures or self._config.compile:
+            doing = ["compiling"] * bool(self._config.compile) + ["capturing a CUDA graph"] * self.can_capture
+            self._ceiling.begin(warm_up_steps(self.worker.device), measures=measures, what=", ".join(doing))
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left; between two of them a checkpoint is made where one is due."""
@@ -302,6 +309,9 @@ class TrainingRun:
         self._pulse.end_epoch()
         if record is not None:
             self._session.tell("epoch", record=record)
+        if self._ceiling is not None:
+            self._ceiling.doubt(record, is_last=self._done == self.stream.steps)
+            self._pulse.ceiling_images_per_second = self._ceiling_of_rank()
         self.meter.reset()
         self._checkpoint(self._state.best_of(score, weights))
 

@@ -1,18 +1,62 @@
 """The ceiling: how fast the training step is when its batch lies on the device already."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
+from raydali.measure.verdict import foreign_share
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_STEPS, FEWEST_STEPS = 60, 3
+LONGEST_SECONDS = 10.0
+"""Of measuring, where that leaves a step at all; of steps that take longer no ceiling is measured."""
+VOID_ABOVE = 1.1
+"""The share of a ceiling from which on something must have slowed the machine down when it was measured."""
+MOST_FOREIGN = 0.5
+"""The share of what a host without idle cores computes that other processes may have while it is measured. Ray and the
+driver have a quarter where cores are few; what they take from a ceiling shows in epochs that are faster than it."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What was measured.
+
+    Attributes:
+        images_per_second: of all ranks together; None where it is not known.
+        why: it is not known, in words; empty where nobody asked.
+        void: it was measured, but of a machine that did other things too: to be measured again.
+    """
+
+    images_per_second: float | None = None
+    why: str = ""
+    void: bool = False
+
+
+def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> float | None:
+    """A rate's share of a ceiling; None where one of them is not known, or the ceiling cannot be true."""
+    share = images_per_second / ceiling if images_per_second and ceiling else None
+    return share if share is None or share <= VOID_ABOVE else None
+
+
+def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Who took the cores while a ceiling was measured, in words; empty for nobody.
+
+    Args:
+        ranks: of each its "node" and, in seconds, its "cpu_seconds", "host_busy_seconds" and "host_idle_seconds"; None
+            for what is not known.
+    """
+    node, share = foreign_share(ranks)
+    return f"other processes took {share:.0%} of what was computed on node {node}" if share > MOST_FOREIGN else ""
 
 
 def ceiling_images_per_second(
     step: Callable[[], object],
     images: int,
-    device: torch.device,
-    total: Callable[[torch.Tensor], torch.Tensor],
+    device: "torch.device",
+    total: Callable[["torch.Tensor"], "torch.Tensor"],
     *,
     seconds: float = 1.5,
 ) -> float:
@@ -22,8 +66,10 @@ def ceiling_images_per_second(
         step: one whole optimiser step on a resident batch, everything compiled and tuned already.
         images: that a rank's step consumes.
         total: the sum over ranks of a small tensor, behind which none is ahead (`Worker.sum`).
-        seconds: how long to measure, about; at least FEWEST_STEPS and at most MOST_STEPS steps.
+        seconds: how long to measure, about; at least FEWEST_STEPS and at most MOST_STEPS steps, but behind a first one
+            no longer than LONGEST_SECONDS if a step is shorter.
     """
+    import torch
 
     def timed(steps: int) -> float:
         synchronize(device)
@@ -37,12 +83,15 @@ def ceiling_images_per_second(
         return total(torch.tensor(value, dtype=torch.float64)).item()
 
     # All ranks take the same number of steps, though none is as fast as the other.
-    ranks, taken = added_up(1), added_up(timed(2))
-    steps = round(min(max(seconds * ranks * 2 / taken, FEWEST_STEPS), MOST_STEPS))
+    ranks, taken = added_up(1), added_up(timed(1))
+    in_time = max(1.0, LONGEST_SECONDS * ranks / taken)
+    steps = round(min(max(seconds * ranks / taken, FEWEST_STEPS), MOST_STEPS, in_time))
     return added_up(images * steps / timed(steps))
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize(device: "torch.device") -> None:
     """Wait until the device has done all that was asked of it; a CPU has."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.synchronize(device)

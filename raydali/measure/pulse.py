@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raydali.measure.ceiling import share_of_ceiling
 from raydali.measure.meter import EpochMeter
 
 PULSE_SECONDS = 5.0
@@ -59,7 +60,8 @@ class Pulse:
         publish: Callable[[Figures], None],
     ) -> None:
         self._meter, self._batch_size, self._micro_batches = meter, batch_size, micro_batches
-        self._ceiling, self._prepared, self._publish = ceiling_images_per_second, prepared, publish
+        self.ceiling_images_per_second = ceiling_images_per_second
+        self._prepared, self._publish = prepared, publish
         self._begin()
 
     def beat(self) -> None:
@@ -98,7 +100,7 @@ class Pulse:
         return Figures(
             images=images,
             images_per_second=rate,
-            of_ceiling=rate / self._ceiling if self._ceiling else None,
+            of_ceiling=share_of_ceiling(rate, self.ceiling_images_per_second),
             loader_wait_fraction=waited / seconds,
             step_seconds=stepped / steps,
             own_step_seconds=(stepped - exchanged) / steps if exchanged else None,

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from raydali.measure.ceiling import share_of_ceiling
 from raydali.measure.verdict import verdict
 
 
@@ -92,7 +93,8 @@ def epoch_record(
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
-        ceiling_images_per_second: of the last segment's workers; it counts for no others.
+        ceiling_images_per_second: of the last segment's workers; it counts for no others, and one that the epoch itself
+            disproves (`share_of_ceiling`) is none.
         options: of the job, a dataclass, for the verdict's remedies; None: there are none.
     """
 
@@ -106,6 +108,9 @@ def epoch_record(
     wait = seconds("loader_wait_seconds")
     rate = images / wall if wall else None
     if len({segment[0].world_size for segment in segments}) > 1:
+        ceiling_images_per_second = None
+    of_ceiling = share_of_ceiling(rate, ceiling_images_per_second)
+    if rate and of_ceiling is None:
         ceiling_images_per_second = None
     line: dict[str, Any] = {
         "epoch": epoch,
@@ -121,7 +126,7 @@ def epoch_record(
         "first_batch_seconds": max(first_batches, default=None),
         "loader_images_per_second": None,
         "ceiling_images_per_second": ceiling_images_per_second,
-        "of_ceiling": rate / ceiling_images_per_second if rate and ceiling_images_per_second else None,
+        "of_ceiling": of_ceiling,
         "loss": sum(record.loss_sum for record in records) / images if images else None,
         "learning_rate": learning_rate,
         "validation": validation,

@@ -103,7 +103,7 @@ def verdict(line: Mapping[str, Any], options: Any = None) -> Verdict | None:
 
     straggler, lost, by_loader = _straggler(ranks)
     others = [rank for rank in ranks if rank is not straggler]
-    host, taken = _foreign_share(ranks)
+    host, taken = foreign_share(ranks)
     ceiling = line["ceiling_images_per_second"]
     seconds = {
         **_by_cause(ranks, others, lost, taken, images / ceiling if ceiling else None),
@@ -327,7 +327,7 @@ def _idle_share(ranks: Sequence[Rank]) -> float | None:
     return min(shares, default=None)
 
 
-def _foreign_share(ranks: Sequence[Rank]) -> tuple[str, float]:
+def foreign_share(ranks: Sequence[Rank]) -> tuple[str, float]:
     """The host of which others take most, and their share of what is computed there; 0 where cores are left."""
     most = "", 0.0
     for node in {rank["node"] for rank in ranks}:

@@ -139,10 +139,8 @@ def _step_bound(found: Finding) -> Words:
         *([Advice(f"--precision {half}", {"precision": half}, half)] if is_slow and half != "fp32" else []),
         Advice("a larger --batch-size", {"batch_size": _ANY}, "larger batches"),
     )
-    what = "no other cost is large; the ceiling was not measured"
-    if found.of_ceiling is not None and found.of_ceiling > 1.1:
-        what = f"{found.of_ceiling:.0%} of the ceiling, which something slowed down when it was measured"
-    elif found.of_ceiling is not None:
+    what = "no other cost is large; the ceiling is not known"
+    if found.of_ceiling is not None:
         what = f"{found.of_ceiling:.0%} of the ceiling, and no other cost is large"
     return "step-bound", what, f"{faster} for faster steps"
 

@@ -5,14 +5,14 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raydali.report.live import Display
+from raydali.report.live import Display, in_digits
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
 _COLUMNS = (
     ("epoch", "epoch", 5, "d"),
     ("images", "images", 8, "d"),
-    ("images/s", "images_per_second", 8, ".0f"),
+    ("images/s", "images_per_second", 8, "rate"),
     ("ceiling", "of_ceiling", 7, ".1%"),
     ("wait", "loader_wait_fraction", 5, ".1%"),
     ("loss", "loss", 7, ".4f"),
@@ -34,6 +34,12 @@ def _of_broken(event: Mapping[str, Any]) -> str:
     other = "" if event["replaced_by"] is None else f"; sample {event['replaced_by']} is read in its place"
     out = "; it is left out" if event["of"] == "validation" else other
     return f"{event['of']} sample {event['id']} is broken: {event['path']}: {event['reason']}{out}"
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return "-"
+    return in_digits(value) if form == "rate" else format(value, form)
 
 
 class Console:
@@ -73,13 +79,13 @@ class Console:
                 f"{what} at step {message['step']} of {message['steps']}: {workers}, "
                 f"first step after {message['seconds']:.0f} s"
             )
-        elif message["event"] == "rehearsal" and message["ceiling_images_per_second"]:
-            self.say(
-                f"ceiling: {message['ceiling_images_per_second']:.0f} images/s with the batch on the device already"
-            )
-        elif message["event"] == "chosen" and "precision" in message:
-            compiled = ", compiled" if message.get("compile") else ""
-            self.say(f"chosen for this hardware, and kept: precision {message['precision']}{compiled}")
+        elif message["event"] in ("rehearsal", "ceiling") and message["ceiling_images_per_second"]:
+            rate = in_digits(message["ceiling_images_per_second"])
+            self.say(f"ceiling: {rate} images/s with the batch on the device already")
+        elif message["event"] == "chosen":
+            options = [f"--precision {message['precision']}"] * ("precision" in message)
+            options += ["--compile"] * bool(message.get("compile"))
+            self.say(f"chosen for this hardware, and kept: {' '.join(options)}")
         elif message["event"] == "failure":
             self._show_failure(message)
         elif message["event"] == "resize":
@@ -119,6 +125,9 @@ class Console:
     def _show_placed(self, message: Mapping[str, Any]) -> None:
         self.say(f"starting {message['workers']} of up to {message['most']} workers: there is no room for more now")
 
+    def _show_note(self, message: dict[str, Any]) -> None:
+        self.say(message["text"])
+
     def _show_warning(self, message: dict[str, Any]) -> None:
         self.warn(f"rank {message['rank']}: {message['text']}")
 
@@ -134,8 +143,7 @@ class Console:
             of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
             self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))
             self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
-        values = ((record.get(name), width, form) for _, name, width, form in self._columns)
-        self.say(" ".join(f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in values))
+        self.say(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))
         self._show_verdict(record.get("verdict"))
         self._display.epoch(record)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.measure.ceiling import VOID_ABOVE
 from raydali.report.run_folder import CONFIG, EPOCHS, EVENTS, SAMPLES, RunFolder
 
 END_EVENTS = ("finish", "stop", "interrupt")
@@ -71,7 +72,7 @@ class Epoch:
         waiting, stepping = _of_ranks(ranks if isinstance(ranks, list) else [])
         return cls(
             int(epoch),
-            _numbers(record),
+            _without_void_ceiling(_numbers(record)),
             _numbers(record.get("validation")),
             verdict if isinstance(verdict, str) and verdict.strip() else None,
             waiting,
@@ -84,6 +85,14 @@ def _numbers(values: object) -> dict[str, float]:
         return {}
     found = {str(name): number(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
+    """Earlier versions took a ceiling for true that was measured on a busy machine."""
+    if values.get("of_ceiling", 0.0) > VOID_ABOVE:
+        del values["of_ceiling"]
+        values.pop("ceiling_images_per_second", None)
+    return values
 
 
 def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -151,6 +160,9 @@ class History:
         self.events.append(row)
         if row.get("event") == "resume":
             self._take_back(number(row.get("step")))
+        elif row.get("event") == "chosen":  # what a driver that has read them before does not know
+            chosen = {name: value for name, value in row.items() if self.settings.get(name, "") is None}
+            self.settings = {**self.settings, **chosen}
 
     def add_epoch(self, record: Mapping[str, Any]) -> None:
         """Take a line of `epochs.jsonl`; one that came before is replaced."""
@@ -179,6 +191,7 @@ class History:
             "preemption": "starting",
             "resize": "starting",
             "rehearsal": "starting",
+            "chosen": "starting",
         }
         return by_event.get(last, "running")
 

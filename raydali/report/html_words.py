@@ -105,7 +105,7 @@ def speed(history: History) -> str | None:
         return None
     said = f"{count(rate)} images/s while training"
     if share is None:
-        return f"{said}; the ceiling was not measured."
+        return f"{said}; the ceiling is not known."
     return f"{said}, {percent(share)} of what the same step reaches with its batch on the device already."
 
 
@@ -175,9 +175,9 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         resized = f", before {count(world_size)}" if world_size is not None and size != world_size else ""
         at = f"at step {count(number(row.get('step')))} of {count(number(row.get('steps')))}"
         return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
-    if kind == "rehearsal":
+    if kind in ("rehearsal", "ceiling"):
         ceiling = number(row.get("ceiling_images_per_second"))
-        took = f"rehearsed for {seconds(number(row.get('rehearsal_seconds')))}"
+        took = f"rehearsed {'again ' if kind == 'ceiling' else ''}for {seconds(number(row.get('rehearsal_seconds')))}"
         return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
     if kind == "failure":
         ranks = row.get("ranks")

@@ -126,7 +126,7 @@ class Display:
         assert self._at is not None
         (began, before), (now, consumed) = self._recent[0], self._recent[-1]
         mean = _rate(consumed - self._consumed_first, now - self._first)
-        facts = [f"{_rate(consumed - before, now - began):.0f} images/s (mean {mean:.0f})"]
+        facts = [f"{in_digits(_rate(consumed - before, now - began))} images/s (mean {in_digits(mean)})"]
         for name, text in (("loader_wait_fraction", "wait"), ("of_ceiling", "ceiling")):
             if values := self._each(name).values():
                 facts.append(f"{text} {fmean(values):.0%}")
@@ -167,6 +167,11 @@ def _share_of_epoch(at: dict[str, Any]) -> float | None:
     whole = at["samples_consumed"] * at["steps"] / at["step"]  # of the run, but for what no global batch holds
     share: float = at["samples_consumed"] / whole * at["epochs"] - at["epoch"]
     return min(1.0, max(0.0, share))
+
+
+def in_digits(rate: float) -> str:
+    """Images a second: whole ones, below ten two digits: 0.066."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _rate(images: int, seconds: float) -> float:

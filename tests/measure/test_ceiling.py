@@ -1,9 +1,17 @@
 """The ceiling of steps whose duration is known."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from raydali.measure.ceiling import FEWEST_STEPS, MOST_STEPS, ceiling_images_per_second
+from raydali.measure.ceiling import (
+    FEWEST_STEPS,
+    MOST_STEPS,
+    ceiling_images_per_second,
+    disturbed,
+    share_of_ceiling,
+)
 
 CPU = torch.device("cpu")
 
@@ -20,7 +28,7 @@ def measured(
         now += step_seconds
 
     rate = ceiling_images_per_second(step, 10, CPU, lambda tensor: tensor * ranks, seconds=seconds)
-    return rate, steps - 2
+    return rate, steps - 1
 
 
 def test_is_images_over_the_time_of_a_step_summed_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +36,24 @@ def test_is_images_over_the_time_of_a_step_summed_over_ranks(monkeypatch: pytest
     assert rate == pytest.approx(1500) and steps == 10
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(1e-6, MOST_STEPS), (0.15, FEWEST_STEPS)])
+@pytest.mark.parametrize(("step_seconds", "steps"), [(1e-6, MOST_STEPS), (0.15, FEWEST_STEPS), (4.0, 2), (30.0, 1)])
 def test_steps_are_neither_too_many_nor_too_few(
     monkeypatch: pytest.MonkeyPatch, step_seconds: float, steps: int
 ) -> None:
     assert measured(monkeypatch, step_seconds)[1] == steps
+
+
+def test_no_share_is_above_what_a_ceiling_allows() -> None:
+    assert share_of_ceiling(105.0, 100.0) == 1.05
+    assert [share_of_ceiling(*values) for values in ((1152.9, 100.0), (None, 100.0), (100.0, None))] == [None] * 3
+
+
+def test_a_machine_is_busy_where_others_compute_and_no_core_is_left() -> None:
+    def rank(own: float, busy: float, idle: float, node: str = "a") -> dict[str, Any]:
+        return {"node": node, "cpu_seconds": own, "host_busy_seconds": busy, "host_idle_seconds": idle}
+
+    assert disturbed([rank(0.8, 2.0, 0.0)]) == "other processes took 60% of what was computed on node a"
+    assert disturbed([rank(0.8, 2.0, 0.0), rank(0.6, 2.0, 0.0)]) == ""
+    assert disturbed([rank(0.8, 2.0, 2.0)]) == ""
+    assert "node b" in disturbed([rank(2.0, 2.0, 0.0), rank(0.5, 2.0, 0.0, "b")])
+    assert disturbed([dict.fromkeys(("cpu_seconds", "host_busy_seconds", "host_idle_seconds")) | {"node": "a"}]) == ""

@@ -309,3 +309,19 @@ def test_a_new_bar_after_the_end_of_another(on_terminal: Output) -> None:
         console.show(progress(step, 32 * step))
         console.close()
         assert f"step {step}/400" in on_terminal()
+
+
+def test_slow_models_have_rates_other_than_zero(output: Output) -> None:
+    console = Console()
+    for rate in (0.0663, 9.94, 1234.5):
+        console.show({"kind": "event", "event": "rehearsal", "ceiling_images_per_second": rate})
+    assert re.findall(r"ceiling: (\S+) images/s", output()) == ["0.066", "9.9", "1234"]
+    console.show({"kind": "epoch", "record": RECORD | {"images_per_second": 0.0663}})
+    assert output().splitlines()[1].split()[2] == "0.066"
+
+
+def test_what_is_chosen_and_rehearsed_is_said(output: Output) -> None:
+    console = Console()
+    console.show({"kind": "event", "event": "chosen", "precision": "bf16", "compile": True})
+    console.show({"kind": "note", "text": "rehearsing"})
+    assert output().splitlines() == ["chosen for this hardware, and kept: --precision bf16 --compile", "rehearsing"]

@@ -76,7 +76,7 @@ def test_nulls_are_dashes_and_gaps() -> None:
     only = run_page(history([bare | {"epoch": 0, "step": 1}]))
     assert charts(only) == {} and "null" not in text(only) and "None" not in text(only) and "nan" not in text(only)
     no_ceiling = history([record(0, ceiling_images_per_second=None, of_ceiling=None)])
-    assert "100 images/s while training; the ceiling was not measured." in text(run_page(no_ceiling))
+    assert "100 images/s while training; the ceiling is not known." in text(run_page(no_ceiling))
     assert "of the ceiling \u2013" in text(run_page(no_ceiling))
 
 

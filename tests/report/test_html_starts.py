@@ -102,3 +102,19 @@ def test_environments_are_compared() -> None:
     assert "Settings that differ None. Environments that differ a b c python 3.11.7 3.11.7 \u2013 torch 1.0 2.0" in said
     assert "machines 1 node with 128 cores, 8 workers on NVIDIA H200 1 node with 2 cores, 2 workers \u2013" in said
     assert "Environments that differ None." in text(compare_page(runs[:1] * 2))
+
+
+def test_what_the_first_start_chose_is_shown_as_a_setting() -> None:
+    chosen = event("chosen", 3, precision="fp32", compile=False)
+    made = history([], [chosen], epochs=1, precision=None, compile=True)
+    assert (made.settings["precision"], made.settings["compile"]) == ("fp32", True)  # given on a later resume
+    assert made.status == "starting" and "precision fp32" in text(run_page(made))
+
+
+def test_a_share_that_no_ceiling_allows_is_not_shown() -> None:
+    """Of runs of earlier versions; newer ones have null there."""
+    rows = [record(0), record(1)]
+    assert history(rows).of_ceiling == pytest.approx(0.8)
+    rows[1] |= {"of_ceiling": 11.529, "ceiling_images_per_second": rows[1]["images_per_second"] / 11.529}
+    assert history(rows).of_ceiling == pytest.approx(0.8)
+    assert "1,152.9%" not in text(run_page(history(rows))) and "1152.9%" not in text(run_page(history(rows)))
