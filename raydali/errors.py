@@ -26,6 +26,10 @@ class NodeFault(Exception):
     """A node cannot train though others can; the message says why. The run goes on without it where others suffice."""
 
 
+class StartError(Exception):
+    """A Ray of our own did not start; the message says why, and where its logs are. Exit code 1."""
+
+
 class CommandFailed(Exception):
     """A command of `raydali` measured or found what should not be, or could not measure it; what could be was shown and
     written. Exit code 1."""

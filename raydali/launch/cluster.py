@@ -7,14 +7,15 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raydali.errors import UsageError
+from raydali.errors import StartError, UsageError
 from raydali.interrupts import raise_on_signals
 from raydali.launch.growth import UNKNOWN, counted, growth_of, present_groups, read_config
 from raydali.launch.options import LaunchOptions
 from raydali.launch.preflight import DEFAULT_CPU_WORKERS, Cluster
+from raydali.launch.ray_start import allow_slow_start, start_ray, tidy
 
 WORKERS_PER_CORE = 8
 """How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
@@ -31,16 +32,21 @@ def check_own_ray(options: LaunchOptions) -> None:
 
 
 @contextmanager
-def connect(options: LaunchOptions) -> Iterator[Cluster]:
+def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Cluster]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
     From then on SIGINT, even where a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
     KeyboardInterrupt.
 
     Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
-    leaves the home folder untouched.
+    leaves the home folder untouched. Folders of earlier ones that failed are removed after a week.
+
+    Args:
+        options: how many workers there may be.
+        warn: says that a Ray of our own starts slowly.
 
     Raises:
+        StartError: a Ray of our own did not start.
         UsageError: more CPU workers than a Ray of our own may be given, or nobody answers at RAY_ADDRESS.
     """
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
@@ -57,28 +63,24 @@ def connect(options: LaunchOptions) -> Iterator[Cluster]:
     if "ray" not in sys.modules:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    allow_slow_start()
+    tidy()
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
     keep_logs = False
-    import ray
-
     try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder,
-        )
+        start_ray(folder, warn, num_cpus=cpus, log_to_driver=False, logging_level=logging.ERROR)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
         yield Cluster(_nodes(), own=True)
     except (UsageError, KeyboardInterrupt):
         raise
     except Exception as error:
-        error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+        if not isinstance(error, StartError):
+            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
         keep_logs = True
         raise
     finally:
+        import ray
+
         ray.shutdown()
         if not keep_logs:
             shutil.rmtree(folder, ignore_errors=True)

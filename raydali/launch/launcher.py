@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.hardware_queues import HARDWARE_QUEUES
-from raydali.errors import UsageError
+from raydali.errors import StartError, UsageError
 from raydali.interrupts import Interrupt
 from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
@@ -69,6 +69,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
 
     Raises:
         UsageError: what is asked cannot be done, or is another run than the earlier one of that name.
+        StartError: Ray did not start on this machine.
         TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
@@ -86,7 +87,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
-    with _created(folder), connect(options) as cluster:
+    with _created(folder), connect(options, console.warn) as cluster:
         placement = place(options, cluster)
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
@@ -116,7 +117,7 @@ def _created(folder: RunFolder) -> Iterator[None]:
     folder.create()
     try:
         yield
-    except UsageError:
+    except (UsageError, StartError):
         folder.remove_if_empty()
         raise
 
