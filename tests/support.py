@@ -19,7 +19,14 @@ from raydali.train.worker import Worker
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["torch", "torchvision.transforms.v2", "nvidia.dali.fn", "torchmetrics.functional.image", "tests.support"]
+    [
+        "torch",
+        "torchvision.transforms.v2",
+        "nvidia.dali.fn",
+        "torchmetrics.functional.image",
+        "jobs.imagenet",
+        "tests.support",
+    ]
 )
 CPU = torch.device("cpu")
 
