@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["event"] for event in events]
+
+
 def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
     env, folder = environment(home), RunFolder(str(home / "raydali-runs"), "demo")
     code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")
@@ -46,7 +51,7 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
     assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
-    assert [row["event"] for row in folder.rows("events.jsonl")] == ["rehearsal", "start", "finish"]
+    assert kinds(folder.rows("events.jsonl")) == ["chosen", "rehearsal", "start", "finish"]
     assert folder.exists("best/state.pt")
     assert sum(name.startswith("checkpoint_0") for name in os.listdir(folder.path())) == 3
 
@@ -94,8 +99,8 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     assert [row["epoch"] for row in rows] == list(range(30))
     assert sum(row["images"] for row in rows) == len(table)
     events = folder.rows("events.jsonl")
-    kinds = [event["event"] for event in events]
-    assert kinds == ["rehearsal", "start", "bad checkpoint", "resume", "resume", "finish"]
+    assert events.pop(0)["event"] == "chosen"
+    assert kinds(events) == ["rehearsal", "start", "bad checkpoint", "resume", "resume", "finish"]
     assert "bytes, not" in events[2]["reason"]
     assert 45 <= events[3]["step"] < int(events[2]["path"].rpartition("_")[2]) and events[4]["step"] >= 160
     assert [event.get("world_size") for event in events] == [None, 2, None, 3, 1, None]
@@ -123,8 +128,8 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
     events = folder.rows("events.jsonl")
-    assert [event["event"] for event in events] == ["rehearsal", "start", "left", "interrupt"]
-    assert events[2]["step"] == committed(folder)
+    assert kinds(events) == ["chosen", "rehearsal", "start", "left", "interrupt"]
+    assert events[3]["step"] == committed(folder)
 
 
 @pytest.mark.slow
@@ -158,7 +163,7 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
     assert process.wait(180) == 0, (tmp_path / "log").read_text()
     events = folder.rows("events.jsonl")
-    assert [event["event"] for event in events] == ["rehearsal", "start", "failure", "resume", "finish"]
-    assert len(events[2]["ranks"]) >= 1
+    assert kinds(events) == ["chosen", "rehearsal", "start", "failure", "resume", "finish"]
+    assert len(events[3]["ranks"]) >= 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)
     assert_whole(folder, config.stream(1437))
