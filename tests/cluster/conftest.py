@@ -1,4 +1,6 @@
-"""What tests of the files for `ray up` are repeated for."""
+"""What tests of the files for `ray up` are repeated for, and how long tests here may take on a busy machine."""
+
+from pathlib import Path
 
 import pytest
 
@@ -8,3 +10,10 @@ from tests.cluster.ray_up_files import CLOUDS
 @pytest.fixture(params=CLOUDS)
 def cloud(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray alone takes minutes to start where ten others want two cores."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))

@@ -34,7 +34,7 @@ def start_job(*arguments: str, env: dict[str, str], log: Path) -> subprocess.Pop
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
 
 
-def run_job(*arguments: str, env: dict[str, str], log: Path, timeout: float = 240) -> tuple[int, str]:
+def run_job(*arguments: str, env: dict[str, str], log: Path, timeout: float = 600) -> tuple[int, str]:
     """The exit code and the output of a job."""
     process = start_job(*arguments, env=env, log=log)
     try:
@@ -67,7 +67,7 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def wait_until_gone(pids: list[int], timeout: float = 30) -> list[str]:
+def wait_until_gone(pids: list[int], timeout: float = 240) -> list[str]:
     """What of these processes is still alive after at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (left := [name for pid in pids if (name := name_of(pid))]) and time.monotonic() < deadline:
@@ -106,15 +106,15 @@ def head(env: dict[str, str], log: Path) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
     try:
-        deadline, listing = time.monotonic() + 120, [RAY, "job", "list"]
-        while subprocess.run(listing, env=env | {"RAY_ADDRESS": address}, capture_output=True, timeout=60).returncode:
+        deadline, listing = time.monotonic() + 600, [RAY, "job", "list"]
+        while subprocess.run(listing, env=env | {"RAY_ADDRESS": address}, capture_output=True, timeout=300).returncode:
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(1)
         yield address
     finally:
         below = [process.pid, *descendants(process.pid)]
         process.terminate()
-        process.wait(60)
+        process.wait(240)
         wait_until_gone(below, timeout=3)
         kill(below)
         shutil.rmtree(temp_dir)

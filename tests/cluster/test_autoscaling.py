@@ -20,7 +20,7 @@ from tests.cluster.support import RAY, ROOT, descendants, environment, kill, nam
 IDLE_SECONDS = 15
 
 
-def raydali(*arguments: str, env: dict[str, str], timeout: float = 120) -> tuple[int, str]:
+def raydali(*arguments: str, env: dict[str, str], timeout: float = 400) -> tuple[int, str]:
     """Exit code and output of a `raydali` command."""
     return ended([sys.executable, "-m", "raydali.cli", *arguments], env, timeout)
 
@@ -70,7 +70,7 @@ def exported(folder: str) -> dict[str, str]:
     }
 
 
-def submit(env: dict[str, str], *arguments: str, wait: bool = True, timeout: float = 280) -> tuple[int, str]:
+def submit(env: dict[str, str], *arguments: str, wait: bool = True, timeout: float = 600) -> tuple[int, str]:
     """`ray job submit` of the image job."""
     command = [RAY, "job", "submit", *([] if wait else ["--no-wait"]), "--working-dir", ".", "--"]
     return ended([*command, "python", "jobs/imagenet.py", *arguments], env | {"PYTHONPATH": ""}, timeout)
@@ -108,7 +108,7 @@ def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
         assert code == 2 and "a cluster is up" in output, output
 
         stranger = {name: value for name, value in using.items() if not name.startswith("RAY_AUTH")}
-        listed = subprocess.run([RAY, "job", "list"], env=stranger, capture_output=True, timeout=60)
+        listed = subprocess.run([RAY, "job", "list"], env=stranger, capture_output=True, timeout=300)
         assert listed.returncode != 0
 
         # Impossible: said with both figures and what would fit.

@@ -76,7 +76,7 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
             newest = f"checkpoint_{committed(folder):09d}/state.pt"
             folder.write(newest, folder.read(newest)[:-100])
         process = start_job(*options, "--workers", str(workers), env=env, log=tmp_path / "log")
-        deadline, trainers = time.monotonic() + 120, []
+        deadline, trainers = time.monotonic() + 600, []
         try:
             while committed(folder) < until:
                 assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
@@ -114,14 +114,14 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     env = environment(home)
     process = start_job("--epochs", "500", "--name", "long", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
     folder = RunFolder(str(tmp_path), "long")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not folder.rows("epochs.jsonl"):
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.1)
     below = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     try:
-        assert process.wait(120) == 130
+        assert process.wait(240) == 130
     finally:
         process.kill()
     output = (tmp_path / "log").read_text()
@@ -142,7 +142,7 @@ def test_interrupting_before_the_first_checkpoint_says_that_nothing_was_saved(ho
             time.sleep(0.05)
         below = descendants(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
+        assert process.wait(240) == 130
     finally:
         process.kill()
     *_, last = (tmp_path / "log").read_text().splitlines()
@@ -156,12 +156,12 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     env, folder = environment(home), RunFolder(str(tmp_path), "dies")
     options = ["--epochs", "40", "--name", "dies", "--storage", str(tmp_path), "--trace-samples"]
     process = start_job(*options, "--max-failures", "1", "--checkpoint-every", "7", env=env, log=tmp_path / "log")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while committed(folder) < 30:
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.02)
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
-    assert process.wait(180) == 0, (tmp_path / "log").read_text()
+    assert process.wait(600) == 0, (tmp_path / "log").read_text()
     events = folder.rows("events.jsonl")
     assert kinds(events) == ["chosen", "rehearsal", "start", "failure", "resume", "finish"]
     assert len(events[3]["ranks"]) >= 1
