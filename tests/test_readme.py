@@ -208,7 +208,9 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     assert_as_shown(output.replace("resumed", "started").replace("1 worker on", "2 workers on"), finished=str(folder))
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
-    assert [row["event"] for row in folder.rows("events.jsonl")] == [
+    events = [row["event"] for row in folder.rows("events.jsonl")]
+    assert [event for event in events if event != "ceiling"] == [  # measured again under load
+        "chosen",
         "rehearsal",
         "start",
         "left",

@@ -50,8 +50,7 @@ def chosen(options: Options, session: "Session", *, samples: int) -> Options:
             options = replace(options, **values)
             if first:
                 folder.write_json(CONFIG, settings | values)
-                if "precision" in values or values["compile"]:  # that a CPU compiles nothing is no news
-                    session.tell("event", event="chosen", **values)
+                session.tell("event", event="chosen", **values)
     if first and not bf16 and getattr(options, "precision", None) == "bf16":
         faster = fastest_precision(device, bf16=False)
         text = f"bf16 is slow here, where not every device has it: --precision {faster} is faster"

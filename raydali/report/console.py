@@ -83,9 +83,10 @@ class Console:
             rate = in_digits(message["ceiling_images_per_second"])
             self.say(f"ceiling: {rate} images/s with the batch on the device already")
         elif message["event"] == "chosen":
-            options = [f"--precision {message['precision']}"] * ("precision" in message)
+            options = [f"--precision {message['precision']}"] if "precision" in message else []
             options += ["--compile"] * bool(message.get("compile"))
-            self.say(f"chosen for this hardware, and kept: {' '.join(options)}")
+            if options:  # that a CPU compiles nothing is no news
+                self.say(f"chosen for this hardware, and kept: {' '.join(options)}")
         elif message["event"] == "failure":
             self._show_failure(message)
         elif message["event"] == "resize":

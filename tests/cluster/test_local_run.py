@@ -32,6 +32,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def events_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """All but that a ceiling was measured again, as on a machine under load it may be."""
+    return [event for event in folder.rows("events.jsonl") if event["event"] != "ceiling"]
+
+
 def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in events]
 
@@ -51,7 +56,7 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
     assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
-    assert kinds(folder.rows("events.jsonl")) == ["chosen", "rehearsal", "start", "finish"]
+    assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "finish"]
     assert folder.exists("best/state.pt")
     assert sum(name.startswith("checkpoint_0") for name in os.listdir(folder.path())) == 3
 
@@ -98,7 +103,7 @@ def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path
     rows = folder.rows("epochs.jsonl")
     assert [row["epoch"] for row in rows] == list(range(30))
     assert sum(row["images"] for row in rows) == len(table)
-    events = folder.rows("events.jsonl")
+    events = events_of(folder)
     assert events.pop(0)["event"] == "chosen"
     assert kinds(events) == ["rehearsal", "start", "bad checkpoint", "resume", "resume", "finish"]
     assert "bytes, not" in events[2]["reason"]
@@ -127,7 +132,7 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     output = (tmp_path / "log").read_text()
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
-    events = folder.rows("events.jsonl")
+    events = events_of(folder)
     assert kinds(events) == ["chosen", "rehearsal", "start", "left", "interrupt"]
     assert events[3]["step"] == committed(folder)
 
@@ -148,7 +153,7 @@ def test_interrupting_before_the_first_checkpoint_says_that_nothing_was_saved(ho
     *_, last = (tmp_path / "log").read_text().splitlines()
     assert last == "interrupted before the first checkpoint: nothing was saved, and the same command starts anew"
     assert not wait_until_gone(below)
-    assert [row["event"] for row in RunFolder(str(tmp_path), "early").rows("events.jsonl")] == ["interrupt"]
+    assert [row["event"] for row in events_of(RunFolder(str(tmp_path), "early"))] == ["interrupt"]
 
 
 @pytest.mark.slow
@@ -162,7 +167,7 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
         time.sleep(0.02)
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
     assert process.wait(600) == 0, (tmp_path / "log").read_text()
-    events = folder.rows("events.jsonl")
+    events = events_of(folder)
     assert kinds(events) == ["chosen", "rehearsal", "start", "failure", "resume", "finish"]
     assert len(events[3]["ranks"]) >= 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)

@@ -323,5 +323,6 @@ def test_slow_models_have_rates_other_than_zero(output: Output) -> None:
 def test_what_is_chosen_and_rehearsed_is_said(output: Output) -> None:
     console = Console()
     console.show({"kind": "event", "event": "chosen", "precision": "bf16", "compile": True})
+    console.show({"kind": "event", "event": "chosen", "compile": False})
     console.show({"kind": "note", "text": "rehearsing"})
     assert output().splitlines() == ["chosen for this hardware, and kept: --precision bf16 --compile", "rehearsing"]
