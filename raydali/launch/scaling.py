@@ -6,6 +6,7 @@ the board permits it. Runs of MIN:MAX workers start with what is free beside oth
 what nodes have, whoever holds it, and would wait for ever.
 """
 
+import logging
 import os
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import (
     ReschedulingState,
     ResizingState,
@@ -29,12 +31,15 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
+from ray.train.v2.api import data_parallel_trainer
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raydali.launch.deaths import Place
 from raydali.launch.group_end import end_of, only_waits
 from raydali.launch.mailbox import Board, Mailbox
+
+_log = logging.getLogger(__name__)
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 POLL_SECONDS = 0.1
@@ -59,7 +64,21 @@ class Trainer(TorchTrainer):
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
         arguments["scaling_policy"] = policy(of_ray.scaling_config, self._mailbox)
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
+        data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
         return super()._initialize_and_run_controller(**arguments)
+
+
+class _Controller(TrainController):
+    """Ends a worker group that failed at once: Ray's keeps what is left of it, and its places, until the next start."""
+
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
+        if self._worker_group is not None:
+            try:
+                self._worker_group.shutdown()
+            except Exception:  # its node may be gone; what is left of it ends with its places
+                _log.exception("a worker group that failed could not be shut down")
+            self._worker_group = None
+        return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
 
 
 class _Retry(FailurePolicy):

@@ -15,7 +15,7 @@ import pytest
 
 from raydali.data.digits import digits_folder
 from raydali.report.run_folder import RunFolder
-from tests.cluster.support import ROOT, descendants, environment, kill, name_of, nodes
+from tests.cluster.support import ROOT, committed, descendants, environment, kill, name_of, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -125,6 +125,7 @@ def test_an_elastic_run_takes_what_others_leave_and_grows_without_loss(env: dict
             run.wait_for(lambda: run.events("start"))
             assert run.events("start")[0]["world_size"] == 2
             assert "2 of up to 3 workers" in run.log.read_text()
+            run.wait_for(lambda: committed(run.folder))
             hold()
             kill(trainers(using))
             run.wait_for(lambda: run.events("resume"))
