@@ -127,14 +127,14 @@ def nodes(env: dict[str, str], log: Path, *starts: Sequence[str]) -> Iterator[tu
     Args:
         starts: of each node what stands before its options, `env A=1` for instance; the last word is its CPUs.
     """
-    (port,) = free_ports(1)
+    port, client = free_ports(2)
     folder = f"/tmp/rdf-{os.getpid()}"
     env = env | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
     using = env | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
     common = ["--block", "--disable-usage-stats", "--object-store-memory=100000000"]
-    head = [f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-cpus=0"]
+    head = [f"--port={port}", f"--ray-client-server-port={client}", f"--temp-dir={folder}", "--include-dashboard=false"]
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    commands = [[RAY, "start", "--head", *common, *head]]
+    commands = [[RAY, "start", "--head", *common, *head, *ports, "--num-cpus=0"]]
     for *before, cpus in starts:
         commands.append([*before, RAY, "start", f"--address=127.0.0.1:{port}", *common, *ports, f"--num-cpus={cpus}"])
     processes: list[subprocess.Popen[bytes]] = []
