@@ -58,6 +58,7 @@ class Nodes:
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--num-cpus={cpus}", "--num-gpus=0"]
         command += ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         command += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
+        command += ["--dashboard-agent-listen-port=0"]  # hosts may share an address
         if number:
             command += [f"--address={self.address}"]
         else:
