@@ -6,12 +6,14 @@ only waits for the others.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 BEAT_SECONDS = 2.0
@@ -43,7 +45,7 @@ class Heartbeat:
         **facts: Any,
     ) -> None:
         self._tell, self._count, self._place, self._patience = tell, count, place, patience
-        self._facts = facts | {"pid": os.getpid()}
+        self._facts = facts | {"pid": os.getpid(), "started": started(os.getpid())}
         self._thread = threading.get_ident()
         self._over = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
@@ -79,6 +81,7 @@ class Stuck:
     """A rank that holds a run up.
 
     Attributes:
+        started: when its process did, see `started`.
         frozen: whether its process says nothing any more.
         stack: where it is; None where it does not say.
     """
@@ -87,6 +90,7 @@ class Stuck:
     node: str
     node_id: str
     pid: int
+    started: int | None
     frozen: bool
     stack: str | None
 
@@ -142,7 +146,23 @@ class HangWatch:
     def _describe(self, rank: int, frozen: bool) -> Stuck:
         _, message = self._beats[rank]
         stack = None if frozen else message["stack"]
-        return Stuck(rank, message["node"], message["node_id"], message["pid"], frozen, stack)
+        where = message["node"], message["node_id"], message["pid"], message["started"]
+        return Stuck(rank, *where, frozen, stack)
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine's start: what tells it from another one of the same id; None
+    where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def kill_process(pid: int, its_start: int | None) -> None:
+    """SIGKILL to a process of this machine, unless the id is another's: workers may have process ids of their own."""
+    if its_start is not None and started(pid) == its_start:
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill(stuck: Sequence[Stuck], timeout: float = 10) -> None:
@@ -150,14 +170,11 @@ def kill(stuck: Sequence[Stuck], timeout: float = 10) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    @ray.remote(num_cpus=0, max_retries=0)
-    def kill_here(pid: int) -> None:
-        import signal
-
-        os.kill(pid, signal.SIGKILL)
-
+    kill_there = ray.remote(num_cpus=0, max_retries=0)(kill_process)
     asked = [
-        kill_here.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each.node_id, soft=False)).remote(each.pid)
+        kill_there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each.node_id, soft=False)).remote(
+            each.pid, each.started
+        )
         for each in stuck
     ]
     ray.wait(asked, num_returns=len(asked), timeout=timeout)

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -40,7 +42,15 @@ def run(
         clock.now += BEAT_SECONDS
         for rank, count in counts.items():
             taken = count(clock.now) if callable(count) else count
-            facts = {"rank": rank, "node": "n", "node_id": "nn", "pid": 1, "stack": stack, "waits": rank in waiting}
+            facts = {
+                "rank": rank,
+                "node": "n",
+                "node_id": "nn",
+                "pid": 1,
+                "started": 1,
+                "stack": stack,
+                "waits": rank in waiting,
+            }
             watch.beat(facts | {"count": taken, "place": places[rank] if places else taken})
         found += watch.stuck()
     return found
@@ -170,3 +180,18 @@ def wait_at_a_barrier(seen: Path) -> None:
 def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path) -> None:
     run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
     assert (tmp_path / "seen").exists()
+
+
+def test_a_process_that_only_has_the_same_id_is_not_killed() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        begun = hangs.started(process.pid)
+        assert begun is not None
+        for other in (begun - 1, None):
+            hangs.kill_process(process.pid, other)
+        assert process.poll() is None
+        hangs.kill_process(process.pid, begun)
+        assert process.wait(60) == -signal.SIGKILL
+        assert hangs.started(process.pid) is None
+    finally:
+        process.kill()
