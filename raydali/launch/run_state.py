@@ -1,5 +1,6 @@
 """What a checkpoint holds of a run: it is read where a run goes on, and saved with the rows that it covers."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -117,8 +118,9 @@ class RunState:
         return made
 
     def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
-        """The weights to be kept as the best ones, on rank 0; None elsewhere, or where an earlier score is as high."""
-        if self._best is not None and score <= self._best:
+        """The weights to be kept as the best ones, on rank 0; None elsewhere, or where an earlier score is as high, or
+        this one no number."""
+        if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
         return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
@@ -162,12 +164,14 @@ class RunState:
         """On rank 0, whose weights are everybody's: never save what cannot be gone on from.
 
         Raises:
-            DivergedError: weights are infinite or no numbers.
+            DivergedError: weights, or what the optimiser or an average holds of them, are infinite or no numbers.
         """
-        model = self._parts.get("model")
-        if self._worker.rank == 0 and model is not None and not is_finite(model.state_dict()):
+        if self._worker.rank:
+            return
+        if bad := [name for name, part in self._parts.items() if not is_finite(part.state_dict())]:
+            what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
-                f"the weights are not finite any more behind step {done}: lower --learning-rate or raise "
+                f"the {what} are not finite any more behind step {done}: lower --learning-rate or raise "
                 f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self.saved}"
             )
 

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,10 +24,21 @@ def snapshot(state: Any) -> Any:
     return copy
 
 
-def is_finite(state: Mapping[str, Any]) -> bool:
-    """Whether no tensor of a module's state holds an infinity or what is no number; waits for the device once."""
-    sums = [value.sum() for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
-    return not sums or bool(torch.stack([each.double() for each in sums]).isfinite().all())
+def is_finite(state: Any) -> bool:
+    """Whether no tensor of a nested state holds an infinity or what is no number; waits for the device once."""
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in _tensors(state):
+        if tensor.is_floating_point():
+            sums.setdefault(tensor.device, []).append(tensor.detach().sum().double())
+    return all(bool(torch.stack(of_device).isfinite().all()) for of_device in sums.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -8,6 +8,8 @@ import torch
 
 from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
+from raydali.launch.broken_samples import BrokenSamples
+from raydali.launch.run_state import RunState
 from raydali.train.checkpoints import is_finite
 from tests.digits import digits_data
 from tests.support import LocalSession, folder_of
@@ -36,3 +38,31 @@ def test_one_bad_weight_of_many_is_seen(bad: float) -> None:
     with torch.no_grad():
         first.weight[3, 4] = bad
     assert not is_finite(model.state_dict())
+
+
+def state_of(tmp_path: Path) -> RunState:
+    """Of a run on one rank that has just begun."""
+    options = replace(DIGITS, epochs=3, batch_size=32, global_batch_size=32)
+    session = LocalSession(folder_of(tmp_path))
+    return RunState(session, options.stream(1437), BrokenSamples(options, session, samples=1437), None, {})
+
+
+def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
+    state, model = state_of(tmp_path), torch.nn.Linear(2, 2)
+    scores = [float("nan"), 0.5, float("nan"), 0.4, 0.6]
+    assert [state.best_of(score, model) is not None for score in scores] == [False, True, False, False, True]
+
+
+@pytest.mark.parametrize("part", ["optimizer", "ema"])
+def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_path: Path) -> None:
+    state, model, ema = state_of(tmp_path), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state.keep({"model": model, "optimizer": optimizer, "ema": ema}, lambda: None)
+    state._check_weights(1)
+    bad = ema.weight if part == "ema" else optimizer.state[model.weight]["exp_avg_sq"]
+    with torch.no_grad():
+        bad[0, 1] = float("inf")
+    with pytest.raises(DivergedError, match=f"the numbers of the {part} are not finite any more behind step 2"):
+        state._check_weights(2)
