@@ -1,5 +1,6 @@
 """Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -136,8 +137,14 @@ def epoch_record(
         "costs": None,
         "ranks": [asdict(record) for record in records],
     }
-    if found := verdict(line, options):
-        line["verdict"], line["costs"] = str(found), found.costs
+    try:
+        found = verdict(line, options)
+        said = str(found)
+    except Exception as error:  # what only speaks of a run must not end it
+        warnings.warn(f"no verdict could be found: {type(error).__name__}: {error}", stacklevel=2)
+        return line
+    if found:
+        line["verdict"], line["costs"] = said, found.costs
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line

@@ -112,3 +112,13 @@ def test_a_record_survives_json_and_its_ranks_can_be_read_back() -> None:
     read = json.loads(json.dumps(record, allow_nan=False))
     assert read == record
     assert [RankRecord(**rank) for rank in read["ranks"]] == [rank for segment in segments for rank in segment]
+
+
+def test_an_error_in_the_verdict_is_a_warning_and_a_line_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    monkeypatch.setattr("raydali.measure.records.verdict", broken)
+    with pytest.warns(UserWarning, match="no verdict could be found: ZeroDivisionError: of nothing"):
+        line = epoch_record(two_then_three_workers(), **FACTS)
+    assert line["verdict"] is None and line["costs"] is None and line["images"]
