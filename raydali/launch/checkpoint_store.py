@@ -45,10 +45,17 @@ class CheckpointStore:
         folder: the run's.
         worker: who this is; its process group tells the others what rank 0 found.
         tell: hands events to the driver.
+        keeps: of a step, whether its checkpoint is kept however old it is.
     """
 
-    def __init__(self, folder: RunFolder, worker: Worker, tell: Callable[..., None]) -> None:
-        self._folder, self._worker, self._tell = folder, worker, tell
+    def __init__(
+        self,
+        folder: RunFolder,
+        worker: Worker,
+        tell: Callable[..., None],
+        keeps: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self._folder, self._worker, self._tell, self._keeps = folder, worker, tell, keeps
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
@@ -145,13 +152,13 @@ class CheckpointStore:
         self._tell("event", event="checkpoint failed", **facts)
 
     def _tidy(self, step: int) -> None:
-        """Delete what is older than the newest three, and what earlier kills left half-written."""
+        """Delete what is older than the newest three and not to be kept, and what earlier kills left half-written."""
         try:
             whole = 0
             for name in self._names():
                 if self._folder.exists(f"{name}/{MANIFEST}"):
                     whole += 1
-                    if whole <= KEPT:
+                    if whole <= KEPT or self._keeps(_step(name)):
                         continue
                     self._folder.remove(f"{name}/{MANIFEST}")  # first, so that no part of it looks whole
                 elif _step(name) > step:

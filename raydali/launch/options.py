@@ -1,6 +1,7 @@
 """The options of every job: where it runs, what it is called, what it consumes, how it survives, how it computes."""
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -26,6 +27,7 @@ WHERE_SETTINGS = {
     "hang_timeout",
     "storage_timeout",
     "start_timeout",
+    "keep_epochs",
     "profile_steps",
     "track",
 }
@@ -64,6 +66,8 @@ class LaunchOptions:
     """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
     checkpoint_every: int = 0
     """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
+    keep_epochs: int = 0
+    """Keep the checkpoint at the end of every so many epochs for good, beside the newest three; 0: none."""
     trace_samples: bool = False
     """Write which rank trained on which id at which step to the run's samples/."""
     max_failures: int = 3
@@ -88,6 +92,7 @@ class LaunchOptions:
         for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
             require(self, name, least=1)
         require(self, "checkpoint_every", least=0)
+        require(self, "keep_epochs", least=0)
         require(self, "shuffle_block", least=0)
         require(self, "max_failures", least=-1)
         require(self, "storage_timeout", least=0)
@@ -132,6 +137,16 @@ class LaunchOptions:
             UsageError: an unknown name, or a package that is not installed.
         """
         return asked_trackers(self.track)
+
+    def kept_steps(self, samples: int) -> Callable[[int], bool]:
+        """Of a step, whether the checkpoint behind it is kept for good (`keep_epochs`)."""
+        stream, every = self.stream(samples), self.keep_epochs
+
+        def is_kept(step: int) -> bool:
+            epoch = stream.epoch_closed_by(step - 1) if every and step else None
+            return epoch is not None and (epoch + 1) % every == 0
+
+        return is_kept
 
     def stream(self, samples: int) -> Stream:
         """The stream of ids that a run over that many training samples consumes.

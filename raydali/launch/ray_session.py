@@ -3,7 +3,6 @@
 import time
 import traceback
 from dataclasses import asdict, replace
-from datetime import timedelta
 from typing import Any
 
 import ray
@@ -36,19 +35,19 @@ class RaySession:
     """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
     place, is fatal where that write fails."""
 
-    def __init__(self, folder: RunFolder, mailbox: Mailbox, timeout: timedelta) -> None:
+    def __init__(self, folder: RunFolder, mailbox: Mailbox, options: LaunchOptions, samples: int) -> None:
         context = ray.get_runtime_context()
         self.folder = replace(folder, warn=self._warn)
         self.worker = Worker.join(
             _device(),
             cpus=int(context.get_assigned_resources().get("CPU", 1)),
             node=context.get_node_id()[:8],
-            timeout=timeout,
+            timeout=options.group_timeout,
         )
         self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
         self._mailbox = mailbox
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
-        self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell)
+        self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell, options.kept_steps(samples))
         self._resumed = False
         self.step = 0
         """The last one that is done."""
@@ -122,7 +121,7 @@ def run_worker(config: dict[str, Any]) -> None:
     mailbox: Mailbox = config["mailbox"]
     session: RaySession | None = None
     try:
-        session = RaySession(config["folder"], mailbox, config["options"].group_timeout)
+        session = RaySession(config["folder"], mailbox, config["options"], config["samples"])
         beat = _heartbeat(session, config["options"])
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in unfit():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raydali.errors import StorageError
-from raydali.launch.checkpoint_store import KEPT
+from raydali.launch.checkpoint_store import KEPT, CheckpointStore
 from raydali.report.run_folder import RunFolder
 from raydali.train import checkpoints
 from tests.data.object_stores import s3, s3_url
@@ -34,6 +34,16 @@ def test_the_newest_comes_back_and_the_three_newest_are_kept(folder: RunFolder) 
     manifest = folder.read_json(f"{names[0]}/manifest.json")
     assert manifest["step"] == 1_000_000_000 and manifest["world_size"] == 1 and manifest["format"] == 1
     assert manifest["files"]["state.pt"]["bytes"] == len(folder.read(f"{names[0]}/state.pt"))
+
+
+def test_those_that_are_to_be_kept_stay(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    worker = store_of(folder)._worker
+    store = CheckpointStore(folder, worker, Told(), lambda step: step % 10 == 0)
+    for step in range(5, 50, 5):
+        store.save(step, state_of(step))
+    store.finish()
+    assert [int(name[-3:]) for name in folder.folders()] == [10, 20, 30, 35, 40, 45]
 
 
 def test_what_a_kill_left_half_written_does_not_count_and_goes_with_the_next(folder: RunFolder) -> None:

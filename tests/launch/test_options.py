@@ -58,3 +58,10 @@ def test_bounds_themselves_are_fine() -> None:
 )
 def test_process_groups_wait_longer_than_the_driver(timeouts: dict[str, Any], expected: float) -> None:
     assert LaunchOptions(**timeouts).group_timeout.total_seconds() == expected
+
+
+def test_checkpoints_of_every_nth_epochs_end_are_kept() -> None:
+    options = LaunchOptions(epochs=6, batch_size=10, global_batch_size=10, keep_epochs=2)
+    kept = options.kept_steps(100)
+    assert [step for step in range(61) if kept(step)] == [20, 40, 60]
+    assert not any(map(LaunchOptions(epochs=6, batch_size=10, global_batch_size=10).kept_steps(100), range(61)))
