@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from raydali.errors import UsageError
+from raydali.measure.host import usable_cores
 
 JsonFile = Annotated[
     str | None, tyro.conf.arg(metavar="FILE", help="File for what was found, as JSON; -: standard output.")
@@ -24,7 +25,7 @@ WIDTH_IN_FILES = 200
 def machine() -> dict[str, Any]:
     """What figures depend on: {"cpus", "gpus": names, "python", "raydali", "torch", "dali"}; null: not installed."""
     return {
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cores(),
         "gpus": gpu_names(),
         "python": platform.python_version(),
         **{name: _version(package) for name, package in VERSIONS.items()},

@@ -13,6 +13,7 @@ from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from raydali.errors import DataError, UsageError
+from raydali.measure.host import usable_cores
 
 SAMPLES_AT_ONCE = 32
 """That a process is given."""
@@ -29,7 +30,7 @@ def process_count(workers: int | None) -> int:
         UsageError: fewer than one.
     """
     if workers is None:
-        return len(os.sched_getaffinity(0))
+        return usable_cores()
     if workers < 1:
         raise UsageError(f"--workers must be at least 1, not {workers}")
     return workers

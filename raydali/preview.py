@@ -19,6 +19,7 @@ import tyro
 
 from raydali.command_output import devices, gpu_names, require_writable
 from raydali.errors import DataError, UsageError
+from raydali.measure.host import usable_cores
 
 if TYPE_CHECKING:
     from raydali.data.labeled_files import LabeledSource
@@ -226,7 +227,7 @@ def _first_batch(
     from raydali.data.loader import make_loader
     from raydali.report.sheet import Picture
 
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cores()
     where = {"rank": rank, "world_size": options.workers, "device": device, "threads": threads}
     with make_loader("dali", source, pipeline, order, **where) as loader:
         (batch,) = loader

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from raydali.bench.photographs import texture
+from raydali.measure.host import usable_cores
 
 VideoCodec = Literal["h264", "vp9", "mjpeg"]
 ENCODED = 32
@@ -65,7 +66,7 @@ def make_videos(root: str, made: Made) -> None:
     for label in range(min(CLASSES, made.videos)):
         Path(root, f"{label:02}").mkdir(parents=True)
     encoded = range(min(made.videos, ENCODED))
-    processes = min(len(encoded), len(os.sched_getaffinity(0)))
+    processes = min(len(encoded), usable_cores())
     if processes < 2:
         for i in encoded:
             _encode(root, made, i)

@@ -6,7 +6,6 @@ by its size in bytes and in pixels, and both are ImageNet's on average.
 """
 
 import io
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from raydali.measure.host import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,7 @@ def make_photographs(root: str, count: int) -> None:
     for label in range(min(CLASSES, count)):
         Path(root, f"{label:02}").mkdir()
     parts = [range(first, min(first + _PART, count)) for first in range(0, count, _PART)]
-    processes = min(len(parts), len(os.sched_getaffinity(0)))
+    processes = min(len(parts), usable_cores())
     if processes < 2:
         for part in parts:
             _write(root, part)

@@ -16,6 +16,7 @@ from raydali.launch.growth import UNKNOWN, counted, growth_of, present_groups, r
 from raydali.launch.options import LaunchOptions
 from raydali.launch.preflight import DEFAULT_CPU_WORKERS, Cluster
 from raydali.launch.ray_start import allow_slow_start, start_ray, tidy
+from raydali.measure.host import usable_cores
 
 WORKERS_PER_CORE = 8
 """How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
@@ -50,7 +51,6 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
         UsageError: more CPU workers than a Ray of our own may be given, or nobody answers at RAY_ADDRESS.
     """
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Before Ray's threads run: beside them the loader of MKL, a part of torch, ends the process now and then.
     importlib.import_module("torch")
@@ -87,7 +87,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
 
 
 def _own_cpus(options: LaunchOptions) -> int:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:

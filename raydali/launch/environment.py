@@ -3,7 +3,6 @@
 Nothing else of a node is told: no host name, no address, no variable of its environment.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from raydali.doctor.host import versions
+from raydali.measure.host import usable_cores
 from raydali.train.worker import Worker
 
 
@@ -27,7 +27,7 @@ class Place:
 def place_of(worker: Worker) -> Place:
     """This process's; some 20 ms."""
     gpu = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else None
-    return Place(node=worker.node, cores=len(os.sched_getaffinity(0)), gpu=gpu, versions=versions())
+    return Place(node=worker.node, cores=usable_cores(), gpu=gpu, versions=versions())
 
 
 def environment(places: Sequence[Place]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from raydali.launch.reservations import Reservations
 from raydali.launch.restart_policy import RestartPolicy
 from raydali.launch.resume import changes, check_unchanged, earlier_run
 from raydali.launch.waiting import Waiting, look
+from raydali.measure.host import usable_cores
 from raydali.report.console import Console
 from raydali.report.html_live import LiveReport
 from raydali.report.run_folder import CONFIG, RunFolder
@@ -92,7 +93,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         if cluster.own and placement.maximum * placement.cpus > cores:
             console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
         _warn_of_idle_workers(options, placement.maximum, console)
@@ -190,6 +191,7 @@ def _run(
     if elastic:
         # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
         os.environ.setdefault(START_TIMEOUT, "3")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
     workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
     trainer = Trainer(
         run_worker,
@@ -251,6 +253,11 @@ def _run(
         raise error
     ear.end("finish")
     console.say(f"finished: {folder}")
+
+
+def health_check_seconds(workers: int) -> float:
+    """Between two times at which Ray Train's controller asks all workers how they are: 400 of them a second at most."""
+    return max(0.25, workers / 400)
 
 
 class _Background:

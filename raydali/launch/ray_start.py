@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from raydali.errors import StartError
+from raydali.measure.host import usable_cores
 
 START_SECONDS = 600
 """How long Ray may take to start."""
@@ -78,7 +79,7 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
 
 def load() -> str:
     """How busy the machine is, in words."""
-    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy, cores = os.getloadavg()[0], usable_cores()
     return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {cores} cores"
 
 

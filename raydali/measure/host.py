@@ -1,13 +1,17 @@
 """How busy the host's cores were, with this process and with others: what /proc says; None where it says nothing."""
 
+import math
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PROC_CGROUP, _CGROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,34 @@ class CpuTimes:
     def __sub__(self, other: "CpuTimes") -> "CpuTimes":
         # Of threads that have ended nothing is known any more.
         return CpuTimes(**{name: max(0.0, getattr(self, name) - getattr(other, name)) for name in self.__slots__})
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use: those it may run on, and no more than a container's quota gives it."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that the control groups of this process allow, where they limit them."""
+    with suppress(OSError, ValueError):
+        for line in Path(_PROC_CGROUP).read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            root = Path(_CGROUPS, "cpu") if controllers else Path(_CGROUPS)
+            group = root / path.lstrip("/")
+            # Inside a container the group is the root, whatever its path is outside.
+            for folder in dict.fromkeys([group, *group.parents, root]):
+                if folder == root or folder.is_relative_to(root):
+                    with suppress(OSError, ValueError):  # no such file, or "max"
+                        if controllers:
+                            quota = int((folder / "cpu.cfs_quota_us").read_text())
+                            period = int((folder / "cpu.cfs_period_us").read_text())
+                        else:
+                            quota, period = map(int, (folder / "cpu.max").read_text().split())
+                        if quota > 0:
+                            yield quota / period
 
 
 def cpu_times() -> CpuTimes | None:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raydali.errors import UsageError
-from raydali.launch.launcher import TrainingFailed, _explained, _left_behind
+from raydali.launch.launcher import TrainingFailed, _explained, _left_behind, health_check_seconds
 from tests.launch.stores import save
 from tests.support import folder_of
 
@@ -62,3 +64,8 @@ def test_an_interrupted_run_says_whether_anything_was_saved(tmp_path: Path) -> N
     assert "before the first checkpoint: nothing was saved, and the same command starts anew" in _left_behind(folder)
     save(folder, 3)
     assert _left_behind(folder) == "interrupted: the same command with --name pets resumes it"
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (1000, 2.5)])
+def test_the_controller_asks_no_more_than_400_workers_a_second(workers: int, seconds: float) -> None:
+    assert health_check_seconds(workers) == seconds

@@ -2,10 +2,11 @@
 
 import multiprocessing
 import time
+from pathlib import Path
 
 import pytest
 
-from raydali.measure.host import CpuTimes, cpu_times
+from raydali.measure.host import CpuTimes, cpu_times, usable_cores
 
 
 def compute(seconds: float) -> None:
@@ -48,3 +49,33 @@ def refuse(_: int) -> None:
 def test_a_host_that_says_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydali.measure.host.os.sched_getaffinity", refuse)
     assert cpu_times() is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000"}, 64),
+        ("0::/pods/a/b\n", {"cpu.max": "max 100000", "pods/a/cpu.max": "400000 100000"}, 4),
+        ("0::/outside/of/the/container\n", {"cpu.max": "50000 100000"}, 1),
+        (
+            "4:memory:/\n3:cpu,cpuacct:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        (None, {}, 64),
+    ],
+)
+def test_a_containers_quota_limits_the_cores(
+    groups: str | None, files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in ({"self": groups} if groups else {}).items():
+        (tmp_path / name).write_text(text)
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text + "\n")
+    monkeypatch.setattr("raydali.measure.host._PROC_CGROUP", str(tmp_path / "self"))
+    monkeypatch.setattr("raydali.measure.host._CGROUPS", str(tmp_path / "fs"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    assert usable_cores() == expected
