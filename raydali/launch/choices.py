@@ -36,12 +36,18 @@ def chosen(options: Options, session: "Session", *, samples: int) -> Options:
 
     What `config.json` lacks is chosen for the hardware of all workers, written there and told to the driver before
     anything is trained: a worker group that takes over, however soon, finds it there.
+
+    Raises:
+        StorageAway: the storage does not answer, for a minute.
     """
     worker, folder = session.worker, session.folder
     first, device = worker.rank == 0, worker.device.type
     bf16 = all(worker.exchange(has_bf16(worker.device)))
     if _unchosen(options):
-        settings: dict[str, Any] = folder.read_json(CONFIG) if first else {}
+        settings: dict[str, Any] = {}
+        if first:
+            with folder.must_answer():
+                settings = folder.read_json(CONFIG)
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
         if names := _unchosen(options):
             pays = device == "cuda" and options.stream(samples).steps >= COMPILE_PAYS_FROM
@@ -49,7 +55,8 @@ def chosen(options: Options, session: "Session", *, samples: int) -> Options:
             values = {name: here[name] for name in names}
             options = replace(options, **values)
             if first:
-                folder.write_json(CONFIG, settings | values)
+                with folder.must_answer():
+                    folder.write_json(CONFIG, settings | values)
                 session.tell("event", event="chosen", **values)
     if first and not bf16 and getattr(options, "precision", None) == "bf16":
         faster = fastest_precision(device, bf16=False)
