@@ -8,9 +8,11 @@ MLFLOW_TRACKING_URI, WANDB_API_KEY and the like.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from queue import Queue
+from threading import Thread
 from typing import Any, Literal, Protocol
 
 from raydali.errors import UsageError
@@ -21,6 +23,9 @@ from raydali.report.tensorboard import TensorBoard
 IDS = "tracking.json"
 PROJECT = "raydali"
 """MLflow's experiment, and W&B's project, unless MLFLOW_EXPERIMENT_NAME and WANDB_PROJECT say another."""
+
+END_SECONDS = 30.0
+"""For which the driver waits at its end for what trackers have yet to take."""
 
 Record = Mapping[str, Any]
 End = Literal["finished", "failed", "interrupted"]
@@ -135,7 +140,8 @@ def tracked(
 ) -> Iterator[Callable[[Record], None]]:
     """Start the trackers, and end them as what is inside ends; gives what takes the lines of `epochs.jsonl`.
 
-    Once they are started, a tracker that fails costs a warning, never the run.
+    Once they are started, a tracker that fails costs a warning, never the run, and one that does not answer holds
+    nobody up.
 
     Args:
         names: from `asked_trackers`.
@@ -160,24 +166,37 @@ def tracked(
         except Exception as error:
             warn(f"{name} did not take an epoch or the end: {type(error).__name__}: {error}")
 
-    def end(name: str, tracker: Tracker) -> None:
-        attempt(name, lambda: tracker.end(how))
+    def end() -> None:
+        for name, tracker in reversed(trackers.items()):
+            attempt(name, partial(tracker.end, how))
+
+    def work() -> None:
+        while (call := calls.get()) is not None:
+            call()
 
     how: End = "failed"
-    with ExitStack() as ends:
+    calls: Queue[Callable[[], None] | None] = Queue()
+    # On a thread of their own: they may try again for minutes, while the driver must look after the run.
+    worker = Thread(target=work, daemon=True, name="trackers")
+    worker.start()
+    try:
         for name in names:
             try:
                 tracker = TRACKERS[name](folder, settings, ids.get(name))
             except Exception as error:
                 raise UsageError(f"--track {name} does not start: {error}; mend that, or leave it out") from error
             trackers[name] = tracker
-            ends.callback(end, name, tracker)
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id
                 folder.write_json(IDS, ids)
-        try:
-            yield take
-            how = "finished"
-        except KeyboardInterrupt:
-            how = "interrupted"
-            raise
+        yield lambda record: calls.put(partial(take, record))
+        how = "finished"
+    except KeyboardInterrupt:
+        how = "interrupted"
+        raise
+    finally:
+        calls.put(end)
+        calls.put(None)
+        worker.join(END_SECONDS)
+        if worker.is_alive():
+            warn(f"{', '.join(['TensorBoard', *names])} have not taken all within {END_SECONDS:g} s of the end")

@@ -1,6 +1,7 @@
 """MLflow and Weights & Biases, on doubles that record what they are told; both real ones were tried by hand."""
 
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -159,6 +160,20 @@ def test_a_tracker_that_fails_costs_a_warning_and_no_other_tracker(
     board, of_mlflow = warnings
     assert "TensorBoard" in board and "OSError" in board
     assert "mlflow" in of_mlflow and "ConnectionError: no answer" in of_mlflow
+
+
+def test_a_tracker_that_does_not_answer_holds_nobody_up(
+    wandb: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, warnings = threading.Event(), list[str]()
+    monkeypatch.setattr("raydali.report.tracking.END_SECONDS", 0.1)
+    monkeypatch.setattr("raydali.report.tracking.WandbTracker.epoch", lambda *_: answers.wait(120))
+    with tracked(folder_of(tmp_path), ("wandb",), SETTINGS, warnings.append) as take:
+        for epoch in range(3):
+            take(row(epoch))
+        assert not answers.is_set(), "the driver goes on meanwhile"
+    assert warnings == ["TensorBoard, wandb have not taken all within 0.1 s of the end"]
+    answers.set()
 
 
 def test_a_tracker_that_does_not_start_is_refused_and_the_others_end(
