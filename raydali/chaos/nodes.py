@@ -48,17 +48,16 @@ class Nodes:
         """For whoever wants to use the cluster."""
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, number: int, cpus: int = 1) -> None:
+    def start(self, number: int) -> None:
         """Start a node, and wait until it is part of the cluster.
 
         Raises:
             CommandFailed: it does not start; with the end of what it says.
         """
         host, log = self.hosts[number], self._folder / f"node{number}.log"
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--num-cpus={cpus}", "--num-gpus=0"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--num-gpus=0"]
         command += ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         command += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
-        command += ["--dashboard-agent-listen-port=0"]  # hosts may share an address
         if number:
             command += [f"--address={self.address}"]
         else:
