@@ -40,5 +40,5 @@ def test_a_void_ceiling_is_measured_again_with_the_captured_step(
     measured = losses(tmp_path, monkeypatch, measures=True, compiled=compiled)
     plain = losses(tmp_path, monkeypatch, measures=False, compiled=compiled)
     assert measured[0]["of_ceiling"] is None and 0 < measured[-1]["of_ceiling"] <= ceiling.VOID_ABOVE
-    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=0.02)
-    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=0.05)
+    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=0.05)
+    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=0.1)
