@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from raydali.launch import hangs
@@ -182,14 +183,17 @@ def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path)
     assert (tmp_path / "seen").exists()
 
 
-def test_a_process_that_only_has_the_same_id_is_not_killed() -> None:
+def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         begun = hangs.started(process.pid)
         assert begun is not None
-        for other in (begun - 1, None):
-            hangs.kill_process(process.pid, other)
-        assert process.poll() is None
+        killed: list[int] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, _: killed.append(pid))
+            for other in (begun - 1, None):
+                hangs.kill_process(process.pid, other)
+        assert not killed
         hangs.kill_process(process.pid, begun)
         assert process.wait(60) == -signal.SIGKILL
         assert hangs.started(process.pid) is None
