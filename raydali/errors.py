@@ -30,6 +30,10 @@ class StartError(Exception):
     """A Ray of our own did not start; the message says why, and where its logs are. Exit code 1."""
 
 
+class Superseded(StorageError):
+    """Another driver, or a newer worker group, writes to this run; this one must not any more. Exit code 1."""
+
+
 class CommandFailed(Exception):
     """A command of `raydali` measured or found what should not be, or could not measure it; what could be was shown and
     written. Exit code 1."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from raydali.data import patience
 from raydali.data.object_store import reason
-from raydali.errors import StorageAway, StorageError
+from raydali.errors import StorageAway, StorageError, Superseded
 from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.train import checkpoints
 from raydali.train.checkpoints import FILE_NAME, MANIFEST, BadCheckpoint
@@ -124,7 +124,9 @@ class CheckpointStore:
         try:
             self._write(unsaved)
         except OSError as error:
-            with suppress(OSError):  # of a full disk it must not take more; straight, since a store may be away
+            # Of a full disk it must not take more; straight, since a store may be away.
+            with suppress(OSError, Superseded):
+                self._folder.fence()
                 self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
             self._failed(reason(error))
         except BaseException as error:

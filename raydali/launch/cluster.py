@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raydali.errors import StartError, UsageError
+from raydali.errors import StartError, Superseded, UsageError
 from raydali.interrupts import raise_on_signals
 from raydali.launch.growth import UNKNOWN, counted, growth_of, present_groups, read_config
 from raydali.launch.options import LaunchOptions
@@ -71,7 +71,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
         start_ray(folder, warn, num_cpus=cpus, log_to_driver=False, logging_level=logging.ERROR)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
         yield Cluster(_nodes(), own=True)
-    except (UsageError, KeyboardInterrupt):
+    except (UsageError, Superseded, KeyboardInterrupt):
         raise
     except Exception as error:
         if not isinstance(error, StartError):

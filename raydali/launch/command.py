@@ -1,7 +1,7 @@
 """A job's command: parse, check, launch, and end with the right exit code and a readable last line.
 
 0    done, or done before
-1    training failed: the worker's own error comes last; or Ray did not start
+1    training failed: the worker's own error comes last; Ray did not start; or another driver took over the run
 2    bad usage: one line that names the value, the limit and the remedy
 130  interrupted
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 import tyro
 
 from raydali.data.object_store import refuse_secrets
-from raydali.errors import StartError, UsageError
+from raydali.errors import StartError, Superseded, UsageError
 from raydali.launch.launcher import TrainingFailed
 
 Config = TypeVar("Config")
@@ -43,7 +43,7 @@ def exit_with(main: Callable[[], None]) -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (TrainingFailed, StartError) as error:
+    except (TrainingFailed, StartError, Superseded) as error:
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)

@@ -1,17 +1,20 @@
 """From a job's config to a finished run: the driver's side."""
 
 import os
+import random
+import string
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.hardware_queues import HARDWARE_QUEUES
 from raydali.errors import StartError, UsageError
 from raydali.interrupts import Interrupt
+from raydali.launch.attempt import Attempt
 from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.driver_node import DriverNode
@@ -21,12 +24,12 @@ from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
 from raydali.launch.preflight import Cluster, Placement, place, suffices
 from raydali.launch.reservations import Reservations
 from raydali.launch.restart_policy import RestartPolicy
-from raydali.launch.resume import changes, check_unchanged, earlier_run
+from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run, in_words
 from raydali.launch.waiting import Waiting, look
 from raydali.measure.host import usable_cores
 from raydali.report.console import Console
 from raydali.report.html_live import LiveReport
-from raydali.report.run_folder import CONFIG, RunFolder
+from raydali.report.run_folder import CONFIG, EVENTS, RunFolder
 from raydali.report.tracking import tracked
 
 if TYPE_CHECKING:
@@ -74,9 +77,10 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
-    folder = RunFolder(options.storage, options.name or time.strftime(f"{job.name}-%Y%m%d-%H%M%S"), console.warn)
+    folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
-    earlier = earlier_run(folder)
+    earlier = earlier_run(folder, _defaults(options))
+    changed: dict[str, tuple[Any, Any]] = {}
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
         options = with_kept(replace(options, global_batch_size=size), earlier.settings)
@@ -85,7 +89,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
-        for change in changes(earlier, settings, settings.keys() - WHERE_SETTINGS):
+        changed = changes(earlier, settings, sorted(settings.keys() - WHERE_SETTINGS))
+        for change in in_words(changed):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
     with _created(folder), connect(options, console.warn) as cluster:
@@ -105,20 +110,62 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if placement.reachable < placement.maximum:
             console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
         settings = _settings(job, options)
-        folder.write_json(CONFIG, settings)
+        attempt = Attempt()
+        folder = _begin(folder, attempt, earlier, settings, changed)
         console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
         with tracked(folder, options.trackers, settings, console.warn) as track:
             left_over = set(earlier.train_runs) if earlier is not None else set()
-            _run(job, options, placement, cluster, folder, console, track, left_over)
+            _run(job, options, placement, cluster, folder, attempt, console, track, left_over)
+
+
+def _new_name(job: Job) -> str:
+    """With some random characters, since two may begin in one second."""
+    return time.strftime(f"{job.name}-%Y%m%d-%H%M%S-") + "".join(
+        random.choices(string.ascii_lowercase + string.digits, k=4)
+    )
+
+
+def _defaults(options: LaunchOptions) -> dict[str, Any]:
+    """Of all options that have one."""
+    return {each.name: each.default for each in fields(options) if each.default is not MISSING}
+
+
+def _begin(
+    folder: RunFolder,
+    attempt: Attempt,
+    earlier: Earlier | None,
+    settings: dict[str, Any],
+    changed: dict[str, tuple[Any, Any]],
+) -> RunFolder:
+    """The run's folder, which is this driver's from now on, with `config.json` as the run goes on.
+
+    Raises:
+        UsageError: another driver began a run of this name at the same moment.
+    """
+    if earlier is None:
+        try:
+            folder.create_json(CONFIG, settings)
+        except FileExistsError as error:
+            raise UsageError(
+                f"another driver has just begun a run in {folder}: give another --name, or leave it to that driver"
+            ) from error
+    attempt.take(folder)
+    folder = attempt.fenced(folder)
+    folder.remove_partial_files()
+    if changed:
+        folder.append(EVENTS, {"time": round(time.time(), 3), "event": "settings", "changed": changed})
+    if earlier is not None and changes(earlier, settings, settings):
+        folder.write_json(CONFIG, settings)
+    return folder
 
 
 @contextmanager
 def _created(folder: RunFolder) -> Iterator[None]:
-    """The run's folder is there; where the start is refused before anything lies in it, it goes again."""
+    """The run's folder is there; where the start is refused or interrupted while it is empty, it goes again."""
     folder.create()
     try:
         yield
-    except (UsageError, StartError):
+    except (UsageError, StartError, KeyboardInterrupt):
         folder.remove_if_empty()
         raise
 
@@ -170,6 +217,7 @@ def _run(
     placement: Placement,
     cluster: Cluster,
     folder: RunFolder,
+    attempt: Attempt,
     console: Console,
     track: Callable[[Mapping[str, Any]], None],
     left_over: set[str],
@@ -202,6 +250,7 @@ def _run(
             "data": ray.put(job.data),
             "samples": job.samples,
             "folder": folder,
+            "driver": attempt.driver,
             "mailbox": mailbox,
         },
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),

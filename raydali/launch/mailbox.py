@@ -39,6 +39,11 @@ class _Box:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._board = Board()
+        self._groups = 0
+
+    def next_group(self) -> int:
+        self._groups += 1
+        return self._groups
 
     def post(self, message: Message) -> None:
         self._messages.append(message)
@@ -74,6 +79,11 @@ class Mailbox:
     def post_and_wait(self, **message: Any) -> None:
         """Send and wait until it is there: for last words."""
         ray.get(self._box.post.remote(message), timeout=10)
+
+    def next_group(self) -> int:
+        """The number of a worker group that begins, from 1; a node that is cut off from the driver gets none."""
+        number: int = ray.get(self._box.next_group.remote())
+        return number
 
     def empty(self) -> list[Message]:
         """What came since the last call."""

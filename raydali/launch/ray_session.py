@@ -15,6 +15,7 @@ from raydali.data.loader import Loader
 from raydali.data.patience import retries
 from raydali.doctor.checks import unfit
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
+from raydali.launch.attempt import Attempt
 from raydali.launch.checkpoint_store import CheckpointStore
 from raydali.launch.choices import chosen
 from raydali.launch.environment import Place, environment, place_of
@@ -35,9 +36,8 @@ class RaySession:
     """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
     place, is fatal where that write fails."""
 
-    def __init__(self, folder: RunFolder, mailbox: Mailbox, options: LaunchOptions, samples: int) -> None:
+    def __init__(self, folder: RunFolder, mailbox: Mailbox, options: LaunchOptions, samples: int, driver: str) -> None:
         context = ray.get_runtime_context()
-        self.folder = replace(folder, warn=self._warn)
         self.worker = Worker.join(
             _device(),
             cpus=int(context.get_assigned_resources().get("CPU", 1)),
@@ -46,6 +46,8 @@ class RaySession:
         )
         self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
         self._mailbox = mailbox
+        folder = replace(folder, warn=self._warn)
+        self.folder = self._attempt(driver, folder).fenced(folder)
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell, options.kept_steps(samples))
         self._resumed = False
@@ -53,6 +55,15 @@ class RaySession:
         """The last one that is done."""
         self._taken = 0
         self._last_progress = 0.0
+
+    def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
+        """This worker group's, which rank 0 has taken the folder for."""
+        number = 0
+        if self.worker.rank == 0:
+            number = self._mailbox.next_group()
+            with folder.must_answer():
+                Attempt(driver, number).take(folder)
+        return Attempt(driver, self.worker.from_first(number))
 
     def latest(self) -> dict[str, Any] | None:
         """See Session."""
@@ -121,7 +132,7 @@ def run_worker(config: dict[str, Any]) -> None:
     mailbox: Mailbox = config["mailbox"]
     session: RaySession | None = None
     try:
-        session = RaySession(config["folder"], mailbox, config["options"], config["samples"])
+        session = RaySession(config["folder"], mailbox, config["options"], config["samples"], config["driver"])
         beat = _heartbeat(session, config["options"])
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in unfit():

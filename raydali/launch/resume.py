@@ -1,7 +1,7 @@
 """Fresh run, resume, or done already: what `config.json` in the run's folder says."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,14 @@ class Earlier:
     train_runs: frozenset[str] = frozenset()
 
 
-def earlier_run(folder: RunFolder) -> Earlier | None:
+def earlier_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> Earlier | None:
     """The earlier start of this run, if there was one.
 
+    Args:
+        defaults: of settings that its version did not know.
+
     Raises:
-        UsageError: the storage does not answer.
+        UsageError: the storage does not answer, or what the earlier start wrote is broken.
     """
     try:
         # Straight, without patience: a mistyped endpoint should be told at once.
@@ -38,9 +41,22 @@ def earlier_run(folder: RunFolder) -> Earlier | None:
         raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
     events = folder.rows(EVENTS)
     return Earlier(
-        folder.read_json(CONFIG),
+        _as_json(defaults or {}) | _settings(folder),
         finished=any(row["event"] == "finish" for row in events),
         train_runs=frozenset(row["train_run"] for row in events if "train_run" in row),
+    )
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    try:
+        settings = folder.read_json(CONFIG)
+    except ValueError as error:
+        settings = f"{error}"
+    if isinstance(settings, dict):
+        return settings
+    raise UsageError(
+        f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it from a copy; "
+        "delete it if the run has no checkpoint, and it begins anew; or give another --name"
     )
 
 
@@ -55,17 +71,23 @@ def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any
     """
     if changed := changes(earlier, settings, names):
         raise UsageError(
-            f"{folder} cannot be resumed with other settings ({'; '.join(changed)}): "
+            f"{folder} cannot be resumed with other settings ({'; '.join(in_words(changed))}): "
             "give the earlier ones, or another --name"
         )
 
 
-def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> list[str]:
-    """What is not as it was, among the settings named."""
-    # JSON has no tuples: compare as it will be read again.
-    now = json.loads(json.dumps(settings))
-    return [
-        f"{name} was {earlier.settings.get(name)!r}, now {now[name]!r}"
-        for name in names
-        if earlier.settings.get(name) != now[name]
-    ]
+def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """What is not as it was among the settings named: the values of then and now."""
+    was, now = earlier.settings, _as_json(settings)
+    return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
+
+
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """A phrase for each setting that changed."""
+    return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As they will be read again: JSON has no tuples."""
+    result: dict[str, Any] = json.loads(json.dumps(settings))
+    return result

@@ -191,6 +191,7 @@ class History:
             "preemption": "starting",
             "resize": "starting",
             "rehearsal": "starting",
+            "settings": "starting",
             "chosen": "starting",
         }
         return by_event.get(last, "running")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from raydali.errors import Superseded
 from raydali.report.html_history import END_EVENTS, History
 from raydali.report.html_page import run_page
 from raydali.report.run_folder import REPORT, SAMPLES, RunFolder
@@ -17,7 +18,8 @@ AGAIN_SECONDS = 15.0
 
 
 class LiveReport:
-    """The page of a run, kept up to date. What goes wrong costs one warning, never the run.
+    """The page of a run, kept up to date. What goes wrong costs one warning, never the run; but where another driver
+    has taken over the run, `Superseded` is raised.
 
     What earlier starts of the run left is read once, at the begin.
 
@@ -71,6 +73,8 @@ class LiveReport:
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
             call()
+        except Superseded:
+            raise
         except Exception as error:
             if not self._warned:
                 self._warned = True

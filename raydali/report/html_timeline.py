@@ -7,7 +7,7 @@ from typing import Any
 
 from raydali.report.html_charts import Mark
 from raydali.report.html_history import END_EVENTS, GROUP_END_EVENTS, History, number
-from raydali.report.html_words import DASH, count, event, moment, seconds
+from raydali.report.html_words import DASH, changed_settings, count, event, moment, seconds
 
 MOST_EVENTS = 200
 """In the table, and as marks: the newest."""
@@ -109,12 +109,16 @@ def marks(history: History) -> list[Mark]:
     found: list[Mark] = []
     size: float | None = None
     step_of = [(epoch.number, epoch.get("step")) for epoch in history.epochs]
+    changed: list[str] = []
     for row in history.events:
+        if row.get("event") == "settings":
+            changed.append(changed_settings(row))
         if row.get("event") not in ("start", "resume"):
             continue
         step, before = number(row.get("step")), size
         size = number(row.get("world_size"))
         after = next((epoch for epoch, of in step_of if step is not None and of is not None and of > step), None)
         if row.get("event") == "resume" and after is not None:
-            found.append(Mark(after - 0.5, event(row, before)))
+            found.append(Mark(after - 0.5, "; ".join([event(row, before), *changed])))
+        changed.clear()
     return found[-MOST_EVENTS:]

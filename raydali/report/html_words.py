@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydali.report.html_history import History, Status, number
@@ -195,8 +195,18 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         return _shortened(row.get("why", "interrupted"))
     if kind == "finish":
         return "finished"
+    if kind == "settings":
+        return f"other settings: {changed_settings(row)}"
     facts = "; ".join(f"{name} {value}" for name, value in row.items() if name not in ("time", "event", "seconds"))
     return _shortened(f"{kind}: {facts}" if facts else kind)
+
+
+def changed_settings(row: Mapping[str, Any]) -> str:
+    """What an event of settings says: each one that a resume changed, with both values."""
+    changed = row.get("changed")
+    pairs = changed.items() if isinstance(changed, Mapping) else ()
+    values = ((name, pair) for name, pair in pairs if isinstance(pair, Sequence) and len(pair) == 2)
+    return ", ".join(f"{name} {shown(now)} instead of {shown(was)}" for name, (was, now) in values)
 
 
 def _shortened(text: object) -> str:

@@ -1,6 +1,7 @@
 """The folder of a run, STORAGE/NAME/, on a local disk or an object store.
 
 config.json     settings and the facts about the data that a resume is checked against
+attempt.json    whose the folder is: the newest driver's and worker group's (attempt.py of raydali.launch)
 epochs.jsonl    a line an epoch; written by rank 0, before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end; written by the driver
 samples/        with --trace-samples: which rank trained on which id at which step (samples.py)
@@ -21,10 +22,12 @@ import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
@@ -36,12 +39,18 @@ from raydali.interrupts import deferred_signals
 
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
+PARTIAL = ".partial-"
+"""In the names of local files that are being written."""
 
 Row = dict[str, Any]
 T = TypeVar("T")
 
 
 def _unheard(_: str) -> None:
+    pass
+
+
+def _unfenced() -> None:
     pass
 
 
@@ -53,6 +62,7 @@ class RunFolder:
         storage: where runs are kept: a folder (`~` is understood) or a URI such as `s3://bucket/runs`.
         name: the run's name.
         warn: hears of a storage that does not answer; stays behind in this process.
+        fence: is called before anything is written, renamed or deleted, and may refuse it; stays behind, too.
 
     Raises:
         UsageError: the name cannot name a folder, or the storage's URI holds a key.
@@ -61,6 +71,7 @@ class RunFolder:
     storage: str
     name: str
     warn: Callable[[str], None] = field(default=_unheard, repr=False, compare=False)
+    fence: Callable[[], None] = field(default=_unfenced, repr=False, compare=False)
     uri_of_storage: str = field(init=False, repr=False)
     """The storage as Ray Train takes it: an absolute path or a URI."""
 
@@ -180,10 +191,12 @@ class RunFolder:
         """
 
         def store() -> None:
+            self.fence()  # each time that it is tried
             with deferred_signals(), self.filesystem.open_output_stream(self.path(file), compression=None) as stream:
                 stream.write(contents)
 
         if self._local:
+            self.fence()
             _replace(self._made_way(file), contents)
         else:
             self._patiently(store)
@@ -202,15 +215,18 @@ class RunFolder:
 
     def rename(self, file: str, new: str) -> None:
         """Give a file another name."""
+        self.fence()
         move = self.filesystem.move
         self._patiently(lambda: move(self.path(file), self.path(new)))
 
     def remove(self, file: str) -> None:
         """Delete a file."""
+        self.fence()
         self._patiently(lambda: self.filesystem.delete_file(self.path(file)))
 
     def remove_folder(self, folder: str) -> None:
         """Delete a sub-folder and all that is in it."""
+        self.fence()
         self._patiently(lambda: self.filesystem.delete_dir(self.path(folder)))
 
     def read_json(self, file: str) -> Any:
@@ -219,7 +235,31 @@ class RunFolder:
 
     def write_json(self, file: str, value: Any) -> None:
         """Write a value as an indented JSON file."""
-        self.write(file, (json.dumps(value, indent=2) + "\n").encode())
+        self.write(file, _indented(value))
+
+    def remove_partial_files(self) -> None:
+        """Remove what killed processes left of local files that they were writing; of those that still do, the write
+        fails. What hinders that is no error. Object stores keep such parts out of sight."""
+        if self._local:
+            for path in Path(self.path()).rglob(f"*{PARTIAL}*"):
+                with suppress(OSError):
+                    path.unlink()
+
+    def create_json(self, file: str, value: Any) -> None:
+        """Write a JSON file that must not exist yet.
+
+        pyarrow cannot ask an object store to refuse, so it is looked at before: of two writers at the same moment both
+        may succeed there.
+
+        Raises:
+            FileExistsError: it exists.
+        """
+        if self._local:
+            _create(self._made_way(file), _indented(value))
+        elif self.exists(file):
+            raise FileExistsError(errno.EEXIST, "It exists", self.path(file))
+        else:
+            self.write_json(file, value)
 
     def rows(self, file: str) -> list[Row]:
         """The rows of a JSONL file, none where it does not exist; a last line cut short by a crash is left out.
@@ -247,6 +287,7 @@ class RunFolder:
     def extend(self, file: str, contents: bytes) -> None:
         """Add to the end of a file, which need not exist; on object stores it is rewritten, so only for small ones."""
         if self._local:
+            self.fence()
             # Without a buffer, which closing would try to write once more.
             with open(self._made_way(file), "ab", buffering=0) as stream, _restored(stream.fileno()):
                 rest = memoryview(contents)
@@ -258,10 +299,18 @@ class RunFolder:
 
     def append(self, file: str, row: Row) -> None:
         """Add a row to a JSONL file. Object stores cannot append: there the file, which is small, is rewritten."""
-        if self._local and self.exists(file) and self.read(file).endswith(b"\n"):
+        if self._local and self._is_ended(file):
             self.extend(file, _lines([row]))
         else:  # a line that was cut short, too, must not run into the new one
             self.write(file, _lines([*self.rows(file), row]))
+
+    def _is_ended(self, file: str) -> bool:
+        """Whether a local file is there and its last line has its end."""
+        with suppress(FileNotFoundError), open(self.path(file), "rb") as stream:
+            if stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                return stream.read() == b"\n"
+        return False
 
     def keep_rows(self, file: str, keep: Callable[[Row], bool]) -> None:
         """Drop the rows of a JSONL file that a resume will write again."""
@@ -273,18 +322,45 @@ class RunFolder:
 
 def _replace(target: str, contents: bytes | memoryview) -> None:
     """Write a local file beside the target, then put it in its place."""
-    partial = f"{target}.partial-{os.getpid()}"
+    partial = _partial(target)
     try:
-        with open(partial, "wb") as stream:
-            stream.write(contents)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_durably(partial, contents)
         os.replace(partial, target)
     except BaseException:  # a full disk, say, which must not stay full of this
         with suppress(OSError):
             os.remove(partial)
         raise
     _sync_folder(os.path.dirname(target))
+
+
+def _create(target: str, contents: bytes) -> None:
+    """Write a local file that is there whole, or was there before, which is an error."""
+    partial = _partial(target)
+    try:
+        _write_durably(partial, contents)
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            with open(target, "xb") as stream:
+                stream.write(contents)
+    finally:
+        with suppress(OSError):
+            os.remove(partial)
+    _sync_folder(os.path.dirname(target))
+
+
+def _partial(target: str) -> str:
+    """A name of its own: processes of two containers may have one number."""
+    return f"{target}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _write_durably(path: str, contents: bytes | memoryview) -> None:
+    with open(path, "wb") as stream:
+        stream.write(contents)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _sync_folder(path: str) -> None:
@@ -307,6 +383,10 @@ def _restored(descriptor: int) -> Iterator[None]:
         with suppress(OSError):
             os.ftruncate(descriptor, length)
         raise
+
+
+def _indented(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

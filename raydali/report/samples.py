@@ -79,7 +79,7 @@ def drop_samples(folder: RunFolder, step: int) -> None:
         RuntimeError: a file begins before the step and reaches beyond it.
     """
     for file in folder.files("samples"):
-        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-\d+)?", file)
+        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?", file)
         if match is None or (int(match[2]) < step and not match[3]):
             continue
         if int(match[1]) < step and not match[3]:

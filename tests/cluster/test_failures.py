@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.report.run_folder import RunFolder
+from raydali.report.samples import read_samples
 from tests.cluster.support import (
     RAY,
     ROOT,
@@ -178,3 +180,34 @@ def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_pat
         assert process.wait(240) == 0, (tmp_path / "log").read_text()
         assert drained[:8] not in {rank["node"] for rank in run.rows("epochs.jsonl")[-1]["ranks"]}
         assert_whole(run, STREAM)
+
+
+@pytest.mark.timeout(2400)
+def test_a_second_driver_takes_the_run_over_and_the_first_writes_nothing_more(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    options = ["--epochs", "500", "--workers", "1", "--trace-samples", "--checkpoint-every", "10"]
+    options += ["--name", "run", "--storage", str(tmp_path)]
+    folder = RunFolder(str(tmp_path), "run")
+    first = start_job(*options, env=env, log=tmp_path / "log")
+    second = None
+    try:
+        wait_for(lambda: committed(folder) >= 20, first, tmp_path, 600)
+        second = start_job(*options, env=env, log=tmp_path / "second")
+        assert first.wait(600) == 1, (tmp_path / "second").read_text()
+        *_, last = (tmp_path / "log").read_text().splitlines()
+        assert "another driver has taken over" in last and "Traceback" not in (tmp_path / "log").read_text()
+        wait_for(lambda: bool(events(folder, "resume")), second, tmp_path, 600)
+        step = events(folder, "resume")[0]["step"]
+        wait_for(lambda: committed(folder) > step, second, tmp_path, 600)
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(120) == 130
+    finally:
+        for process in (first, second):
+            if process is not None:
+                kill([*descendants(process.pid), process.pid])
+                process.wait()
+    kinds = [row["event"] for row in folder.rows("events.jsonl")]
+    assert kinds.count("start") == kinds.count("resume") == kinds.count("interrupt") == 1 and "stop" not in kinds
+    steps = read_samples(folder)["step"].to_numpy()
+    assert set(np.bincount(steps)[: committed(folder)]) == {DIGITS.batch_size}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run
+from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run, in_words
 from tests.support import folder_of
 
 SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}
@@ -70,4 +70,24 @@ def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Pat
 
 def test_changes_are_told_as_json_keeps_them() -> None:
     earlier = Earlier({"area": [0.1, 1.0], "model": "a"}, finished=False)
-    assert changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"]) == ["model was 'a', now 'b'"]
+    changed = changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"])
+    assert changed == {"model": ("a", "b")} and in_words(changed) == ["model was 'a', now 'b'"]
+
+
+def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    folder.write_json("config.json", {"model": "a"})
+    earlier = earlier_run(folder, {"model": "b", "area": (0.1, 1.0), "ratio": 1})
+    assert earlier is not None
+    changed = changes(earlier, {"model": "a", "area": (0.1, 1.0), "ratio": 2}, ["model", "area", "ratio"])
+    assert changed == {"ratio": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("contents", "what"), [(b"", "empty"), (b"{", "broken"), (b"[]", "broken"), (b"\xff", "broken")]
+)
+def test_settings_that_cannot_be_read_are_told_with_what_to_do(tmp_path: Path, contents: bytes, what: str) -> None:
+    folder = folder_of(tmp_path)
+    folder.write("config.json", contents)
+    with pytest.raises(UsageError, match=rf"config\.json is {what}: restore it .*begins anew; or give another --name"):
+        earlier_run(folder)

@@ -44,6 +44,21 @@ def test_resumes_of_other_sizes() -> None:
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
 
 
+def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
+    made = history([record(epoch) for epoch in range(4)], [start(5)])
+    made.add_event(event("settings", 50, changed={"resize_size": [256, 32], "val_data": [None, "/val"]}))
+    assert made.status == "starting"
+    made.add_event(start(70, step=20, seconds=70))
+    made.add_epoch(record(2))
+    (mark,) = marks(made)
+    changed = "resize_size 32 instead of 256, val_data /val instead of \u2013"
+    assert mark.label.startswith("resumed at step 20 of 100: ") and mark.label.endswith(f"; {changed}")
+    assert f"other settings: {changed}" in text(run_page(made))
+    made.add_event(start(90, step=20, seconds=90))
+    made.add_epoch(record(2))
+    assert changed not in marks(made)[-1].label
+
+
 @pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
 def test_from_the_end_of_a_worker_group_on_the_next_one_starts(end: str) -> None:
     made = history([record(0)], [start(10), event(end, 60)])

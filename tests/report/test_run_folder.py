@@ -269,3 +269,15 @@ def test_names_of_a_folder_in_s3(s3: object) -> None:
         assert str(folder) == "s3://bucket/runs/run"
         assert folder.path("epochs.jsonl") == "bucket/runs/run/epochs.jsonl"
     assert RunFolder("s3://bucket", "run").path() == "bucket/run"
+
+
+def test_a_row_is_added_to_a_long_local_file_without_reading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create()
+    folder.append("epochs.jsonl", ROWS[0])
+    monkeypatch.setattr(RunFolder, "read", lambda *_: pytest.fail("it was read"))
+    folder.append("epochs.jsonl", ROWS[1])
+    monkeypatch.undo()
+    assert folder.rows("epochs.jsonl") == ROWS[:2]
