@@ -26,14 +26,15 @@ SAY_SECONDS = 20.0
 """Between two lines that it is still starting."""
 KEPT_DAYS = 7
 """How long the logs of a Ray that failed can be read."""
-_SLICE_SECONDS = 2
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 def allow_slow_start() -> None:
-    """Set what Ray reads from the environment; before Ray is imported."""
+    """Set what Ray reads from the environment; before Ray is imported.
+
+    RAY_raylet_start_wait_time_s stays as it is, 30 s: it is how long one question blocks, and this process asks again.
+    """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_SLICE_SECONDS))
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
     os.environ.setdefault("RAY_worker_register_timeout_seconds", str(START_SECONDS))
 
@@ -110,7 +111,7 @@ def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
     def wait_for_server(folder: str, node_id: str, name: str, timeout_ms: int) -> int:
         # A raylet has no option for this port alone.
         persist_port(folder, node_id, "dashboard_agent_listen_port", ports["dashboard_agent_listen_port"])
-        return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 1000 * _SLICE_SECONDS)))
+        return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
 
     told: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
     replaced = (
