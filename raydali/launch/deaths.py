@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ def silence_ray() -> None:
     ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
 
 
-def describe_deaths(killed: Sequence[int], places: Mapping[int, Place], error: str) -> str:
+def describe_deaths(
+    killed: Sequence[int], places: Mapping[int, Place], error: str, hung: Collection[Place] = ()
+) -> str:
     """Which ranks died where and of what, as far as can be told; takes up to LOOK_SECONDS a node.
 
     Args:
         killed: the ranks.
         places: where they ran; `error` alone is said of others.
         error: Ray's account.
+        hung: those that were ended since they stood still.
     """
     nodes: dict[str, list[int]] = defaultdict(list)
     for rank in killed:
@@ -37,7 +40,10 @@ def describe_deaths(killed: Sequence[int], places: Mapping[int, Place], error: s
     said = []
     for node, ranks in nodes.items():
         who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {_listed(ranks)}"
-        why = _cause(node, places[ranks[0]][1], error) if node in alive else "their node is gone"
+        if all(places[rank] in hung for rank in ranks):
+            why = "ended, since training stood still there"
+        else:
+            why = _cause(node, places[ranks[0]][1], error) if node in alive else "their node is gone"
         said.append(f"{who} on node {node[:8]} died: {why}")
     return "; ".join(said) or error
 

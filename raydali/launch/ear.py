@@ -1,7 +1,7 @@
 """Takes what the driver hears to where it belongs: the events, the console, metrics, and the decision to go on."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Ear:
         report: LiveReport,
         policy: RestartPolicy,
         watch: HangWatch,
-        describe_deaths: Callable[[Sequence[int], "Mapping[int, Place]", str], str],
+        describe_deaths: Callable[[Sequence[int], "Mapping[int, Place]", str, "Collection[Place]"], str],
     ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         self.why: str | None = None
@@ -58,6 +58,7 @@ class Ear:
         self._gone: set[str] = set()
         self._ended = False
         self._permit: tuple[float, int] | None = None
+        self._hung: set[Place] = set()
         self._unwritten: list[dict[str, Any]] = []
         self._overheard = Overheard()
 
@@ -96,6 +97,7 @@ class Ear:
             event = {"event": "hang", "starting": not self.training, "ranks": ranks, "seconds": self._seconds()}
             self._console.show({"kind": "event", **event})
             self._event(event)
+            self._hung |= {(each.node_id, each.pid) for each in stuck}
             hangs.kill(stuck)
 
     def _say_overheard(self, *, at_end: bool = False) -> None:
@@ -145,7 +147,7 @@ class Ear:
         self._permit_start()
         if event["event"] == "failure":
             if event["killed"]:
-                event["error"] = self._describe_deaths(event["killed"], places, event["error"])
+                event["error"] = self._describe_deaths(event["killed"], places, event["error"], self._hung)
             self.failure = event["error"]
 
     def _permit_start(self) -> None:

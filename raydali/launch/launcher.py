@@ -113,9 +113,12 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
         console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
-        with tracked(folder, options.trackers, settings, console.warn) as track:
-            left_over = set(earlier.train_runs) if earlier is not None else set()
-            _run(job, options, placement, cluster, folder, attempt, console, track, left_over)
+        left_over = set(earlier.train_runs) if earlier is not None else set()
+        try:
+            with tracked(folder, options.trackers, settings, console.warn) as track:
+                _run(job, options, placement, cluster, folder, attempt, console, track, left_over)
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(_left_behind(folder)) from interrupt
 
 
 def _new_name(job: Job) -> str:
@@ -292,7 +295,7 @@ def _run(
             if interrupt.requested() and not fit.over.is_set():
                 _leave(ear, mailbox, fit.over, interrupt, console)
                 ear.end("interrupt", why=interrupt.why)
-                raise KeyboardInterrupt(_left_behind(folder))
+                raise KeyboardInterrupt
     finally:
         console.close()
     # Where Ray Train would go on, the workers end with this process's Ray.

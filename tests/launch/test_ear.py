@@ -30,7 +30,7 @@ class News:
             MagicMock(),
             RestartPolicy(max_failures, 0, lambda left_out: False),
             HangWatch(0),
-            lambda killed, places, error: error,
+            lambda killed, places, error, hung: error,
         )
 
     def empty(self) -> list[dict[str, Any]]:
