@@ -86,7 +86,7 @@ def test_the_job_has_the_options() -> None:
     of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README + FILES))
     assert named - known == of_others
-    defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256, "precision": "bf16"}
+    defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256}
     for name, value in defaults.items():
         assert f"`--{name} {value}`" in README
         assert getattr(Config(), name.replace("-", "_")) == value

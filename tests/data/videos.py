@@ -49,6 +49,7 @@ def write_video(
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream: Any = container.add_stream(encoder, rate=25, options=usual | (options or {}))
+        stream.codec_context.thread_count = 1  # the same file each time
         stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pixels
         stream.gop_size = keyframe_every
         stream.codec_context.time_base = Fraction(1, 25) if milliseconds is None else Fraction(1, 1000)
