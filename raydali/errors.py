@@ -22,6 +22,10 @@ class StorageError(Exception):
     """A run's storage takes no checkpoints, or has none that can be used; the message says what to do. Exit code 1."""
 
 
+class TrainingFailed(Exception):
+    """The run ended early; the message is the worker's own error. Exit code 1."""
+
+
 class NodeFault(Exception):
     """A node cannot train though others can; the message says why. The run goes on without it where others suffice."""
 

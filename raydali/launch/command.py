@@ -13,8 +13,7 @@ from typing import TypeVar
 import tyro
 
 from raydali.data.object_store import refuse_secrets
-from raydali.errors import StartError, Superseded, UsageError
-from raydali.launch.launcher import TrainingFailed
+from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
 
 Config = TypeVar("Config")
 
