@@ -26,7 +26,7 @@ def raise_on_signals() -> None:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """What SIGINT and SIGTERM do, they do when this is over.
+    """Delay what SIGINT and SIGTERM do until this is over.
 
     For writes to object stores: their stream commits when it is closed, however little was written, so that an
     exception in between leaves an empty object.
@@ -41,7 +41,7 @@ def deferred_signals() -> Iterator[None]:
 
 
 class Interrupt:
-    """What asks a run to end: a signal, or code that calls `request`.
+    """A request that a run ends: by a signal, or by code that calls `request`.
 
     Attributes:
         why: what asked first, in words; empty for nothing.
@@ -58,11 +58,11 @@ class Interrupt:
         self._times += 1
 
     def requested(self) -> bool:
-        """Whether the run is to end."""
+        """Return whether the run is to end."""
         return self._times >= 1
 
     def again(self) -> bool:
-        """Whether it is to end without waiting for a checkpoint."""
+        """Return whether it is to end without waiting for a checkpoint."""
         return self._times >= 2
 
     @contextmanager

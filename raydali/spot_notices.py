@@ -16,7 +16,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 POLL_SECONDS = 5.0
-"""As AWS advises; also the pause after an error."""
+"""The interval that AWS advises; also the pause after an error."""
 GCP_POLL_SECONDS = 30
 """For how long Google's server holds a request that waits for a change."""
 GCP_NOTICE_SECONDS = 30

@@ -29,7 +29,7 @@ STORAGE_ERRNOS = {
     )
     if hasattr(errno, name)
 }
-"""What a disk or a file server answers that fails; it says nothing of a single file, and may pass."""
+"""Errors of a disk or a file server that fails: they say nothing of a single file, and may pass."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the error of a storage may pass: not where it refuses, or has no such file.
+    """Return whether the error of a storage may pass: not where it refuses, or has no such file.
 
     The innermost OSError of its causes decides. One without an errno is taken for an object store's.
     """
@@ -169,7 +169,7 @@ def patiently(
     warn: Callable[[str], None] = _log.warning,
     worth: Callable[[Exception], bool] = is_transient,
 ) -> T:
-    """What the call returns, which is repeated for SECONDS while it fails.
+    """Return what the call returns, and repeat it for SECONDS while it fails.
 
     Args:
         storage, warn: as of `Patience`.
@@ -191,7 +191,7 @@ def patiently(
 
 
 def short(error: BaseException) -> str:
-    """What a storage answered, without the name of the file: the same on every rank."""
+    """Return what a storage answered, without the name of the file: the same on every rank."""
     error = _innermost(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -84,7 +84,7 @@ def of_storage(error: BaseException | None) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error of reading a sample is the storage's, and may be gone in a moment."""
+    """Return whether an error of reading a sample is the storage's, and may be gone in a moment."""
     return of_storage(error) and is_transient(error)
 
 
@@ -157,7 +157,7 @@ class Quarantine:
         return self.read(id, partial(why_broken, partial(self._load, id)))
 
     def read(self, id: int, call: Callable[[], T]) -> T:
-        """What a call gives that reads a sample, repeated while the storage does not answer.
+        """Return what a call gives that reads a sample, and repeat it while the storage does not answer.
 
         Raises:
             StorageAway: it does not answer, for a minute.

@@ -1,4 +1,4 @@
-"""Whose a run's folder is: the newest driver's, and of its worker groups the newest one's. Older ones write no more.
+"""A run's folder belongs to its newest driver, and to the newest of its worker groups. Older ones write no more.
 
 attempt.json    the driver's random id, and the number of its worker group; 0 before the first one
 

@@ -1,4 +1,4 @@
-"""What the machine chooses where the command line does not: once, at a run's first start.
+"""The machine chooses what the command line does not: once, at a run's first start.
 
 `config.json` holds it by value from then on. A resume takes it from there unless the option is given, on whatever
 hardware it finds itself.

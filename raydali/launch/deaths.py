@@ -1,4 +1,4 @@
-"""What is said of a worker whose process died: rank, node and signal on one line, in place of 600 characters of Ray."""
+"""One line about a worker whose process died, with rank, node and signal, in place of 600 characters of Ray."""
 
 import re
 from collections import defaultdict
@@ -24,7 +24,7 @@ def silence_ray() -> None:
 def describe_deaths(
     killed: Sequence[int], places: Mapping[int, Place], error: str, hung: Collection[Place] = ()
 ) -> str:
-    """Which ranks died where and of what, as far as can be told; takes up to LOOK_SECONDS a node.
+    """Describe which ranks died where and of what, as far as can be told; takes up to LOOK_SECONDS a node.
 
     Args:
         killed: the ranks.
@@ -61,7 +61,7 @@ def _cause(node: str, pid: int, error: str) -> str:
 
 
 def crash_of(pid: int) -> str:
-    """What a process of this node was ended by, as its log says; empty where it had no time to say it."""
+    """Return what ended a process of this node, as its log says; empty where it had no time to write it."""
     node: Any = ray._private.worker.global_worker.node
     logs = Path(node.get_logs_dir_path())
     for log in logs.glob(f"worker-*-{pid}.err"):

@@ -129,7 +129,7 @@ def train_in_workers(
 
 
 def health_check_seconds(workers: int) -> float:
-    """Between two times at which Ray Train's controller asks all workers how they are: 400 of them a second at most."""
+    """Return the seconds between two polls of all workers by Ray Train's controller: 400 workers a second at most."""
     return max(0.25, workers / 400)
 
 
@@ -171,7 +171,7 @@ def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, interrupt: Inter
 
 
 def left_behind(folder: RunFolder) -> str:
-    """What an interrupted run can go on from, in words."""
+    """Describe what an interrupted run can go on from."""
     from raydali.launch.checkpoint_store import newest_step
 
     with suppress(OSError):

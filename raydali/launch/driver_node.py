@@ -1,4 +1,4 @@
-"""Whether the node that the driver runs on is about to be taken away.
+"""The watch over the driver's own node, which may be about to be taken away.
 
 Of draining nodes Ray Train looks at those with ranks alone. A cluster's head has none: where Kubernetes evicts it, the
 driver must interrupt the run, or what was trained since the newest checkpoint is lost with it.

@@ -16,7 +16,7 @@ from raydali.launch.notices import Interrupted
 
 
 def only_waits(state: TrainControllerState) -> bool:
-    """Whether workers could not start because there was no room for them: they are placed anew, which is no failure."""
+    """Return whether workers did not start for lack of room: they are placed anew, which is no failure."""
     cause = getattr(getattr(state, "training_failed_error", None), "controller_failure", None)
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
@@ -62,5 +62,5 @@ def _last_line(error: object) -> str:
 
 
 def _is_preempted(error: Exception) -> bool:
-    """Whether a worker died since its node was taken away."""
+    """Return whether a worker died because its node was taken away."""
     return bool(getattr(getattr(error, "health_check_failure", error), "preempted", False))

@@ -22,7 +22,7 @@ _SILENT_BEATS = 4
 _SHOWN_FRAMES = 12
 _OF_LIBRARIES = "site-packages"
 _EXCHANGES = os.path.join("raydali", "train", "worker.py")
-"""Where ranks wait for each other, but for those in a backward pass."""
+"""The file in which ranks wait for each other, outside of a backward pass."""
 
 
 class Heartbeat:
@@ -66,7 +66,7 @@ class Heartbeat:
             self._tell("beat", **self._facts, count=count, place=self._place(), stack=stack, waits=waits)
 
     def _stack(self) -> tuple[str, bool]:
-        """Where the thread stands, and whether it waits for other ranks there."""
+        """Return the thread's stack, and whether it waits for other ranks there."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
         ours = [each for each in frames if _OF_LIBRARIES not in each.filename] or frames

@@ -110,7 +110,7 @@ def _new_name(job: Job) -> str:
 
 
 def _defaults(options: LaunchOptions) -> dict[str, Any]:
-    """Of all options that have one."""
+    """Return the defaults of all options that have one."""
     return {each.name: each.default for each in fields(options) if each.default is not MISSING}
 
 

@@ -17,7 +17,7 @@ _ASKED_EVERY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the driver, and for a resize the controller, has written.
+    """The facts that the driver, and for a resize the controller, has written.
 
     Attributes:
         notice: why the workers are to leave behind a checkpoint; None while they are to train.

@@ -34,7 +34,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
 
 
 def _is_missing(loader: Loader, id: int) -> bool:
-    """Whether there is no such file; any other error is left to those who read it again."""
+    """Return whether there is no such file; any other error is left to those who read it again."""
     try:
         loader.pipeline.sample(loader.source, id, 0)
     except Exception as error:

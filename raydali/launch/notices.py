@@ -1,4 +1,4 @@
-"""What a run must heed between two steps: a node that is about to go, a driver that is told to end, a resize."""
+"""The notices that end a run between two steps: a node that is taken away, a driver that is told to end, a resize."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -139,7 +139,7 @@ class LaunchOptions:
         return asked_trackers(self.track)
 
     def kept_steps(self, samples: int) -> Callable[[int], bool]:
-        """Of a step, whether the checkpoint behind it is kept for good (`keep_epochs`)."""
+        """Return whether the checkpoint after a step is kept for good (`keep_epochs`)."""
         stream, every = self.stream(samples), self.keep_epochs
 
         def is_kept(step: int) -> bool:

@@ -127,7 +127,7 @@ def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
 
 
 def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
-    """Whether the connected cluster, with what its autoscaler could add, holds the workers without these nodes."""
+    """Return whether the cluster, with what its autoscaler could add, holds the workers without these nodes."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]

@@ -23,7 +23,7 @@ from raydali.measure.host import usable_cores
 START_SECONDS = 600
 """How long Ray may take to start."""
 SAY_SECONDS = 20.0
-"""Between two lines that it is still starting."""
+"""The time between two lines that it is still starting."""
 KEPT_DAYS = 7
 """How long the logs of a Ray that failed can be read."""
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -130,7 +130,7 @@ def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
 
 
 def _has_ended(name: str) -> bool:
-    """Whether a child of this process with that name is a zombie: Ray waits for none that it still starts."""
+    """Return whether a child of this process with that name is a zombie: Ray waits for none that it still starts."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             # pid (command) state parent ..., by man 5 proc

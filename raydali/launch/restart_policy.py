@@ -1,4 +1,4 @@
-"""What follows a failure: whether the run goes on, after which pause, and which node is left out from then on.
+"""The decision after a failure: whether the run goes on, after which pause, and without which nodes.
 
 the storage does not answer        goes on after 30 s, doubling to 5 min, for --storage-timeout; not counted
 a node lacks the samples           goes on without the node; not counted
@@ -24,7 +24,7 @@ _VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What follows a failure.
+    """The decision after a failure.
 
     Attributes:
         stop_reason: why the run ends; None where it goes on.

@@ -77,7 +77,7 @@ def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any
 
 
 def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """What is not as it was among the settings named: the values of then and now."""
+    """Return the settings, among those named, that are not as they were: their values of then and now."""
     was, now = earlier.settings, _as_json(settings)
     return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
 
@@ -88,6 +88,6 @@ def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As they will be read again: JSON has no tuples."""
+    """Return the settings as they will be read again: JSON has no tuples."""
     result: dict[str, Any] = json.loads(json.dumps(settings))
     return result

@@ -44,7 +44,7 @@ class RunCeiling:
         self._tell("rehearsal", measured.images_per_second, began)
 
     def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> None:
-        """Behind an epoch: measure again where the machine was busy, or the epoch faster. It counts to no epoch's time.
+        """Measure again after an epoch where the machine was busy, or the epoch faster. It counts to no epoch's time.
 
         Args:
             record: the epoch's, on rank 0.
@@ -75,7 +75,7 @@ class RunCeiling:
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:
-    """Whether an epoch, of ranks that were as many throughout, was faster than a ceiling can be."""
+    """Return whether an epoch, of ranks that were as many throughout, was faster than a ceiling can be."""
     if record is None or len({rank["world_size"] for rank in record["ranks"]}) > 1:
         return False
     rate = record["images_per_second"]

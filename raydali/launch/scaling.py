@@ -48,7 +48,7 @@ SETTLE_SECONDS = 5.0
 LEAVE_SECONDS = 30.0
 """For the checkpoint of workers that leave for a resize."""
 WORKERS_A_SECOND = 50
-"""Of a placement group, for the timeout of its start."""
+"""The workers whose places a placement group finds in a second, for the timeout of its start."""
 MAX_TIMEOUT_SECONDS = 120.0
 
 

@@ -42,7 +42,7 @@ class Moment:
 
 
 def in_words(moment: Moment, asked: Placement, seconds: float = 0.0) -> str:
-    """What the job waits for; empty where everything is there.
+    """Describe what the job waits for; empty where everything is there.
 
     Args:
         seconds: for how long it has waited.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS, FEWEST_STEPS = 60, 3
 LONGEST_SECONDS = 10.0
-"""Of measuring, where that leaves a step at all; of steps that take longer no ceiling is measured."""
+"""The time for measuring, where it leaves a step at all; of steps that take longer no ceiling is measured."""
 VOID_ABOVE = 1.1
 """The share of a ceiling from which on something must have slowed the machine down when it was measured."""
 MOST_FOREIGN = 0.5
@@ -22,7 +22,7 @@ driver have a quarter where cores are few; what they take from a ceiling shows i
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What was measured.
+    """The result of a rehearsal.
 
     Attributes:
         images_per_second: of all ranks together; None where it is not known.

@@ -1,4 +1,4 @@
-"""What a device computes fast, as far as it decides which options are worth their cost."""
+"""The kinds of arithmetic that a device is fast at, as far as they decide which options are worth their cost."""
 
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def has_bf16(device: "torch.device") -> bool:
-    """Whether the device has units for bf16: GPUs from compute capability 8.0 on, CPUs with AVX512-bf16 or AMX."""
+    """Return whether the device has units for bf16: GPUs of compute capability 8.0 or more, CPUs by their flags."""
     if device.type == "cuda":
         import torch
 
@@ -25,7 +25,7 @@ def has_bf16(device: "torch.device") -> bool:
 
 
 def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
-    """Of a training step on such a device.
+    """Return the fastest precision of a training step on such a device.
 
     Args:
         device: its type, such as "cuda".
@@ -38,7 +38,7 @@ def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
 
 @cache
 def _cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
-    """What Linux says that the CPU can; nothing elsewhere."""
+    """Return the CPU's flags as Linux lists them; none elsewhere."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

@@ -202,7 +202,7 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
 
 
 def changed_settings(row: Mapping[str, Any]) -> str:
-    """What an event of settings says: each one that a resume changed, with both values."""
+    """Describe an event of settings: each one that a resume changed, with both values."""
     changed = row.get("changed")
     pairs = changed.items() if isinstance(changed, Mapping) else ()
     values = ((name, pair) for name, pair in pairs if isinstance(pair, Sequence) and len(pair) == 2)

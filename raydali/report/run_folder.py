@@ -114,7 +114,7 @@ class RunFolder:
         return patiently(call, str(self), self.warn, self.is_transient)
 
     def is_transient(self, error: Exception) -> bool:
-        """Whether an error of this storage may pass."""
+        """Return whether an error of this storage may pass."""
         return errno_of(error) in STORAGE_ERRNOS if self._local else is_transient(error)
 
     @contextmanager
@@ -305,7 +305,7 @@ class RunFolder:
             self.write(file, _lines([*self.rows(file), row]))
 
     def _is_ended(self, file: str) -> bool:
-        """Whether a local file is there and its last line has its end."""
+        """Return whether a local file is there and its last line has its end."""
         with suppress(FileNotFoundError), open(self.path(file), "rb") as stream:
             if stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)

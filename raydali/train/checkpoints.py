@@ -25,7 +25,7 @@ def snapshot(state: Any) -> Any:
 
 
 def is_finite(state: Any) -> bool:
-    """Whether no tensor of a nested state holds an infinity or what is no number; waits for the device once."""
+    """Return whether all tensors of a nested state are finite; waits for the device once."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in _tensors(state):
         if tensor.is_floating_point():

@@ -64,7 +64,7 @@ def evaluate(
 
 
 def _packed(found: Sequence[Found]) -> bytes:
-    """What was found, for another rank."""
+    """Return what was found, for another rank."""
     contents = BytesIO()
     np.savez(
         contents,

@@ -69,7 +69,7 @@ class Worker:
         return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """As `gather`, for what is large or no JSON."""
+        """Gather as `gather` does, for what is large or no JSON."""
         if self.world_size == 1:
             return [content]
         mine, sizes = self._padded(content)
@@ -168,7 +168,7 @@ class Worker:
 
 
 def _exchange_device() -> torch.device:
-    """Where the default group takes tensors from: in a loop of one's own it may be NCCL's."""
+    """The device whose tensors the default group takes: in a loop of one's own it may be NCCL's."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
