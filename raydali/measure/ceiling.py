@@ -22,7 +22,7 @@ driver have a quarter where cores are few; what they take from a ceiling shows i
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The result of a rehearsal.
+    """A measured ceiling, or why there is none.
 
     Attributes:
         images_per_second: of all ranks together; None where it is not known.
