@@ -42,6 +42,7 @@ def train_in_workers(
     console: Console,
     track: Callable[[Mapping[str, Any]], None],
     left_over: set[str],
+    interrupt: Interrupt,
 ) -> None:
     """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens.
 
@@ -49,6 +50,7 @@ def train_in_workers(
         work: what each worker is handed beside the options and the folder; see `ray_session.run_worker`.
         track: takes the record of each epoch.
         left_over: Ray's ids of earlier Ray Train runs of this name, which are over.
+        interrupt: what asks the run to end.
 
     Raises:
         TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
@@ -101,22 +103,21 @@ def train_in_workers(
     watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
     metrics = RunMetrics(folder.name)
     ear = Ear(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
-    interrupt, driver_node = Interrupt(), DriverNode()
+    driver_node = DriverNode()
     try:
-        with interrupt.on_signals():
-            while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
-                ear.listen()
-                waiting.poll()
-                report.poll()
-                if elastic:
-                    reservations.poll()
-                if draining := driver_node.poll():
-                    interrupt.request(draining)
+        while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
             ear.listen()
-            if interrupt.requested() and not fit.over.is_set():
-                _leave(ear, mailbox, fit.over, interrupt, console)
-                ear.end("interrupt", why=interrupt.why)
-                raise KeyboardInterrupt
+            waiting.poll()
+            report.poll()
+            if elastic:
+                reservations.poll()
+            if draining := driver_node.poll():
+                interrupt.request(draining)
+        ear.listen()
+        if interrupt.requested() and not fit.over.is_set():
+            _leave(ear, mailbox, fit.over, interrupt, console)
+            ear.end("interrupt", why=interrupt.why)
+            raise KeyboardInterrupt(left_behind(folder))
     finally:
         console.close()
     # Where Ray Train would go on, the workers end with this process's Ray.

@@ -9,10 +9,11 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import StartError, UsageError
+from raydali.interrupts import Interrupt
 from raydali.launch.attempt import Attempt
 from raydali.launch.choices import with_kept
 from raydali.launch.cluster import check_own_ray, connect
-from raydali.launch.driver_loop import left_behind, train_in_workers
+from raydali.launch.driver_loop import train_in_workers
 from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
 from raydali.launch.preflight import Placement, place
 from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run, in_words
@@ -92,14 +93,12 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
-        console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
         work = {"train": job.train, "data": job.data, "samples": job.samples, "driver": attempt.driver}
         left_over = set(earlier.train_runs) if earlier is not None else set()
-        try:
-            with tracked(folder, options.trackers, settings, console.warn) as track:
-                train_in_workers(work, options, placement, cluster, folder, console, track, left_over)
-        except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(left_behind(folder)) from interrupt
+        interrupt = Interrupt()
+        with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
+            console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
+            train_in_workers(work, options, placement, cluster, folder, console, track, left_over, interrupt)
 
 
 def _new_name(job: Job) -> str:
