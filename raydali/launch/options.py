@@ -179,8 +179,9 @@ class TrainingOptions(LaunchOptions):
     weight_decay: float = 5e-5
     """Of all parameters but norms' and biases'."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
-    """Of the forward and backward pass; weights are kept in fp32. Default: what is fastest where the run begins, kept
-    from then on: bf16 on GPUs from Ampere on, and CPUs with AVX512-bf16 or AMX; fp16 on older GPUs, fp32 on CPUs."""
+    """Precision of the forward and backward pass; weights are kept in fp32. Default: the fastest one where the run
+    begins, kept from then on: bf16 on GPUs from Ampere on, and CPUs with AVX512-bf16 or AMX; fp16 on older GPUs, fp32
+    on CPUs."""
     compile: bool | None = None
     """Compile the model with torch.compile. Default: on GPUs, in runs of at least 10000 steps: it takes up to a minute
     at each start, and makes ResNet-50 40 % faster. Kept from the first start on."""

@@ -165,7 +165,7 @@ def _group() -> str:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """What the driver shows of an error: our own need no traceback, others only the frames outside libraries.
+    """Describe an error for the driver: our own need no traceback, others only the frames outside libraries.
 
     `final`: it would come again. `storage`: it will pass once the storage answers. `node_fault`: other nodes can do it.
     """

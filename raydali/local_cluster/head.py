@@ -24,8 +24,9 @@ HEAD_ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "5",
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
 }
-"""What every head needs beside Ray's defaults. A node whose processes are gone is given up after 5 s instead of 15, one
-that no packet reaches after 20 s instead of 65. A job that is stopped has 60 s for its last checkpoint instead of 3."""
+"""The environment of every head beside Ray's defaults. A node whose processes are gone is given up after 5 s instead of
+15, one that no packet reaches after 20 s instead of 65. A job that is stopped has 60 s instead of 3 for its last
+checkpoint."""
 LAST_LINES = 15
 """Of the head's log, shown where it does not start."""
 

@@ -37,7 +37,7 @@ class RankRecord:
     # What the verdict is read from. With defaults, since older checkpoints lack it.
     device: str = "cpu"
     has_bf16: bool = False
-    """Whether the device has units for bf16: else it is no advice."""
+    """True where the device has units for bf16: else it is no advice."""
     steps: int = 0
     first_step_seconds: float | None = None
     """Of the host: its own part of the worker's first step, without the loader and the exchange; None where that lay
