@@ -232,10 +232,10 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_measuring(env: dict[str, str], tmp_path: Path) -> None:
     for command, header in zip(BENCH, ("/ torchvision", "real / ceiling"), strict=True):
-        code, output = run(command, env, tmp_path / "bench", timeout=420)
+        code, output = run(command, env, tmp_path / "bench", timeout=600)
         assert code == 0 and header in output, output
 
 

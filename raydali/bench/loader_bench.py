@@ -3,9 +3,11 @@
     raydali bench loader --data ~/imagenet/train --gpus 1,2,4 --json loaders.json --plot loaders.png
     raydali bench loader --loaders raydali,native,torchvision --threads 2 --workers 2 --batch-size 64
 
-The second is the guard for the CPU: its ratios to native and to torchvision are to stay above 1.0 and 1.9. Every
-figure comes from processes of its own, and the repeats go round all loaders in turn, so that a machine that gets
-slower or faster meanwhile is so for all of them.
+All loaders deliver the same: images in 8 bits, which is what the ratios of a first row are of, and again normalised
+floats. The second command is the guard for the CPU: its ratios to native and to torchvision in 8 bits are to stay
+above 1.0 and 1.3. Every figure comes from processes of its own, and the repeats go round all loaders in turn, so that
+a machine that gets slower or faster meanwhile is so for all of them. Files are read many times over: out of the page
+cache, unless --data is larger than memory. How fast a disk is, the figures do not say.
 """
 
 import os
@@ -14,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench import asked
-from raydali.bench.results import NOT_INSTALLED, require_measured, spread
+from raydali.bench.results import NOT_INSTALLED, contender, require_measured, spread
 from raydali.command_output import JsonFile, devices, machine, number, show, write_json
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
 POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "repeats")
+PIXELS = ("uint8", "float32")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
 """Measured on at most one GPU: its processes share the host's cores, however many GPUs there are."""
 
@@ -51,6 +54,8 @@ class LoaderBench:
     """How often to measure; the median is reported, and the lowest and the highest."""
     loaders: str = ",".join(CHOICE)
     """Which to measure. spdl is left out where it is not installed."""
+    pixels: str = ",".join(PIXELS)
+    """What all deliver: uint8, images in 8 bits; float32, normalised. Ratios are of loaders that deliver the same."""
     json: JsonFile = None
     plot: str | None = None
     """File for a picture of them, PNG."""
@@ -62,10 +67,10 @@ def main(options: LoaderBench) -> dict[str, Any]:
     """Measure, show, write.
 
     Returns:
-        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "gpus" (0: the CPU),
-        "images_per_second" (over all GPUs, the median), "low", "high", "seconds" (measured, all repeats), "repeats"
-        (each one's rate), "to_native" (at as many GPUs), "to_torchvision", "scaling" (to itself at the fewest GPUs),
-        "error"}. What was not measured is null.
+        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "pixels" ("uint8" or
+        "float32"), "gpus" (0: the CPU), "images_per_second" (over all GPUs, the median), "low", "high", "seconds"
+        (measured, all repeats), "repeats" (each one's rate), "to_native" (at as many GPUs), "to_torchvision" (both
+        delivering the same), "scaling" (to itself at the fewest GPUs), "error"}. What was not measured is null.
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
@@ -79,12 +84,13 @@ def main(options: LoaderBench) -> dict[str, Any]:
     if options.seed_table:
         options = table_640.settings(options)
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
+    asked.chosen("pixels", options.pixels, PIXELS)
     counts = asked.gpu_counts(options.gpus)
     given = ImageFolder.scan(options.data) if options.data is not None else None
     asked.check_images(options, len(given) if given else options.make, max(counts))
     with photographs(options.data, options.make) as root:
-        pairs = table_640.pairs(counts) if options.seed_table else _pairs(options, counts)
-        result = _measure(options, given or ImageFolder.scan(root), pairs)
+        wanted = table_640.wanted(counts) if options.seed_table else _wanted(options, counts)
+        result = _measure(options, given or ImageFolder.scan(root), wanted)
     if options.seed_table:
         table_640.complete(result)
         table_640.show_table(result)
@@ -98,41 +104,49 @@ def main(options: LoaderBench) -> dict[str, Any]:
     return result
 
 
-def _pairs(options: LoaderBench, counts: list[int]) -> list[tuple[str, int]]:
+def _wanted(options: LoaderBench, counts: list[int]) -> list[tuple[str, str, int]]:
+    """The rows: a loader, what it delivers, and on how many GPUs."""
     once = sorted({min(1, gpus) for gpus in counts})
-    return [(name, gpus) for name in asked.names(options.loaders) for gpus in (once if name in ONE_PROCESS else counts)]
+    forms = asked.names(options.pixels)
+    return [
+        (name, pixels, gpus)
+        for name in asked.names(options.loaders)
+        for pixels in (forms[:1] if name == "synthetic" else forms)
+        for gpus in (once if name in ONE_PROCESS else counts)
+    ]
 
 
-def _measure(options: LoaderBench, source: "ImageFolder", pairs: list[tuple[str, int]]) -> dict[str, Any]:
+def _measure(options: LoaderBench, source: "ImageFolder", wanted: list[tuple[str, str, int]]) -> dict[str, Any]:
     from raydali.bench.in_turn import measure_in_turn
     from raydali.bench.loaders import LOADERS
 
     rows: list[dict[str, Any]] = [
-        {"loader": loader, "gpus": gpus, "error": None if LOADERS[loader].is_installed else NOT_INSTALLED}
-        for loader, gpus in pairs
+        {"loader": name, "pixels": pixels, "gpus": gpus, "error": None if LOADERS[name].is_installed else NOT_INSTALLED}
+        for name, pixels, gpus in wanted
     ]
-    measure_in_turn(rows, lambda row: _task(options, source.root, row["loader"]), repeats=options.repeats, name=_name)
+    measure_in_turn(rows, lambda row: _task(options, source.root, row), repeats=options.repeats, name=_name)
     _add_ratios(rows)
     settings = asdict(options) | _images(source)
     return {"command": "bench loader", "machine": machine(), "settings": settings, "rows": rows}
 
 
-def _task(options: LoaderBench, root: str, loader: str) -> "Task":
+def _task(options: LoaderBench, root: str, row: dict[str, Any]) -> "Task":
     from raydali.bench.loaders import Task
 
     return Task(
-        loader=loader,
+        loader=row["loader"],
         root=root,
         batch_size=options.batch_size,
         image_size=options.image_size,
         threads=options.threads,
         workers=options.workers,
         seconds=options.seconds,
+        pixels=row["pixels"],
     )
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{row['loader']} on {devices(row['gpus'])}"
+    return f"{contender(row)} on {devices(row['gpus'])}"
 
 
 def _images(source: "ImageFolder") -> dict[str, int]:
@@ -145,16 +159,16 @@ def _images(source: "ImageFolder") -> dict[str, int]:
 
 
 def _add_ratios(rows: list[dict[str, Any]]) -> None:
-    rates = {(row["loader"], row["gpus"]): row["images_per_second"] for row in rows}
+    rates = {(row["loader"], row["pixels"], row["gpus"]): row["images_per_second"] for row in rows}
 
     def ratio(row: dict[str, Any], other: float | None) -> float | None:
         return row["images_per_second"] / other if row["images_per_second"] and other else None
 
     for row in rows:
-        gpus = row["gpus"]
-        torchvision = [rates.get((name, count)) for count in (min(1, gpus), 0) for name in ONE_PROCESS]
-        own = [rate for (name, count), rate in sorted(rates.items()) if name == row["loader"] and count and rate]
-        row["to_native"] = ratio(row, rates.get(("native", gpus)))
+        pixels, gpus = row["pixels"], row["gpus"]
+        torchvision = [rates.get((name, pixels, count)) for count in (min(1, gpus), 0) for name in ONE_PROCESS]
+        own = [rates[key] for key in sorted(rates) if key[:2] == (row["loader"], pixels) and key[2] and rates[key]]
+        row["to_native"] = ratio(row, rates.get(("native", pixels, gpus)))
         row["to_torchvision"] = ratio(row, next(filter(None, torchvision), None))
         row["scaling"] = ratio(row, own[0] if own and gpus else None)
 
@@ -164,11 +178,11 @@ def _show_table(result: dict[str, Any]) -> None:
     show(
         f"{settings['images']:,} images of {settings['bytes_per_image'] / 1000:,.0f} KB to {settings['image_size']} x "
         f"{settings['image_size']} pixels, batches of {settings['batch_size']}, {settings['threads']} threads, "
-        f"{settings['workers']} DataLoader workers",
+        f"{settings['workers']} DataLoader workers; in 8 bits where it is not said otherwise",
         ("loader", "on", "images/s", "lowest .. highest", "/ native", "/ torchvision", "scaling"),
         [
             (
-                row["loader"],
+                contender(row),
                 devices(row["gpus"]),
                 number(row["images_per_second"]),
                 spread(row),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from raydali.bench import plots
+from raydali.bench.results import contender
 from raydali.command_output import devices
 
 
@@ -19,13 +20,13 @@ def plot(result: dict[str, Any], path: str) -> None:
 
     rows = [row for row in result["rows"] if row["images_per_second"] is not None]
     groups = sorted({row["gpus"] for row in rows})
-    names = list(dict.fromkeys(row["loader"] for row in rows))
+    names = list(dict.fromkeys(contender(row) for row in rows))
     top = 1.15 * max((row["high"] for row in rows if row["loader"] != "synthetic" or len(names) == 1), default=1)
     figure = Figure(figsize=(max(6.4, 1.5 + 0.8 * len(groups) * len(names)), 4.8), layout="constrained")
     axes = figure.subplots()
     width = 0.84 / max(1, len(names))
     for row in rows:
-        i, rate = names.index(row["loader"]), row["images_per_second"]
+        i, rate = names.index(contender(row)), row["images_per_second"]
         x = groups.index(row["gpus"]) + (i - (len(names) - 1) / 2) * width
         fits = row["high"] <= top
         axes.bar(x, rate if fits else top, 0.92 * width, color=f"C{i}")

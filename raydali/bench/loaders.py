@@ -3,25 +3,33 @@
     raydali       make_loader("dali", ...): the stream, crops drawn on the host
     native        a bare DALI pipeline around DALI's own reader and random crop, as in DALI's examples
     torchvision   torch's DataLoader over an ImageFolder: Pillow and torchvision in worker processes
-    spdl          SPDL, where it is installed: images decoded whole and resized by threads, neither cropped nor flipped
+    spdl          SPDL, where it is installed: FFmpeg decodes, crops and resizes in threads
     synthetic     make_loader("synthetic", ...): one resident batch, what handing out costs
 
-Each is an endless generator of batches, of which only the number is looked at: images of `image_size` x `image_size`
-pixels on the device, and their labels but for SPDL. Ours are 8-bit and normalised by the model, the others come out
-normalised. It runs in a process of its own, so whatever is slow to import is imported inside.
+Each is an endless generator of batches, of which only the number is looked at. All but "synthetic" do the same work:
+a random resized crop and flip of each image, `image_size` x `image_size` RGB pixels, in 8 bits or as normalised floats,
+on the device, with labels (SPDL: without). Where a loader normalises is its own affair: ours and SPDL on the device,
+as their users do, native in its graph, torchvision in its processes. Layouts of memory differ.
+
+A loader runs in a process of its own, so whatever is slow to import is imported inside.
 """
 
 import importlib.util
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.classification import TrainImages
 from raydali.data.image_folder import ImageFolder
 from raydali.data.pipeline import Pipeline
 from raydali.data.stream import Stream
 
+if TYPE_CHECKING:
+    from raydali.data.loader import Batch
+
 Deliveries = Generator[Any, None, None]
+Pixels = Literal["uint8", "float16", "float32"]
+"""What a batch holds: images in 8 bits, or floats normalised by ImageNet's mean and deviation."""
 
 EPOCHS = 1 << 20
 """More than any measurement lasts."""
@@ -41,6 +49,7 @@ class Task:
         threads: DALI's or SPDL's.
         workers: processes of torch's DataLoader.
         seconds: how long, after a warm-up.
+        pixels: what is delivered.
         gpu: whether batches go to GPU `rank`; else to the CPU's memory.
         rank, world_size: this process, and how many measure at once.
     """
@@ -52,6 +61,7 @@ class Task:
     threads: int
     workers: int
     seconds: float
+    pixels: Pixels = "uint8"
     gpu: bool = False
     rank: int = 0
     world_size: int = 1
@@ -60,6 +70,11 @@ class Task:
     def device(self) -> str:
         """As torch names it."""
         return f"cuda:{self.rank}" if self.gpu else "cpu"
+
+    @property
+    def normalised(self) -> bool:
+        """Whether floats are delivered."""
+        return self.pixels != "uint8"
 
     @property
     def measured(self) -> "Measured":
@@ -121,7 +136,18 @@ def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any
         device=task.device,
         threads=task.threads,
     ) as loader:
-        yield from loader
+        yield from normalised(task, loader, "images")
+
+
+def normalised(task: Task, batches: "Iterable[Batch]", name: str) -> Deliveries:
+    """Our batches as the task wants them: normalised as the jobs do it, on the device by `Normalized`."""
+    import torch
+
+    from raydali.train.normalisation import Normalized
+
+    model = Normalized(torch.nn.Identity()).to(task.device)
+    for batch in batches:
+        yield (model(batch[name]).to(getattr(torch, task.pixels)), batch["labels"]) if task.normalised else batch
 
 
 def endless(samples: int, batch_size: int, world_size: int) -> Stream:
@@ -155,14 +181,18 @@ def _native(task: Task) -> Deliveries:
         decoder = {"device": "mixed", "hw_decoder_load": 0.95} if task.gpu else {"device": "cpu"}
         images = fn.decoders.image_random_crop(encoded, **decoder)
         images = fn.resize(images, size=(task.image_size, task.image_size))
-        images = fn.crop_mirror_normalize(
-            images,
-            mean=[255 * m for m in IMAGENET_MEAN],
-            std=[255 * s for s in IMAGENET_STD],
-            dtype=types.DALIDataType.FLOAT16 if task.gpu else types.DALIDataType.FLOAT,
-            output_layout="HWC",
-            mirror=fn.random.coin_flip(),
-        )
+        mirror: Any = fn.random.coin_flip()
+        if task.normalised:
+            images = fn.crop_mirror_normalize(
+                images,
+                mean=[255 * m for m in IMAGENET_MEAN],
+                std=[255 * s for s in IMAGENET_STD],
+                dtype=types.FLOAT16 if task.pixels == "float16" else types.FLOAT,
+                output_layout="HWC",
+                mirror=mirror,
+            )
+        else:
+            images = fn.flip(images, horizontal=mirror)
         pipeline.set_outputs(images, labels.gpu() if task.gpu else labels)
     pipeline.build()
     while True:
@@ -175,15 +205,17 @@ def _torchvision(task: Task) -> Deliveries:
 
     from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
-    crop = v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip()
-    normalize = v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)
-    return _data_loader(task, *crop, v2.ToImage(), *normalize)
+    crop = v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()
+    if not task.normalised:
+        return _data_loader(task, *crop)
+    to_floats = v2.ToDtype(getattr(torch, task.pixels), scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)
+    return _data_loader(task, *crop, *to_floats)
 
 
 def _torchvision_resize(task: Task) -> Deliveries:
     from torchvision.transforms import v2
 
-    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True), v2.ToImage())
+    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True), v2.PILToTensor())
 
 
 def _data_loader(task: Task, *transforms: Any) -> Deliveries:
@@ -208,43 +240,49 @@ def _data_loader(task: Task, *transforms: Any) -> Deliveries:
 
 
 def _spdl(task: Task) -> Deliveries:
+    import numpy as np
     import spdl.io
     import torch
     from spdl.pipeline import PipelineBuilder
 
-    from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
+    from raydali.data.augment import crop_windows
+    from raydali.train.normalisation import Normalized
 
     if task.gpu:
         torch.cuda.set_device(task.device)
-    source = ImageFolder.scan(task.root)
-    dtype = torch.float16 if task.gpu else torch.float32
-    mean, std = (
-        torch.tensor(values, device=task.device, dtype=dtype).mul(255).view(1, 3, 1, 1)
-        for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
+    source, drawn = ImageFolder.scan(task.root), TrainImages(seed=0, image_size=task.image_size)
+    normalise, dtype = Normalized(torch.nn.Identity()).to(task.device), getattr(torch, task.pixels)
     memory = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
     to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None
 
-    def paths() -> Generator[list[str], None, None]:
+    def images() -> Generator[list[Any], None, None]:
         order = endless(len(source), task.batch_size, task.world_size)
         for micro_batch in order.micro_batches(task.rank, task.world_size):
-            yield [source.path(id) for id in micro_batch.ids.tolist()]
+            draws, flips = drawn.draws(micro_batch.ids, micro_batch.epochs)
+            paths = [source.path(id) for id in micro_batch.ids.tolist()]
+            yield list(zip(paths, draws[:, None], flips.tolist(), strict=True))
 
-    def decode(path: str) -> Any:
+    def decode(image: Any) -> Any:
+        path, draws, flip = image
         packets = spdl.io.demux_image(path)
-        size = {"scale_width": task.image_size, "scale_height": task.image_size, "scale_mode": None}
-        return spdl.io.decode_packets(packets, filter_desc=spdl.io.get_filter_desc(packets, **size, pix_fmt="rgb24"))
+        shapes = np.array([[packets.height, packets.width]])
+        (start,), (size,) = crop_windows(shapes, draws, drawn.random_aspect)
+        (y, x), (height, width) = start.tolist(), size.tolist()
+        side = f"{task.image_size}:{task.image_size}:flags=bilinear"
+        steps = [f"crop={width}:{height}:{x}:{y}:exact=1", f"scale={side}", *["hflip"] * flip, "format=pix_fmts=rgb24"]
+        return spdl.io.decode_packets(packets, filter_desc=",".join(steps))
 
     def batch(frames: list[Any]) -> Any:
         buffer = spdl.io.convert_frames(frames)
         if to_device is not None:
             buffer = spdl.io.transfer_buffer(buffer, device_config=to_device)
-        return (spdl.io.to_torch(buffer).permute(0, 3, 1, 2).to(dtype) - mean) / std
+        pixels = spdl.io.to_torch(buffer).permute(0, 3, 1, 2)
+        return normalise(pixels).to(dtype) if task.normalised else pixels
 
-    decode(source.path(0))  # says so at once where SPDL finds no FFmpeg
+    decode(next(images())[0])  # says so at once where SPDL finds no FFmpeg
     pipeline = (
         PipelineBuilder()
-        .add_source(paths())
+        .add_source(images())
         .disaggregate()
         .pipe(decode, concurrency=task.threads)
         .aggregate(task.batch_size)

@@ -10,6 +10,11 @@ NOT_INSTALLED = "not installed"
 """The error of a row that is no failure."""
 
 
+def contender(row: dict[str, Any]) -> str:
+    """A loader and what it delivers, where that is not images in 8 bits: a row's "loader" and "pixels"."""
+    return row["loader"] if row["pixels"] == "uint8" else f"{row['loader']} + normalised"
+
+
 def spread(row: dict[str, Any]) -> str:
     """The lowest and the highest of a row's repeats, "low" and "high"; or why there are none."""
     if row["error"]:

@@ -1,6 +1,7 @@
 """The loaders as training takes them: pairs of images and labels on the device, each loader as its users have it."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.loaders import LOADERS, Task, endless
@@ -55,10 +56,10 @@ class Feed:
         self.resident = batch["images"].to(dtype), batch["labels"]
         self.store = 2
         if delivery.loader == "native":
-            self.batches = _native(delivery, dtype)
+            self.batches = _native(replace(delivery, pixels="float16" if half else "float32"), dtype)
         elif delivery.loader == "torchvision":
             self.store = 2 * delivery.workers
-            self.batches = _torchvision(delivery)
+            self.batches = _torchvision(replace(delivery, pixels="float32"))
         else:
             if delivery.loader == "raydali":
                 from raydali.data.dali_loader import PREFETCHED_BATCHES

@@ -73,7 +73,8 @@ class Stretches:
         self._kept: list[Pair] = []
         self._seconds_per_batch = 0.0
         self._has_host = split and delivery.gpu and delivery.loader in HOST_LOADERS
-        self._on_host = LOADERS[delivery.loader].deliver(replace(delivery, gpu=False))
+        on_host = replace(delivery, gpu=False, pixels="float32" if delivery.loader == "native" else "uint8")
+        self._on_host = LOADERS[delivery.loader].deliver(on_host)
 
     def before(self) -> Stretch:
         """Rehearse, measure the ceiling before there is a loader, then start it."""

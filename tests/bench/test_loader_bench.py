@@ -6,20 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 from PIL import Image
+from torch.utils.dlpack import from_dlpack
 
 from raydali.bench import loader_bench, table_640
 from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.loaders import Measured, Task
+from raydali.bench.loaders import LOADERS, Measured, Pixels, Task
 from raydali.bench.measurement import Delivered, MeasurementFailed, measure
 from raydali.bench.photographs import make_photographs, photographs
 from raydali.bench.results import NOT_INSTALLED
+from raydali.data.loader import Batch
 from raydali.errors import CommandFailed, UsageError
+from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
 
@@ -48,10 +53,10 @@ def size_of(picture: Path) -> tuple[int, int]:
 def test_rows_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file, picture = tmp_path / "loaders.json", tmp_path / "loaders.png"
     names = ["raydali", "native", "torchvision", "synthetic"]
-    options = replace(OPTIONS, loaders=",".join(names), json=str(json_file), plot=str(picture))
+    options = replace(OPTIONS, loaders=",".join(names), pixels="float32", json=str(json_file), plot=str(picture))
     result = loader_bench.main(options)
 
-    assert [row["loader"] for row in result["rows"]] == names
+    assert [(row["loader"], row["pixels"]) for row in result["rows"]] == [(name, "float32") for name in names]
     for row in result["rows"]:
         assert row["gpus"] == 0 and row["error"] is None and row["scaling"] is None
         assert 0 < row["low"] <= row["images_per_second"] <= row["high"]
@@ -68,6 +73,52 @@ def test_rows_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert image.format == "PNG" and min(image.size) > 400
     shown = capsys.readouterr().out
     assert all(name in shown for name in names) and f"{rates['native']:,.0f}" in shown
+    assert "torchvision + normalised" in shown
+
+
+@pytest.mark.parametrize("loader", ["raydali", "native", "torchvision", "spdl"])
+def test_all_loaders_deliver_the_same(folder: Path, loader: str) -> None:
+    if not LOADERS[loader].is_installed:
+        pytest.skip(f"{loader} is not installed")
+    task = Task(loader=loader, root=str(folder), batch_size=8, image_size=48, threads=1, workers=1, seconds=0.1)
+    means = {}
+    for pixels in get_args(Pixels):
+        if pixels == "float16" and loader == "raydali":
+            continue  # training normalises ours
+        with closing(LOADERS[loader].deliver(replace(task, pixels=pixels))) as batches:
+            delivered = [pixels_of(next(batches)) for _ in range(4)]
+        assert {(images.shape, str(images.dtype)) for images in delivered} == {((8, 3, 48, 48), f"torch.{pixels}")}
+        means[pixels] = torch.cat(delivered).double().mean((0, 2, 3))
+    expected = (means["uint8"] / 255 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
+    assert torch.allclose(means["float32"], expected, atol=0.25), means  # the images are not the same ones
+
+
+def pixels_of(batch: Any) -> torch.Tensor:
+    """A batch's images (N, 3, H, W), whatever loader it is of."""
+    if isinstance(batch, Batch):
+        return batch["images"]
+    images = batch if isinstance(batch, torch.Tensor) else batch[0]
+    if not isinstance(images, torch.Tensor):
+        images = from_dlpack(images.as_tensor()).permute(0, 3, 1, 2).clone()
+    return images
+
+
+def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    images = {("raydali", "uint8"): 600, ("raydali", "float32"): 500, ("torchvision", "uint8"): 400}
+    images |= {("torchvision", "float32"): 200, ("native", "float32"): 250, ("native", "uint8"): 300}
+    images["synthetic", "uint8"] = 9000
+
+    def measured(task: Task, gpus: int) -> list[Delivered]:
+        return [Delivered(images[task.loader, task.pixels], 1.0)]
+
+    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    options = replace(OPTIONS, data=str(folder), loaders="raydali,native,torchvision,synthetic")
+    rows = {(row["loader"], row["pixels"]): row for row in loader_bench.main(options)["rows"]}
+    assert rows.keys() == images.keys()
+    assert (rows["raydali", "uint8"]["to_torchvision"], rows["raydali", "float32"]["to_torchvision"]) == (1.5, 2.5)
+    assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
+    with pytest.raises(UsageError, match="--pixels uint8,half: 'half' is none of them"):
+        loader_bench.main(replace(options, pixels="uint8,half"))
 
 
 def test_a_loader_that_fails_loses_no_other_row(
@@ -81,7 +132,7 @@ def test_a_loader_that_fails_loses_no_other_row(
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
     monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
-    options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", json=str(file))
+    options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", pixels="uint8", json=str(file))
     with pytest.raises(CommandFailed, match=r"(?s)native on CPU: .*no disk"):
         loader_bench.main(options)
     native, raydali, spdl = json.loads(file.read_text())["rows"]
@@ -132,7 +183,8 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
 
     monkeypatch.setattr("raydali.bench.measurement.measure", measured)
     monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"] * 4)
-    options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, loaders="raydali,torchvision")
+    options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, pixels="uint8")
+    options = replace(options, loaders="raydali,torchvision")
     one, four, torchvision = loader_bench.main(options)["rows"]
     assert (one["images_per_second"], one["low"], one["high"], one["scaling"]) == (100, 90, 130, 1)
     assert (four["gpus"], four["images_per_second"], four["scaling"], four["to_torchvision"]) == (4, 380, 3.8, 38)
