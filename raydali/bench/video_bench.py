@@ -4,15 +4,18 @@
     raydali bench video --codec mjpeg --height 240 --make 16 --frames 60 --loaders raydali,pyav
     raydali bench video --seed-table --gpus 1,2,4
 
-As in `raydali bench loader` every figure comes from processes of its own, and the repeats go round all in turn.
+As in `raydali bench loader` all loaders deliver the same, in 8 bits and again as normalised floats; every figure comes
+from processes of its own; the repeats go round all in turn; and files come out of the page cache, where they fit.
 """
 
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from raydali.bench import asked
+from raydali.bench.loader_bench import PIXELS
 from raydali.bench.made_videos import Made, VideoCodec, made_videos
-from raydali.bench.results import NOT_INSTALLED, require_measured, spread
+from raydali.bench.results import NOT_INSTALLED, contender, require_measured, spread
 from raydali.command_output import JsonFile, devices, machine, number, show, write_json
 from raydali.errors import UsageError
 
@@ -74,6 +77,8 @@ class VideoBench:
     """How often to measure; the median is reported, and the lowest and the highest."""
     loaders: str = ",".join(CHOICE)
     """Which to measure. torchcodec is left out where it is not installed, reader where there is no GPU."""
+    pixels: str = ",".join(PIXELS)
+    """What all deliver: uint8, frames in 8 bits; float32, normalised. Ratios are of loaders that deliver the same."""
     json: JsonFile = None
     seed_table: bool = False
     """Measure a published table again instead: 173 videos of 300 frames, batches of 8, 8 threads or workers."""
@@ -83,11 +88,12 @@ def main(options: VideoBench) -> dict[str, Any]:
     """Measure, show, write.
 
     Returns:
-        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "gpus" (0: the CPU),
-        "decoders" (null: the default), "frames_per_second" (over all GPUs, the median), "low", "high",
-        "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one pipeline on as many GPUs),
-        "to_cpu" (the faster of pyav and torchcodec), "scaling" (to itself at the fewest GPUs), "error"}; with
-        --seed-table also "pass_seconds" and "published_seconds". What was not measured is null.
+        What --json writes: {"command", "machine", "settings", "rows"}. A row: {"loader", "pixels" ("uint8" or
+        "float32"), "gpus" (0: the CPU), "decoders" (null: the default), "frames_per_second" (over all GPUs, the
+        median), "low", "high", "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one
+        pipeline on as many GPUs), "to_cpu" (the faster of pyav and torchcodec; all deliver the same), "scaling" (to
+        itself at the fewest GPUs), "error"}; with --seed-table also "pass_seconds" and "published_seconds". What was
+        not measured is null.
 
     Raises:
         UsageError: an option that cannot be met; before anything is measured.
@@ -98,7 +104,9 @@ def main(options: VideoBench) -> dict[str, Any]:
     if options.seed_table:
         videos, frames = PUBLISHED_VIDEOS, PUBLISHED_FRAMES
         options = replace(options, make=videos, frames=frames, batch_size=8, sequence_length=30, threads=8, workers=8)
+        options = replace(options, pixels="uint8")
     asked.check(options, positive=POSITIVE, loaders=CHOICE)
+    asked.chosen("pixels", options.pixels, PIXELS)
     counts, decoders = asked.gpu_counts(options.gpus), _decoders(options.decoders)
     rows = _rows(options, counts, decoders)
     with made_videos(options.data, Made(options.codec, options.make, options.frames, options.height)) as root:
@@ -138,8 +146,8 @@ def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) ->
         for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
             if name == "reader" and gpus == 0:
                 continue
-            for count in decoders if name == "raydali" else [None]:
-                rows.append({"loader": name, "gpus": gpus, "decoders": count, "error": error})
+            for count, pixels in product(decoders if name == "raydali" else [None], asked.names(options.pixels)):
+                rows.append({"loader": name, "pixels": pixels, "gpus": gpus, "decoders": count, "error": error})
     if not rows:
         raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
     return rows
@@ -160,6 +168,7 @@ def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None
             seconds=options.seconds,
             sequence_length=options.sequence_length,
             stride=options.stride,
+            pixels=row["pixels"],
             decoders=row["decoders"],
         )
 
@@ -179,11 +188,12 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
         fitting = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
         return [row["frames_per_second"] for row in fitting if row["frames_per_second"]]
 
-    on_cpu = sorted((rate for name in ONE_PROCESS for rate in rates(loader=name)), reverse=True)
     for row in rows:
-        row["to_reader"] = ratio(row, rates(loader="reader", gpus=row["gpus"]))
+        pixels = row["pixels"]
+        on_cpu = sorted((rate for name in ONE_PROCESS for rate in rates(loader=name, pixels=pixels)), reverse=True)
+        row["to_reader"] = ratio(row, rates(loader="reader", gpus=row["gpus"], pixels=pixels))
         row["to_cpu"] = ratio(row, on_cpu)
-        own = rates(loader=row["loader"], decoders=row["decoders"])
+        own = rates(loader=row["loader"], decoders=row["decoders"], pixels=pixels)
         row["scaling"] = ratio(row, own) if row["gpus"] else None
 
 
@@ -193,7 +203,7 @@ def _name(row: dict[str, Any]) -> str:
 
 def _loader(row: dict[str, Any]) -> str:
     count = row["decoders"]
-    return f"{row['loader']}, {count} decoder{'s' * (count > 1)}" if count else str(row["loader"])
+    return f"{contender(row)}, {count} decoder{'s' * (count > 1)}" if count else contender(row)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -201,7 +211,7 @@ def _show(result: dict[str, Any]) -> None:
     title = (
         f"{chosen['clips']:,} clips of {chosen['sequence_length']} frames in {chosen['videos']:,} videos, to "
         f"{chosen['image_size']} x {chosen['image_size']} pixels, batches of {chosen['batch_size']}, "
-        f"{chosen['threads']} threads, {chosen['workers']} DataLoader workers"
+        f"{chosen['threads']} threads, {chosen['workers']} DataLoader workers; in 8 bits where it is not said otherwise"
     )
     columns = ["loader", "on", "frames/s", "lowest .. highest", "/ reader", "/ CPU", "scaling"]
     if chosen["seed_table"]:

@@ -2,21 +2,41 @@
 
 import json
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
+from nvidia.dali import Pipeline as DaliPipeline
+from nvidia.dali import fn
+from torch.nn.functional import interpolate
 
 from raydali.bench import video_bench
+from raydali.bench.loaders import Pixels
 from raydali.bench.made_videos import Made, make_videos
 from raydali.bench.video_bench import VideoBench
+from raydali.bench.video_loaders import (
+    VIDEO_LOADERS,
+    VideoTask,
+    read_by_pyav,
+    read_by_torchcodec,
+    square_of,
+    squares,
+)
+from raydali.data.loader import Batch
 from raydali.data.video_clips import VideoClips
+from raydali.data.video_pyav import rgb_clip
 from raydali.errors import CommandFailed, UsageError
+from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
 OPTIONS = VideoBench(
     gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
 )
+
+READERS = {"pyav": (read_by_pyav, -1), "torchcodec": (read_by_torchcodec, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("videos"))
     make_videos(folder, Made("mjpeg", videos=34, frames=9, height=72))
     return folder
+
+
+def task_of(loader: str, root: str) -> VideoTask:
+    options: dict[str, Any] = {"image_size": 32, "sequence_length": 4, "stride": 1, "threads": 1, "workers": 1}
+    return VideoTask(loader=loader, root=root, batch_size=4, seconds=0.1, **options)
 
 
 def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None:
@@ -39,7 +64,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
 
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
-    result = video_bench.main(replace(OPTIONS, data=folder, decoders="2", json=str(json_file)))
+    result = video_bench.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
     ours, pyav, torchcodec = result["rows"]
     assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav", "torchcodec"]
     for row in (ours, pyav):
@@ -51,6 +76,65 @@ def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     output = capsys.readouterr().out
     assert "68 clips of 4 frames in 34 videos" in output and "raydali, 2 decoders" in output
     assert "not installed" in output
+
+
+@pytest.mark.parametrize("loader", ["raydali", "pyav", "torchcodec"])
+def test_all_loaders_deliver_the_same(folder: str, loader: str) -> None:
+    if not VIDEO_LOADERS[loader].is_installed:
+        pytest.skip(f"{loader} is not installed")
+    task = task_of(loader, folder)
+    means = {}
+    for pixels in get_args(Pixels)[::2]:
+        with closing(VIDEO_LOADERS[loader].deliver(replace(task, pixels=pixels))) as batches:
+            delivered = [clips_of(next(batches)) for _ in range(4)]
+        assert {(clips.shape, str(clips.dtype)) for clips in delivered} == {((4, 3, 4, 32, 32), f"torch.{pixels}")}
+        means[pixels] = torch.cat(delivered).double().mean((0, 2, 3, 4))
+    expected = (means["uint8"] / 255 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
+    assert torch.allclose(means["float32"], expected, atol=0.25), means  # the clips are not the same ones
+
+
+def clips_of(batch: Any) -> torch.Tensor:
+    """A batch's clips (N, 3, frames, H, W), whatever loader it is of."""
+    clips: torch.Tensor = batch["clips"] if isinstance(batch, Batch) else batch[0]
+    return clips.movedim(clips.shape.index(3), 1)
+
+
+@pytest.mark.parametrize("loader", ["pyav", "torchcodec"])
+def test_data_loaders_see_a_square_of_the_frames(folder: str, loader: str) -> None:
+    if not VIDEO_LOADERS[loader].is_installed:
+        pytest.skip(f"{loader} is not installed")
+    task = task_of(loader, folder)
+    clips, (read, channels) = task.clips(), READERS[loader]
+    for seed in range(4):
+        torch.manual_seed(seed)
+        square = square_of(task, clips, 3)
+        torch.manual_seed(seed)
+        seen = read(task, clips, 3).movedim(channels, 1)
+        whole = torch.from_numpy(rgb_clip(clips, 3)).movedim(-1, 1)
+        part = whole[..., square.top : square.top + 72, square.left : square.left + 72]
+        expected = interpolate(part, (32, 32), mode="bilinear", antialias=True)
+        expected = expected.flip(-1) if square.mirrored else expected
+        assert square.side == 72 and (seen.double() - expected.double()).abs().mean() < 3  # of 255
+
+
+@pytest.mark.parametrize("pixels", ["uint8", "float32"])
+def test_the_reader_s_graph_sees_a_square_of_the_frames(pixels: Any) -> None:
+    """On the CPU, over frames whose pixels are the numbers of their columns."""
+    frames = np.broadcast_to(np.arange(128, dtype=np.uint8)[:, None], (2, 72, 128, 3)).copy()
+    pipeline = DaliPipeline(batch_size=16, num_threads=1, device_id=None, seed=1)
+    with pipeline:
+        clips: Any = fn.external_source(lambda: [frames] * 16, layout="FHWC")
+        pipeline.set_outputs(squares(replace(task_of("reader", ""), pixels=pixels), clips))
+    pipeline.build()
+    (found,) = pipeline.run()
+    found = found.as_array().astype(np.float64)
+    assert found.shape == (16, 2, 32, 32, 3)
+    if pixels == "float32":
+        found = 255 * (found * IMAGENET_STD + IMAGENET_MEAN)
+    left, right = found[:, 0, 0, 0, 0], found[:, 0, 0, -1, 0]
+    assert np.allclose(np.abs(right - left), 72 * 31 / 32, atol=2.5) and len({*np.sign(right - left)}) == 2
+    lowest = np.minimum(left, right)
+    assert lowest.min() >= 0 and lowest.max() <= 58 and np.ptp(lowest) > 20
 
 
 def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
