@@ -150,6 +150,7 @@ def _images(data: str) -> tuple["Files", list[str]]:
     from raydali.data.files import Files, absolute
     from raydali.data.image_folder import EXTENSIONS
     from raydali.data.listing import list_tree
+    from raydali.data.skipped_files import select_files
     from raydali.data.tar_shards import is_shards
     from raydali.data.tfrecord import names_tfrecords
 
@@ -163,10 +164,9 @@ def _images(data: str) -> tuple["Files", list[str]]:
         raise UsageError(f"{data} holds boxes, in annotations/, which would not fit smaller images: {wanted}")
     if any({f"{split}img", f"{split}gt"} <= listing.keys() for split in ("", "train/", "test/")):
         raise UsageError(f"{data} holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}")
-    images = {
-        folder: sorted(name for name in listing[folder] if name.lower().endswith(EXTENSIONS))
-        for folder in sorted(listing)
-    }
+    selected, skipped = select_files(listing, EXTENSIONS)
+    images = {folder: sorted(selected[folder]) for folder in sorted(selected)}
+    skipped.warn(root, EXTENSIONS)
     if not any(images.values()):
         raise UsageError(f"no images in the folders of {data}, {', '.join(EXTENSIONS)}: {wanted}")
     return Files.from_folders(root, images), [*images]

@@ -8,6 +8,7 @@ broken here, and the other way round (data/quarantine.py).
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -54,12 +55,15 @@ def main(options: Verify) -> None:
         UsageError: an option that cannot be met, or data that cannot be indexed.
         DataError: something is broken, after it was told and written; or the storage does not answer.
     """
+    from raydali.data.skipped_files import in_words
+
     workers = process_count(options.workers)
     require_writable("--output", options.output)
     sources = _sources(options)
-    samples, broken = 0, []
+    samples, broken, skipped = 0, [], Counter[str]()
     for source in sources:
         samples += len(source)
+        skipped.update(source.skipped)
         broken += _broken(source, workers, str(source))
     show(broken)
     if options.output is not None:
@@ -68,11 +72,12 @@ def main(options: Verify) -> None:
         Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
     if options.json is not None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
-        write_json({"data": options.data, "samples": samples, "broken": rows}, options.json)
+        write_json({"data": options.data, "samples": samples, "broken": rows, "skipped": skipped}, options.json)
+    also = f"; {in_words(skipped)}" if skipped else ""
     if broken:
         remedy = f"a job leaves them out by --exclude {options.output}" if options.output else "-o FILE lists them"
-        raise DataError(f"{len(broken)} of {samples} samples are broken: {remedy}")
-    print(f"{samples} samples, none broken")
+        raise DataError(f"{len(broken)} of {samples} samples are broken: {remedy}{also}")
+    print(f"{samples} samples, none broken{also}")
 
 
 def _sources(options: Verify) -> list["LabeledSource"]:

@@ -2,7 +2,7 @@
 
 The index is that of `torchvision.datasets.ImageFolder`: the same classes, files and order, so that labels and ids
 mean the same in both. Where torchvision is silent this is not: an unreadable folder is an error, an empty class a
-warning, and a link to a folder above itself is left out.
+warning, and a link to a folder above itself is left out. Hidden folders, such as .ipynb_checkpoints, are no classes.
 """
 
 from typing import Self

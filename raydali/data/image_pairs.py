@@ -1,13 +1,14 @@
 """Pairs of images, an input and what a network is to make of it: what restoration learns from."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
 from raydali.data.files import Files, absolute, digest
 from raydali.data.image_folder import EXTENSIONS
 from raydali.data.listing import list_tree
+from raydali.data.skipped_files import SkippedFiles, select_files
 from raydali.errors import UsageError
 
 _NAMED = 3
@@ -19,10 +20,12 @@ class ImagePairs:
 
     Attributes:
         inputs, targets: N files each, below one root; those of an id are the pair.
+        skipped: how many files beside them could be images and are not read, by kind.
     """
 
     inputs: Files
     targets: Files
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def scan(cls, root: str, inputs: str = "img", targets: str = "gt") -> Self:
@@ -38,7 +41,9 @@ class ImagePairs:
                 two, which differ in their extensions alone; an object whose name DALI cannot read.
         """
         root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
-        of_inputs, of_targets = _images(root, inputs), _images(root, targets)
+        skipped = SkippedFiles()
+        of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
+        skipped.warn(root, EXTENSIONS)
         alone = [
             f"{len(stems)} in {folder} without a partner in {other}: {', '.join(map(repr, sorted(stems)[:_NAMED]))}"
             for folder, other, stems in (
@@ -56,6 +61,7 @@ class ImagePairs:
         return cls(
             Files.from_list(root, [of_inputs[stem] for stem in order]),
             Files.from_list(root, [of_targets[stem] for stem in order]),
+            skipped.kinds,
         )
 
     def __len__(self) -> int:
@@ -72,12 +78,12 @@ class ImagePairs:
         Raises:
             UsageError: a root of another kind.
         """
-        return type(self)(self.inputs.at(root), self.targets.at(root))
+        return replace(self, inputs=self.inputs.at(root), targets=self.targets.at(root))
 
     def without(self, ids: Iterable[int]) -> Self:
         """An index of the other pairs; what follows has other ids."""
         left_out = list(ids)
-        return type(self)(self.inputs.without(left_out), self.targets.without(left_out))
+        return replace(self, inputs=self.inputs.without(left_out), targets=self.targets.without(left_out))
 
     def path(self, id: int) -> str:
         """The absolute paths or URIs of a pair, for messages."""
@@ -94,18 +100,20 @@ class ImagePairs:
         return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
 
 
-def _images(root: str, folder: str) -> dict[str, str]:
-    """Paths of images, relative to the root, by path below the folder without extension."""
+def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
+    """Paths of images, relative to the root, by path below the folder without extension; others are counted."""
     found: dict[str, str] = {}
-    for below, names in list_tree(f"{root}/{folder}", of="images").items():
+    selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), EXTENSIONS)
+    skipped.kinds.update(others.kinds)
+    skipped.folders.update({folder: sum(others.folders.values())} if others.folders else {})
+    for below, names in selected.items():
         for name in names:
-            if name.lower().endswith(EXTENSIONS):
-                path = f"{below}/{name}".lstrip("/")
-                stem = path.rpartition(".")[0]
-                if stem in found:
-                    one, other = sorted((found[stem], f"{folder}/{path}"))
-                    raise UsageError(f"{root} holds {one!r} and {other!r}: a pair needs one of them, remove the other")
-                found[stem] = f"{folder}/{path}"
+            path = f"{below}/{name}".lstrip("/")
+            stem = path.rpartition(".")[0]
+            if stem in found:
+                one, other = sorted((found[stem], f"{folder}/{path}"))
+                raise UsageError(f"{root} holds {one!r} and {other!r}: a pair needs one of them, remove the other")
+            found[stem] = f"{folder}/{path}"
     if not found:
         raise UsageError(f"no images in {root}/{folder} or its folders: need {', '.join(EXTENSIONS)}")
     return found

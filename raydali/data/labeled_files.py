@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, Self
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from raydali.data.files import Files, absolute, digest
 from raydali.data.listing import list_tree
 from raydali.data.pipeline import Source
+from raydali.data.skipped_files import in_folders, in_words, select_files
 from raydali.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,11 @@ class LabeledSource(Source, Protocol):
     @property
     def classes(self) -> tuple[str, ...]:
         """Their names."""
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """How many files beside them could be samples and are not read, by kind."""
         ...
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -58,16 +64,19 @@ class LabeledFiles(Files):
     Attributes:
         labels: int64 (N,), indices into classes.
         classes: their names.
+        skipped: how many files beside them could be samples and are not read, by kind.
     """
 
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:
         """The files in the class folders of a root, sorted by class, then folder, then name; classes are sorted too.
 
-        An empty class stays, and is warned about.
+        An empty class stays, and is warned about; so are files that could be samples and are not read. Hidden
+        folders are none of the data.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
@@ -80,8 +89,8 @@ class LabeledFiles(Files):
                 extensions; an object whose name DALI cannot read.
         """
         root = absolute(root)
-        listing = list_tree(root, of="class folders")
-        del listing[""]
+        selected, skipped = select_files(list_tree(root, of="class folders"), extensions)
+        listing = in_folders(selected, skipped)
         if not listing:
             raise UsageError(f"{root} holds no class folders: give a folder that holds one folder of {kind} a class")
 
@@ -89,15 +98,18 @@ class LabeledFiles(Files):
         counts = dict.fromkeys(classes, 0)
         chosen = {}
         for class_, folder in sorted((folder.partition("/")[0], folder) for folder in listing):
-            chosen[folder] = sorted(name for name in listing[folder] if name.lower().endswith(extensions))
+            chosen[folder] = sorted(listing[folder])
             counts[class_] += len(chosen[folder])
         if not any(counts.values()):
-            raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {', '.join(extensions)}")
+            instead = f" ({in_words(skipped.kinds)})" if skipped.kinds else ""
+            needed = ", ".join(extensions)
+            raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {needed}{instead}")
+        skipped.warn(root, extensions)
         if empty := [class_ for class_ in classes if not counts[class_]]:
             _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), some(empty))
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
-        return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes))
+        return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes), skipped=skipped.kinds)
 
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
         return super()._only(kept) | {"labels": self.labels[kept]}

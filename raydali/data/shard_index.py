@@ -2,10 +2,12 @@
 cache. What is a sample of a shard, and what its label: tar_index.py, tfrecord_index.py.
 """
 
+import json
 import logging
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,7 +24,7 @@ from raydali.data.files import digest
 from raydali.data.patterns import FoundFile
 from raydali.errors import UsageError
 
-_VERSION = b"1"  # another one for another content of the cached file
+_VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
 _NAMED = 3
 
@@ -40,11 +42,17 @@ class Member(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The images of a shard, by place, and their labels; how many keys there are with a label and no image."""
+    """The images of a shard, by place, and their labels.
+
+    Attributes:
+        skipped: how many other files could be samples and are not read, by kind.
+        unread: how many bytes stand behind the shard's end.
+    """
 
     images: list[Member]
     labels: list[Label]
-    left_out: int
+    skipped: Mapping[str, int] = {}
+    unread: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,8 @@ class ShardIndex:
         labels: int64 (N,), indices into `label_names`.
         label_names: uint8, joined by NUL; sorted, numbers by value.
         numbered: bool (), whether the labels are numbers.
-        left_out: int64 (), keys with a label and no image.
+        skipped: uint8, how many other files could be samples and are not read, by kind, as JSON.
+        unread: int64 (), bytes behind the ends of shards.
     """
 
     counts: NDArray[np.int64]
@@ -68,7 +77,8 @@ class ShardIndex:
     labels: NDArray[np.int64]
     label_names: NDArray[np.uint8]
     numbered: NDArray[np.bool_]
-    left_out: NDArray[np.int64]
+    skipped: NDArray[np.uint8]
+    unread: NDArray[np.int64]
 
 
 def shard_index(
@@ -159,7 +169,8 @@ def _joined(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
         labels=_integers((places[label] for label in labels), len(images)),
         label_names=_bytes(os.fsencode("\0".join(map(str, ordered)))),
         numbered=np.array(bool(numbers)),
-        left_out=np.array(sum(part.left_out for part in parts)),
+        skipped=_bytes(json.dumps(sum((Counter(part.skipped) for part in parts), Counter())).encode()),
+        unread=np.array(sum(part.unread for part in parts)),
     )
 
 

@@ -6,10 +6,11 @@
 A shard may not change while it is in use.
 """
 
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, Self
 
@@ -21,6 +22,7 @@ from raydali.data.files import absolute, digest, only_names, read_in_parts
 from raydali.data.labeled_files import some
 from raydali.data.patterns import FoundFile, find_files
 from raydali.data.shard_index import ShardIndex
+from raydali.data.skipped_files import in_words
 from raydali.data.timing import reading
 from raydali.errors import UsageError
 
@@ -41,6 +43,7 @@ class Shards:
         name_offsets: int64 (N + 1,), where each begins in packed_names, and where one more would.
         labels: int64 (N,), indices into classes.
         classes: their names.
+        skipped: how many other files in the shards could be samples and are not read, by kind.
     """
 
     root: str
@@ -53,6 +56,7 @@ class Shards:
     name_offsets: NDArray[np.int64]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     mark: ClassVar[str]
     """Between a shard's path and an image's name in it."""
@@ -77,8 +81,11 @@ class Shards:
         """
         root, shards = find_files(pattern)
         index = index_of(root, shards)
-        if index.left_out:
-            _log.warning("%s: keys with a label but no image, which are left out: %d", data, index.left_out)
+        skipped: dict[str, int] = json.loads(index.skipped.tobytes())
+        if skipped:
+            _log.warning("%s: %s", data, in_words(skipped))
+        if index.unread:
+            _log.warning("%s: bytes behind the ends of archives, which are not read: %d", data, index.unread)
         found = os.fsdecode(index.label_names.tobytes()).split("\0")
         labels = index.labels
         if classes is not None:
@@ -103,6 +110,7 @@ class Shards:
             name_offsets=np.concatenate([[0], np.flatnonzero(index.names == 0) + 1]),
             labels=labels,
             classes=tuple(found if classes is None else classes),
+            skipped=skipped,
         )
 
     def __len__(self) -> int:

@@ -12,21 +12,26 @@ The label is, by the first of these that there is:
     the key's first folder  a name, as in class folders
     .txt                    a name
 
-Other members do not count, and neither does a key without an image; how many of these there are is warned about.
+Other members of a key do not count, and neither does a key without an image; how many of these there are is warned
+about. A link counts as the file that it leads to. Members of hidden folders, such as .ipynb_checkpoints, do not count.
 """
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from raydali.data.image_folder import EXTENSIONS
 from raydali.data.patterns import FoundFile
 from raydali.data.read_ahead import open_ahead
 from raydali.data.shard_index import Label, Member, Part, ShardIndex, first, shard_index
+from raydali.data.skipped_files import kind_of
 from raydali.data.tar_members import members
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
 _LABELS = frozenset((b"cls", b"json", b"txt"))
+_HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
 
 
 def tar_index(root: str, shards: Sequence[FoundFile]) -> ShardIndex:
@@ -44,26 +49,36 @@ def _part(path: str, size: int) -> Part:
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
     said: dict[bytes, dict[bytes, bytes]] = {}
+    others: dict[bytes, str] = {}  # kinds of files, by key
+    skipped: Counter[str] = Counter()
+    unread: list[int] = []
     with open_ahead(path, size) as read:
-        for member in members(read, size):
+        for member in members(read, size, unread.append):
             folder, slash, base = member.name.removeprefix(b"./").rpartition(b"/")
             stem, _, extension = base.partition(b".")
             if not stem or b"\0" in member.name:
                 continue
             key, extension = folder + slash + stem, extension.lower()
-            if extension in _IMAGES:
+            is_image = extension.rpartition(b".")[2] in _IMAGES
+            if _HIDDEN.search(folder):
+                skipped["in hidden folders"] += is_image
+            elif member.offset < 0:
+                skipped["links to no file in their archive"] += is_image
+            elif extension in _IMAGES:
                 if key in images:
                     raise ValueError(_several(key, [images[key], member]))
                 images[key] = member
             elif extension in _LABELS:
                 said.setdefault(key, {})[extension] = read(member.offset, member.length)
-            elif extension.rpartition(b".")[2] in _IMAGES:
+            elif is_image:
                 dotted.setdefault(key, []).append(member)
-    for key, others in dotted.items():
+            elif (kind := kind_of(os.fsdecode(base))) is not None:
+                others[key] = kind
+    for key, several in dotted.items():
         if key not in images:
-            if len(others) > 1:
-                raise ValueError(_several(key, others))
-            images[key] = others[0]
+            if len(several) > 1:
+                raise ValueError(_several(key, several))
+            images[key] = several[0]
 
     in_order = sorted(images.items(), key=lambda item: item[1].offset)
     labels = [_label(key, said.get(key, {})) for key, _ in in_order]
@@ -72,10 +87,10 @@ def _part(path: str, size: int) -> Part:
             f"{len(none)} of {len(labels)} samples have no label: {first(none)}: give each a .cls with a number, a "
             f'.json with a "label", or a key that begins with its class and a slash'
         )
+    skipped.update(kind for key, kind in others.items() if key not in images)
+    skipped["keys with a label but no image"] += len(said.keys() - images.keys() - others.keys())
     return Part(
-        [image for _, image in in_order],
-        [label for label in labels if label is not None],
-        len(said.keys() - images.keys()),
+        [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
     )
 
 

@@ -71,7 +71,7 @@ def _part(path: str, size: int) -> Part:
                 raise ValueError(f"record {number} {error}") from error
             images.append(Member(b"%d" % number, at, behind - at))
             labels.append(label)
-    return Part(images, labels, 0)
+    return Part(images, labels)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_other_images_beside_one_do_not_count(pack: Pack, caplog: pytest.LogCapt
     made = {"c/a.seg.png": b"s", "c/a.jpg": b"a", "c/b.large.jpg": b"b", "c/only.txt": b"c", "c/._a.jpg": b"macOS"}
     shards = TarShards.scan(str(pack("0.tar", made)))
     assert [shards.read(id) for id in range(len(shards))] == [b"a", b"b"]
-    assert "keys with a label but no image, which are left out: 1" in caplog.text
+    assert "0.tar: 1 file skipped: 1 keys with a label but no image" in caplog.text
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -106,6 +106,65 @@ def test_links_folders_and_large_numbers(tmp_path: Path) -> None:
         archive.addfile(info, io.BytesIO(b"one"))
     shards = TarShards.scan(str(tmp_path / "0.tar"))
     assert len(shards) == 1 and shards.read(0) == b"one"
+    assert shards.skipped == {"links to no file in their archive": 2}
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_links_lead_to_files_of_the_archive(tmp_path: Path, caplog: pytest.LogCaptureFixture, format: int) -> None:
+    long = f"{'d' * 80}/{'e' * 80}.jpg"
+    links = [
+        ("dog/1.jpg", tarfile.SYMTYPE, "../cat/2.jpg"),  # which stands behind it
+        ("dog/2.jpg", tarfile.LNKTYPE, "./cat/1.jpg"),
+        ("dog/3.jpg", tarfile.SYMTYPE, "1.jpg"),  # a link to a link
+        ("dog/4.jpg", tarfile.LNKTYPE, long),
+        ("dog/5.jpg", tarfile.SYMTYPE, "5.jpg"),
+        ("dog/6.jpg", tarfile.SYMTYPE, "/cat/1.jpg"),
+        ("dog/folder", tarfile.SYMTYPE, "../cat"),
+    ]
+    with tarfile.open(tmp_path / "0.tar", "w", format=format) as archive:
+        for name in ("./cat/1.jpg", long):
+            info = tarfile.TarInfo(name)
+            info.size = len(name)
+            archive.addfile(info, io.BytesIO(name.encode()))
+        for name, info.type, info.linkname in links:
+            info.name, info.size = name, 0
+            archive.addfile(info)
+        info = tarfile.TarInfo("cat/2.jpg")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"two"))
+    shards = TarShards.scan(str(tmp_path))
+    read = {shards.path(id).partition("0.tar:")[2]: shards.read(id) for id in range(len(shards))}
+    files = {"./cat/1.jpg": b"./cat/1.jpg", long: long.encode(), "cat/2.jpg": b"two"}
+    linked = {"dog/1.jpg": b"two", "dog/2.jpg": b"./cat/1.jpg", "dog/3.jpg": b"two", "dog/4.jpg": long.encode()}
+    assert read == files | linked
+    assert "2 files skipped: 2 links to no file in their archive" in caplog.text
+
+
+def test_joined_archives_are_read_to_the_end(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
+    parts = [packed({f"c/{i}{j}.jpg": b"%d%d" % (i, j) for j in range(9)}) for i in range(3)]
+    path = pack("0.tar", {})
+    path.write_bytes(b"".join(parts) + bytes(99))
+    shards = TarShards.scan(str(path))
+    assert [shards.read(id) for id in range(len(shards))] == [b"%d%d" % (i, j) for i in range(3) for j in range(9)]
+    assert not caplog.records
+    path.write_bytes(b"".join(parts) + b"no archive" * 100)
+    assert len(TarShards.scan(str(path))) == 27
+    assert "0.tar: bytes behind the ends of archives, which are not read: 1000" in caplog.text
+    path.write_bytes(parts[0] + packed({"c/x.jpg": b"x" * 3000})[:2000])
+    with pytest.raises(UsageError, match="it is cut off"):
+        TarShards.scan(str(path))
+
+
+def test_what_is_skipped_is_counted_by_kind(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
+    made = {"c/1.jpg": b"", "c/1.depth.npy": b"", "c/2.jxl": b"", "c/2.json": b"{}", "d/3.AVIF": b"", "README": b""}
+    hidden = {".ipynb_checkpoints/1.jpg": b"", "c/.cache/2.jpg": b"", "../up/1.jpg": b"", "c/./4.jpg": b""}
+    shards = TarShards.scan(str(pack("0.tar", made | hidden)))
+    assert [shards.path(id).partition(":")[2] for id in range(3)] == ["c/1.jpg", "../up/1.jpg", "c/./4.jpg"]
+    assert shards.classes == ("..", "c")
+    for _ in range(2):  # by the cache, too
+        assert "4 files skipped: 2 in hidden folders, 1 .avif, 1 .jxl" in caplog.text
+        caplog.clear()
+        TarShards.scan(shards.root)
 
 
 def test_members_beyond_8_gibibytes() -> None:
