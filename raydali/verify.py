@@ -55,6 +55,7 @@ def main(options: Verify) -> None:
         UsageError: an option that cannot be met, or data that cannot be indexed.
         DataError: something is broken, after it was told and written; or the storage does not answer.
     """
+    from raydali.data.exclusion import as_line
     from raydali.data.skipped_files import in_words
 
     workers = process_count(options.workers)
@@ -67,8 +68,8 @@ def main(options: Verify) -> None:
         broken += _broken(source, workers, str(source))
     show(broken)
     if options.output is not None:
-        lines = [f"# raydali verify {options.data}", *(f"{sample.path}\t{sample.reason}" for sample in broken)]
-        text = "".join(f"{line}\n" for line in lines)
+        head = " ".join(f"# raydali verify {options.data}".splitlines())
+        text = f"{head}\n" + "".join(as_line(sample.path, sample.reason) for sample in broken)
         Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
     if options.json is not None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]

@@ -4,13 +4,16 @@
     /data/imagenet/train/n01440764/1.JPEG<TAB>image file is truncated
     n01440764/2.JPEG
 
-A line is a path, as messages name it or relative to the data's root; behind a tab stands what is for people. Those
-named leave the index before ids are given, so that each of the others comes exactly once.
+A line is a path, as messages name it or relative to the data's root; behind a tab stands what is for people. A path
+that holds the end of a line or a tab stands in double quotes, where \\n, \\t, \\r, \\" and \\\\ mean what they do in
+Python. Those named leave the index before ids are given, so that each of the others comes exactly once.
 """
 
 import logging
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,6 +21,11 @@ from raydali.data import object_store
 from raydali.data.files import Files, absolute
 from raydali.data.image_pairs import ImagePairs
 from raydali.errors import UsageError
+
+_ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
+_MEANT = {escape[1]: character for character, escape in _ESCAPES.items()}
+_ESCAPED = re.compile(r"[\n\t\r]")
+_AT_ONCE = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -86,19 +94,45 @@ def read_list(file: str) -> set[str]:
     return {line.partition("\t")[0].rstrip("\r") for line in lines if line.strip() and not line.startswith("#")}
 
 
+def as_line(path: str, reason: str) -> str:
+    """A line that names a path, whatever bytes it has, with its end."""
+    if _ESCAPED.search(path) or path[:1] in ("#", '"') or not path.strip():
+        path = '"' + re.sub(r'[\n\t\r"\\]', lambda match: _ESCAPES[match[0]], path) + '"'
+    return f"{path}\t{reason}\n"
+
+
+def _spelled(name: str) -> set[str]:
+    """The paths that a line may mean: one that is in quotes may have them in its name."""
+    if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
+        return {name}
+    return {name, re.sub(r"\\(.)", lambda match: _MEANT.get(match[1], match[0]), name[1:-1])}
+
+
 def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
     """Those of the names that a source has, by the samples' ids."""
     if isinstance(source, ImagePairs):
-        one, other = _found(source.inputs, named), _found(source.targets, named)
-        return {id: one.get(id, set()) | other.get(id, set()) for id in one | other}
+        parts = [_found(files, named) for files in (source.inputs, source.targets)]
+        if any(" and " in name for name in named):  # both, as events and messages name a pair
+            parts.append(_matching(map(source.path, range(len(source))), "", named))
+        return {id: set[str]().union(*(part.get(id, ()) for part in parts)) for part in parts for id in part}
     prefix = os.path.join(source.root, "")
+    if isinstance(source, Files):
+        return _matching(_paths(source), prefix, named)
+    return _matching((source.path(id).removeprefix(prefix) for id in range(len(source))), prefix, named)
+
+
+def _matching(paths: Iterable[str], prefix: str, named: set[str]) -> dict[int, set[str]]:
+    """Those of the names that stand for one of the paths, which lie below the prefix, by the paths' places."""
     wanted: dict[str, set[str]] = {}
     for name in named:
-        for path in {name, name.removeprefix(prefix)}:
-            wanted.setdefault(path, set()).add(name)
-    paths: Iterable[str]
-    if isinstance(source, Files):
-        paths = os.fsdecode(source.packed_paths.tobytes()).split("\0")
-    else:
-        paths = (source.path(id).removeprefix(prefix) for id in range(len(source)))
+        for meant in _spelled(name):
+            for path in {meant, meant.removeprefix(prefix)}:
+                wanted.setdefault(path, set()).add(name)
     return {id: wanted[path] for id, path in enumerate(paths) if path in wanted}
+
+
+def _paths(files: Files) -> Iterator[str]:
+    """The relative paths, a part at a time: all of them as text would take several times the memory of the index."""
+    ends = [*files.offsets[_AT_ONCE::_AT_ONCE].tolist(), int(files.offsets[-1])]
+    for begin, end in pairwise([0, *dict.fromkeys(ends)]):
+        yield from os.fsdecode(files.packed_paths[begin : end - 1].tobytes()).split("\0")
