@@ -52,8 +52,8 @@ class Config(TrainingOptions):
     """A torchvision classification model by name, or `digits`, a small network."""
     image_size: int = 224
     """Side of the square images that the model gets, in pixels."""
-    resize_size: int = 256
-    """Validation: the shorter side is resized to this before the centre crop."""
+    resize_size: int | None = None
+    """Validation: the shorter side is resized to this before the centre crop. Default: 8/7 of --image-size."""
     random_area: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest share of an image's area that a crop takes."""
     flip_probability: float = 0.5
@@ -140,7 +140,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    model = build_model(config.model, len(data.train.classes)).to(worker.device)
+    model = build_model(config.model, len(data.train.classes), config.image_size).to(worker.device)
     model = model.to(memory_format=torch.channels_last)
     # Before SyncBatchNorm, whose process group cannot be copied; the average is only ever evaluated.
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
@@ -252,10 +252,12 @@ def main() -> None:
     console = Console()
     data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), config.val_data, config.root)))
     make_pipelines(config)
+    unchangeable = ["model"]
     if config.model not in (DIGITS.model, Config.model):
-        from raydali.train.models import check_model  # imports torchvision: seconds
+        from raydali.train.models import check_model, has_one_size  # imports torchvision: seconds
 
-        check_model(config.model)
+        check_model(config.model, config.image_size)
+        unchangeable += ["image_size"] if has_one_size(config.model) else []
     if config.data is None:
         console.say("this is the demo, on handwritten digits; --data DIR trains on the images of DIR/train and DIR/val")
     console.say(
@@ -268,7 +270,7 @@ def main() -> None:
         data=data,
         samples=len(data.train),
         fingerprint=data.train.fingerprint,
-        unchangeable=("model",),
+        unchangeable=unchangeable,
     )
     launch(job, config, console)
 

@@ -21,6 +21,7 @@ from raydali.data.exclusion import exclude
 from raydali.data.image_pairs import ImagePairs
 from raydali.data.restoration import TrainPairs, ValidationPairs
 from raydali.data.stream import OrderedPass
+from raydali.data.validation_set import warn_of_overlap
 from raydali.errors import UsageError
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch
@@ -233,6 +234,7 @@ def main() -> None:
     root = config.data.rstrip("/") if config.data else blurred_folder()
     pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
     data = Data(*exclude(config.exclude, *pairs))
+    warn_of_overlap(data.train, data.test)
     make_pipelines(config)
     if config.data is None:
         console.say(

@@ -61,8 +61,8 @@ class Config(TrainingOptions):
     """Leave out the videos that cannot be read, and say how many, instead of refusing them."""
     image_size: int = 112
     """Side of the square frames that the model gets, in pixels."""
-    resize_size: int = 128
-    """The shorter side is resized to this before the crop."""
+    resize_size: int | None = None
+    """The shorter side is resized to this before the crop. Default: 8/7 of --image-size, as 128 is of 112."""
     flip_probability: float = 0.5
     """Training: how often a clip is mirrored."""
     decoders: int | None = None

@@ -50,8 +50,8 @@ class Preview:
     """How many images of each batch are drawn, from its first on."""
     image_size: int = 224
     """Side of the square images that the model gets, in pixels."""
-    resize_size: int = 256
-    """val: the shorter side is resized to this before the centre crop."""
+    resize_size: int | None = None
+    """val: the shorter side is resized to this before the centre crop. Default: 8/7 of --image-size, as the job's."""
     random_area: tuple[float, float] = (0.08, 1.0)
     """train: smallest and largest share of an image's area that a crop takes."""
     flip_probability: float = 0.5

@@ -15,7 +15,14 @@ from raydali.data.augment import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.hashing import uniforms
 from raydali.data.labeled_files import LabeledSource
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.data.settings import require, require_crops, require_decoding, require_draws
+from raydali.data.settings import (
+    default_resize_size,
+    require,
+    require_crops,
+    require_decoding,
+    require_draws,
+    require_resize,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -118,19 +125,20 @@ class ValidationImages(Images):
     """The shorter side resized to `resize_size`, then the centre: torchvision's Resize and CenterCrop.
 
     Args:
-        resize_size: at least image_size.
+        resize_size: at least image_size; None: 8/7 of it, as 256 is of 224.
     """
 
-    resize_size: int
+    resize_size: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges."""
         super().__post_init__()
-        require(
-            self.resize_size >= self.image_size,
-            f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need padding: "
-            f"try {round(self.image_size * 256 / 224)}",
-        )
+        require_resize(self.shorter_side, self.image_size)
+
+    @property
+    def shorter_side(self) -> int:
+        """What the shorter side is resized to, pixels."""
+        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Files and labels (N,) int64; nothing is random."""
@@ -142,7 +150,7 @@ class ValidationImages(Images):
         if device == "cpu":
             return inputs
         (originals,) = shapes
-        resized = self.resize_size * originals // originals.min(1, keepdims=True)
+        resized = self.shorter_side * originals // originals.min(1, keepdims=True)
         starts = np.rint((resized - self.image_size) / 2)
         scale = originals / resized
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs

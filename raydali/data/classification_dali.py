@@ -38,7 +38,7 @@ def validation_graph(settings: ValidationImages, encoded: Any, *inputs: Any, dev
     images = fn.decoders.image(encoded, **decoder(device, settings.hw_decoder_load, settings.largest_image))
     if device == "cpu":
         (labels,) = inputs
-        shorter, side = settings.resize_size, settings.image_size
+        shorter, side = settings.shorter_side, settings.image_size
         return resize_cpu.each(images, partial(resize_cpu.resize_and_crop, shorter=shorter, side=side)), labels
     start, end, labels = inputs
     square = settings.image_size, settings.image_size

@@ -25,7 +25,7 @@ def train_sample(settings: TrainImages, source: LabeledSource, id: int, epoch: i
 
 def validation_sample(settings: ValidationImages, source: LabeledSource, id: int) -> Sample:
     """`ValidationImages.sample`."""
-    image = F.resize(decoded(source.read(id)), [settings.resize_size])
+    image = F.resize(decoded(source.read(id)), [settings.shorter_side])
     return _tensors(F.center_crop(image, [settings.image_size]), source, id)
 
 

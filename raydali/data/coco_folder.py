@@ -7,6 +7,7 @@ import numpy as np
 from raydali.data.coco import Coco
 from raydali.data.files import absolute
 from raydali.data.listing import list_tree
+from raydali.data.validation_set import warn_of_overlap
 from raydali.errors import UsageError
 
 
@@ -46,6 +47,7 @@ def train_and_val(
             f"the categories of {val} are not those of {train}, {min(one ^ other)} is in one alone: "
             f"both need the same ids and names"
         )
+    warn_of_overlap(train, val)
     return train, val
 
 

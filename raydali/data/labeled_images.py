@@ -11,6 +11,7 @@ from raydali.data.image_folder import ImageFolder
 from raydali.data.labeled_files import LabeledFiles, LabeledSource, check_classes
 from raydali.data.tar_shards import TarShards, is_shards, names_shards
 from raydali.data.tfrecord import TFRecords, names_tfrecords
+from raydali.data.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
 from raydali.errors import UsageError
 
 Scan = Callable[[str], LabeledFiles]
@@ -61,7 +62,7 @@ def train_and_val(
 def train_and_val(
     data: str, val_data: str | None = None, root: str | None = None, scan: Scan | None = None
 ) -> tuple[LabeledSource, LabeledSource]:
-    """The training and the validation images, of the same classes.
+    """The training and the validation images, of the same classes. What makes validation worth nothing is warned of.
 
     Args:
         data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, the
@@ -84,6 +85,9 @@ def train_and_val(
     train = labeled_images(data, root, scan=scan)
     val = labeled_images(val_data, root, train.classes, scan)
     check_classes(train, val)
+    warn_of_one_class(train.classes)
+    warn_of_overlap(train, val)
+    warn_of_folder_inside(data, val_data)
     return train, val
 
 

@@ -10,6 +10,24 @@ def require(holds: bool, otherwise: str) -> None:
         raise UsageError(otherwise)
 
 
+def default_resize_size(image_size: int) -> int:
+    """The shorter side, in pixels, of which validation crops the centre: 256 for 224, and in this ratio for others."""
+    return round(image_size * 256 / 224)
+
+
+def require_resize(resize_size: int, image_size: int) -> None:
+    """Refuse a resized image that is smaller than the crop.
+
+    Raises:
+        UsageError: naming both sizes, and one that would do.
+    """
+    require(
+        resize_size >= image_size,
+        f"resize_size {resize_size} is below image_size {image_size}, and the crop would need padding: "
+        f"try {default_resize_size(image_size)}",
+    )
+
+
 def require_decoding(hw_decoder_load: float, largest_image: tuple[int, int]) -> None:
     """Refuse settings of DALI's decoders out of their ranges.
 

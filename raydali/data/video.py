@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raydali.data.hashing import uniforms
 from raydali.data.pipeline import Device, Inputs, Pipeline
-from raydali.data.settings import require, require_draws
+from raydali.data.settings import default_resize_size, require, require_draws, require_resize
 from raydali.data.video_clips import VideoClips
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _FLIP, _TOP, _LEFT = range(3)
 
 @dataclass(frozen=True)
 class Crops:
-    """Where clips are cropped, in frames whose shorter side is `resize_size`.
+    """Where clips are cropped, in frames whose shorter side is resized.
 
     Attributes:
         resized: int64 (n, 2), height and width of the whole frames.
@@ -65,7 +65,7 @@ class Clips(Pipeline[VideoClips]):
 
     Args:
         image_size: height and width of what comes out, pixels.
-        resize_size: at least image_size.
+        resize_size: what the shorter side becomes, at least image_size; None: 8/7 of it, as 128 is of 112.
 
     Raises:
         UsageError: a value out of its range.
@@ -74,15 +74,16 @@ class Clips(Pipeline[VideoClips]):
     inputs_are = "cpu decode"
 
     image_size: int
-    resize_size: int
+    resize_size: int | None = None
 
     def __post_init__(self) -> None:
         require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        require(
-            self.resize_size >= self.image_size,
-            f"resize_size {self.resize_size} is below image_size {self.image_size}, and the crop would need padding: "
-            f"try {round(self.image_size * 8 / 7)}",
-        )
+        require_resize(self.shorter_side, self.image_size)
+
+    @property
+    def shorter_side(self) -> int:
+        """What the shorter side is resized to, pixels."""
+        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ class Clips(Pipeline[VideoClips]):
 
     def _resized(self, source: VideoClips, ids: Ids) -> NDArray[np.int64]:
         shapes = source.shapes[source.places(ids)[0]]
-        resized: NDArray[np.int64] = self.resize_size * shapes // shapes.min(1, keepdims=True)
+        resized: NDArray[np.int64] = self.shorter_side * shapes // shapes.min(1, keepdims=True)
         return resized
 
 

@@ -1,4 +1,5 @@
-"""The machine chooses what the command line does not: once, at a run's first start.
+"""What the command line leaves open is chosen once, at a run's first start: by the driver or, for its hardware, by the
+workers.
 
 `config.json` holds it by value from then on. A resume takes it from there unless the option is given, on whatever
 hardware it finds itself.
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from raydali.data.settings import default_resize_size
 from raydali.launch.options import LaunchOptions
 from raydali.measure.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
 from raydali.report.run_folder import CONFIG
@@ -16,19 +18,37 @@ if TYPE_CHECKING:
     from raydali.launch.session import Session
 
 CHOSEN = "precision", "compile"
-"""Options that are None until they are chosen."""
+"""Options that are None until the workers choose them."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
 
 
 def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
-    """The options with what was chosen before, where nothing else is asked for now.
+    """The options with what was chosen before, where nothing else is asked for now, and a size to resize to.
+
+    That size follows the image size where there is none yet, or where the image size is another than it was.
 
     Args:
-        settings: of `config.json`, where None, too, stands for what has yet to be chosen.
+        settings: of `config.json`, where None, too, stands for what has yet to be chosen; empty at a first start.
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in _unchosen(options)}
+    if getattr(options, "resize_size", 0) is None:
+        image_size: int = getattr(options, "image_size")  # noqa: B009  # of some jobs alone
+        was = settings.get("resize_size") if settings.get("image_size") == image_size else None
+        kept["resize_size"] = default_resize_size(image_size) if was is None else was
     return replace(options, **kept)
+
+
+def crop_warning(options: LaunchOptions) -> str:
+    """What there is to say of a centre crop of less than half of the side; empty for nothing."""
+    side, shorter = getattr(options, "image_size", 0), getattr(options, "resize_size", None)
+    if shorter is None or 2 * side >= shorter:
+        return ""
+    share = f"{(side / shorter) ** 2:.1%} of a square image"
+    return (
+        f"centre crops of --image-size {side} out of --resize-size {shorter} show {share}: "
+        f"try --resize-size {default_resize_size(side)}"
+    )
 
 
 def chosen(options: Options, session: "Session", *, samples: int) -> Options:

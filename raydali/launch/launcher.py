@@ -3,7 +3,7 @@
 import random
 import string
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raydali.errors import StartError, UsageError
 from raydali.interrupts import Interrupt
 from raydali.launch.attempt import Attempt
-from raydali.launch.choices import with_kept
+from raydali.launch.choices import crop_warning, with_kept
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.driver_loop import train_in_workers
 from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
@@ -46,7 +46,7 @@ class Job:
     data: Any
     samples: int
     fingerprint: str
-    unchangeable: tuple[str, ...] = ()
+    unchangeable: Sequence[str] = ()
 
 
 def launch(job: Job, options: LaunchOptions, console: Console) -> None:
@@ -62,11 +62,12 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
     earlier = earlier_run(folder, _defaults(options))
     changed: dict[str, tuple[Any, Any]] = {}
+    options = with_kept(options, earlier.settings if earlier is not None else {})
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
-        options = with_kept(replace(options, global_batch_size=size), earlier.settings)
+        options = replace(options, global_batch_size=size)
         settings = _settings(job, options)
-        check_unchanged(folder, earlier, settings, STREAM_SETTINGS + job.unchangeable)
+        check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
@@ -74,6 +75,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         for change in in_words(changed):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
+    if warning := crop_warning(options):
+        console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:
         placement = place(options, cluster)
         if options.global_batch_size is None:

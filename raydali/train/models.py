@@ -1,23 +1,53 @@
 """Models by name: torchvision's, which takes seconds to import, and `digits`, a small network for the built-in data."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
+import torch
 from torch import nn
 
 from raydali.errors import UsageError
 
+SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
+"""Image sizes among which one is looked for that a model takes."""
 
-def check_model(name: str) -> None:
-    """Refuse a name that is no classification model's.
+
+def check_model(name: str, image_size: int = 224) -> None:
+    """Refuse a name that is no classification model's, and images that it cannot take.
 
     Raises:
-        UsageError: naming models that resemble it.
+        UsageError: naming models that resemble it; the images' size, why not, and one that it takes.
     """
     import torchvision
 
     check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
+    if why := _unfit(name, image_size):
+        nearest = sorted(SIZES_TRIED, key=lambda size: abs(size - image_size))
+        fit = next((f"--image-size {size}" for size in nearest if not _unfit(name, size)), "another --model")
+        raise UsageError(f"--model {name} cannot take images of {image_size} x {image_size} pixels ({why}): try {fit}")
+
+
+def _unfit(name: str, size: int) -> str:
+    return why_unfit(partial(build_model, name, 2, size), 3, size, size)
+
+
+def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
+    """What a model has against inputs of this shape, on one line; empty: it takes them, or cannot be tried."""
+    with torch.device("meta"), torch.no_grad():  # shapes alone, no memory and no arithmetic
+        try:
+            build().eval()(torch.empty(1, *shape))
+        except NotImplementedError:  # RegNet looks at the numbers that it begins with
+            return ""
+        except (RuntimeError, AssertionError, ValueError) as error:
+            return " ".join(str(error).split())[:200]
+    return ""
+
+
+def has_one_size(name: str) -> bool:
+    """Return whether the model has weights for each place in an image, and so takes images of one size alone."""
+    return name.startswith(("vit_", "maxvit_"))
 
 
 def check_known(name: str, known: Sequence[str], usual: str) -> None:
@@ -34,14 +64,17 @@ def check_known(name: str, known: Sequence[str], usual: str) -> None:
         raise UsageError(f"--model {name} is not a model of torchvision {version('torchvision')}: try {near}")
 
 
-def build_model(name: str, classes: int) -> nn.Module:
-    """The model, randomly initialised, with `classes` outputs."""
+def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
+    """The model, randomly initialised, with `classes` outputs, for square images of this size, pixels."""
     if name == "digits":
         return digits_network(classes)
     import torchvision
 
-    # GoogLeNet and Inception train with further outputs unless told not to.
-    options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    options: dict[str, object] = {}
+    if name in ("googlenet", "inception_v3"):  # they train with further outputs unless told not to
+        options = {"aux_logits": False, "init_weights": True}
+    elif has_one_size(name):
+        options = {"image_size": image_size} if name.startswith("vit_") else {"input_size": (image_size, image_size)}
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
     return model
 

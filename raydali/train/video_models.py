@@ -1,11 +1,12 @@
 """Models of clips by name: torchvision's, and `clips`, a small network for the built-in data."""
 
-import torch
+from functools import partial
+
 import torchvision
 from torch import nn
 
 from raydali.errors import UsageError
-from raydali.train.models import check_known
+from raydali.train.models import check_known, why_unfit
 
 KINETICS_MEAN = (0.43216, 0.394666, 0.37645)
 KINETICS_STD = (0.22803, 0.22145, 0.216989)
@@ -19,15 +20,11 @@ def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
         UsageError: naming models that resemble it; the clips' size, and why not.
     """
     check_known(name, ["clips", *torchvision.models.list_models(module=torchvision.models.video)], "r2plus1d_18")
-    with torch.device("meta"), torch.no_grad():  # shapes alone, no memory and no arithmetic
-        clip = torch.empty(1, 3, sequence_length, image_size, image_size)
-        try:
-            build_video_model(name, 2).eval()(clip)
-        except RuntimeError as error:
-            raise UsageError(
-                f"--model {name} cannot take clips of {sequence_length} frames of {image_size} x {image_size} pixels "
-                f"({' '.join(str(error).split())[:200]}): try --sequence-length 16 --image-size 224"
-            ) from error
+    if why := why_unfit(partial(build_video_model, name, 2), 3, sequence_length, image_size, image_size):
+        raise UsageError(
+            f"--model {name} cannot take clips of {sequence_length} frames of {image_size} x {image_size} pixels "
+            f"({why}): try --sequence-length 16 --image-size 224"
+        )
 
 
 def build_video_model(name: str, classes: int) -> nn.Module:

@@ -43,6 +43,10 @@ CASES = {
     "precision": ("--precision fp8", "'fp8'.*--precision(?=.*'bf16')(?=.*'fp16')(?=.*'fp32')"),
     "loader": ("--loader tf", "'tf'.*--loader.*'dali', 'torch', 'synthetic'"),
     "model": ("--model resnet51", "resnet51.*resnet50"),
+    "model-of-another-size": (
+        "--model vit_b_16 --image-size 40 --resize-size 40",
+        "vit_b_16 .* 40 x 40 .*patch.*try --image-size 32",
+    ),
     # Workers
     "no-workers": ("--workers 0", "--workers 0.*at least 1"),
     "workers-of-a-word": ("--workers x", "--workers x .*MIN:MAX"),

@@ -1,6 +1,7 @@
 """What the machine chooses is chosen once, at the first start, and kept."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
+from jobs.video import Config as VideoConfig
 from raydali.launch import choices
-from raydali.launch.choices import chosen, with_kept
+from raydali.launch.choices import chosen, crop_warning, with_kept
+from raydali.launch.resume import Earlier, changes
 from raydali.measure.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
 from raydali.report.run_folder import RunFolder
 from tests.support import LocalSession, folder_of, run_ranks
@@ -107,3 +110,39 @@ def test_a_cpu_s_units_are_read_from_linux(tmp_path: Path) -> None:
     assert "avx512_bf16" in _cpu_flags(str(tmp_path / "new"))
     assert _cpu_flags(str(tmp_path / "none")) == frozenset()
     assert [fastest_precision(device, bf16=False) for device in ("cpu", "cuda")] == ["fp32", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("config", "resize_size"),
+    [
+        (Config(), 256),
+        (Config(image_size=32), 37),
+        (Config(image_size=300), 343),
+        (Config(image_size=32, resize_size=256), 256),
+        (VideoConfig(), 128),
+        (VideoConfig(image_size=224), 256),
+    ],
+)
+def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, resize_size: int) -> None:
+    assert with_kept(config, {}).resize_size == resize_size
+
+
+@pytest.mark.parametrize(
+    ("now", "changed"),
+    [
+        ({"image_size": 32}, {}),
+        ({"image_size": 32, "resize_size": 37}, {"resize_size": (256, 37)}),
+        ({"image_size": 64}, {"image_size": (32, 64), "resize_size": (256, 73)}),
+    ],
+)
+def test_a_run_of_an_earlier_version_keeps_its_size_to_resize_to(now: Any, changed: Any) -> None:
+    earlier = Earlier(dict(json.loads(json.dumps(asdict(Config(image_size=32, resize_size=256))))), finished=False)
+    options = with_kept(Config(**now), earlier.settings)
+    assert changes(earlier, asdict(options), asdict(options)) == changed
+
+
+def test_a_crop_of_less_than_half_of_the_side_is_warned_of() -> None:
+    said = crop_warning(Config(image_size=32, resize_size=256))
+    assert all(part in said for part in ("--image-size 32", "--resize-size 256", "1.6%", "--resize-size 37")), said
+    for config in (Config(image_size=32, resize_size=64), with_kept(Config(image_size=32), {}), DetectionConfig()):
+        assert crop_warning(config) == ""
