@@ -5,17 +5,16 @@
     video 2,  7 frames    |clip 5...|                               too short: its last frame is repeated
 
 Frames are counted, not timed: at a variable frame rate a clip has as many frames as elsewhere. What a video holds is
-read once, when it is indexed: from its table of frames where the container has one (MP4, MOV, AVI), else packet by
-packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI without its index).
+read once, when it is indexed, and kept for later runs (video_index.py): from its table of frames where the container
+has one (MP4, MOV, AVI), else packet by packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI
+without its index).
 """
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 
 from raydali.data.files import digest
 from raydali.data.labeled_files import LabeledFiles
-from raydali.data.video_packets import Cut, VideoFacts, cut, read_facts
+from raydali.data.video_index import video_table
+from raydali.data.video_packets import Cut, VideoFacts, cut
 from raydali.errors import UsageError
 
 EXTENSIONS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ivf", ".ts", ".mts")
 
-_INDEXING_THREADS = 32
 _NAMED = 5
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class VideoClips:
         step: int | None = None,
         skip_broken: bool = False,
     ) -> Self:
-        """The clips of these videos; looks into each of them, on many threads.
+        """The clips of these videos; looks into each of them that `video_table` does not know from an earlier time.
 
         A video too short for a clip is one all the same, with its last frame repeated; how many there are is warned
         about.
@@ -98,21 +97,19 @@ class VideoClips:
             UsageError: a number below 1; videos that are broken: cut off, empty or none at all.
         """
         span = check_clips(sequence_length, stride, step)
-        with ThreadPoolExecutor(_INDEXING_THREADS) as threads:
-            found = list(threads.map(partial(_facts_or_reason, videos), range(len(videos))))
-        broken = [reason for reason in found if isinstance(reason, str)]
-        facts = [fact for fact in found if isinstance(fact, VideoFacts)]
+        table, broken = video_table(videos)
         if broken:
-            named = "; ".join(broken[:_NAMED]) + (f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
-            if not skip_broken or not facts:
+            named = "; ".join([*broken.values()][:_NAMED]) + (
+                f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+            )
+            if not skip_broken or not len(table):
                 raise UsageError(
                     f"{len(broken)} of {len(videos)} videos are broken: move them away, or leave them out with "
                     f"--skip-broken: {named}"
                 )
             _log.warning("left out %d broken of %d videos: %s", len(broken), len(videos), named)
-            videos = videos.without(id for id, fact in enumerate(found) if isinstance(fact, str))
-        frames = np.array([fact.frames for fact in facts], np.int64)
-        if short := int((frames < span).sum()):
+            videos = videos.without(broken)
+        if short := int((table.frames < span).sum()):
             _log.warning(
                 "%s: %d of %d videos have fewer than the %d frames that a clip spans: their last frame is repeated",
                 videos,
@@ -125,13 +122,7 @@ class VideoClips:
             sequence_length=sequence_length,
             stride=stride,
             step=span if step is None else step,
-            frames=frames,
-            shapes=np.array([(fact.height, fact.width) for fact in facts], np.int64),
-            codecs=np.array([fact.codec for fact in facts]),
-            has_header=np.array([fact.has_header for fact in facts]),
-            key_frames=np.concatenate([fact.key_frames for fact in facts]),
-            key_times=np.concatenate([fact.key_times for fact in facts]),
-            key_offsets=np.array([0, *accumulate(len(fact.key_frames) for fact in facts)]),
+            **vars(table),
         )
 
     @cached_property
@@ -165,6 +156,12 @@ class VideoClips:
     def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The classes of these clips, int64."""
         return self.videos.labels[self.places(ids)[0]]
+
+    @cached_property
+    def largest(self) -> dict[str, tuple[int, int]]:
+        """The greatest height and the greatest width of all videos of a codec, in pixels."""
+        by_codec = {str(codec): self.shapes[self.codecs == codec].max(0) for codec in np.unique(self.codecs)}
+        return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
 
     @contextmanager
     def cut(self, id: int) -> Iterator[Cut]:
@@ -220,10 +217,3 @@ def check_clips(sequence_length: int, stride: int, step: int | None) -> int:
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, not {value}")
     return (sequence_length - 1) * stride + 1
-
-
-def _facts_or_reason(videos: LabeledFiles, id: int) -> VideoFacts | str:
-    try:
-        return read_facts(videos.path(id))
-    except OSError as error:
-        return str(error)

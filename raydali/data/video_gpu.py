@@ -103,8 +103,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
                 colours = self._colours[video] = colours_of(cut)
             planes = Planes(source.sequence_length, height, part, self.device)
             if colours.pixels in _NV12 and decodable(self.device, codec, height, width):
-                largest = source.shapes[source.codecs == codec].max(0).tolist()
-                for place, frame in self._decoder(codec, largest).frames(cut, height, width):
+                for place, frame in self._decoder(codec, source.largest[codec]).frames(cut, height, width):
                     planes.put(place, frame)
             else:
                 for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
@@ -121,7 +120,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         with torch.cuda.device(self.device), torch.cuda.stream(self._own.stream):
             yield
 
-    def _decoder(self, codec: str, largest: list[int]) -> NvdecDecoder:
+    def _decoder(self, codec: str, largest: tuple[int, int]) -> NvdecDecoder:
         """The thread's own for this codec."""
         decoders = self._own.__dict__.setdefault("decoders", {})
         if codec not in decoders:
