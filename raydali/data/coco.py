@@ -55,7 +55,7 @@ class Coco(Files):
 
     @classmethod
     def from_file(cls, annotations: str, root: str) -> Self:
-        """The images and boxes of a JSON file. Images without boxes stay.
+        """The images and boxes of a JSON file. Images without boxes stay; those that are not there are `missing`.
 
         Boxes without height or width are left out, and warned about: no detector of torchvision takes them.
 
@@ -65,7 +65,7 @@ class Coco(Files):
 
         Raises:
             UsageError: the file cannot be read or is no such JSON; an annotation whose image or category is missing, or
-                whose box is not four numbers; ids that stand twice; an image that does not lie below the root.
+                whose box is not four numbers; ids that stand twice; none of the images lies below the root.
         """
         path = absolute(annotations)
         images, annotated, categories = _read(path)
@@ -73,7 +73,7 @@ class Coco(Files):
         category_ids = _ids(path, "category", categories)
         _ids(path, "annotation", annotated)
         names = _column(path, "image", images, "file_name", str)
-        _check_files(path, absolute(root), names)
+        missing = _missing(path, absolute(root), names)
 
         order = np.argsort(category_ids)
         labels = _found(path, annotated, "category", category_ids[order]) + 1
@@ -104,6 +104,7 @@ class Coco(Files):
             crowd=crowd[by_image],
             classes=tuple(names_of_classes[i] for i in order),
             category_ids=category_ids[order],
+            missing=missing,
         )
 
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
@@ -215,17 +216,19 @@ def _size(image: Mapping[str, Any]) -> tuple[int, int]:
     return (height, width) if type(height) is int and type(width) is int else (0, 0)
 
 
-def _check_files(path: str, root: str, names: Sequence[str]) -> None:
+def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Places of the images that are not there."""
     there = {f"{folder}/{name}".lstrip("/") for folder, names in list_tree(root, of="images").items() for name in names}
     local = "://" not in root
     # Those that a listing lacks may be there all the same: listed by another spelling, or in another place altogether.
-    missing = [
-        name
-        for name in names
+    missing = tuple(
+        place
+        for place, name in enumerate(names)
         if name not in there and "://" not in name and not (local and os.path.isfile(os.path.join(root, name)))
-    ]
-    if missing:
+    )
+    if len(missing) == len(names):
         raise UsageError(
-            f"{len(missing)} of the {len(names)} images of {path} are missing, among them {root}/{missing[0]}: "
+            f"none of the {len(names)} images of {path} is there, {root}/{names[0]} for one: "
             f"give the folder that their names begin at"
         )
+    return missing

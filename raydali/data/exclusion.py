@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 from raydali.data import object_store
 from raydali.data.files import Files, absolute
 from raydali.data.image_pairs import ImagePairs
+from raydali.data.labeled_files import some
 from raydali.errors import UsageError
 
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
@@ -59,9 +60,11 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
         sources: training and validation samples, say.
 
     Raises:
-        UsageError: the file cannot be read; it names nothing that there is; nothing would be left.
+        UsageError: the file cannot be read; it names nothing that there is; nothing would be left; files that were
+            listed and not found are not among what it names.
     """
     if file is None:
+        _require_files(sources)
         return list(sources)
     named = read_list(file)
     matched, left = set[str](), []
@@ -76,7 +79,18 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
         raise UsageError(f"--exclude {file} names none of the samples: paths must be those that `raydali verify` tells")
     if others := sorted(named - matched):
         _log.warning("%s: lines that name no sample, or none any more: %d, among them %s", file, len(others), others[0])
+    _require_files(left)
     return left
+
+
+def _require_files(sources: Iterable[Index]) -> None:
+    for source in sources:
+        if isinstance(source, Files) and source.missing:
+            shown = some([source.path(id) for id in source.missing])
+            raise UsageError(
+                f"{len(source.missing)} of the {len(source)} files of {source} are missing: {shown}: restore them, or "
+                f"leave them out by --exclude FILE, with a path a line"
+            )
 
 
 def read_list(file: str) -> set[str]:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
@@ -28,6 +28,7 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 # In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
 _READING_THREADS = 32
+_BYTES_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +39,13 @@ class Files:
         root: an absolute path or a URI, with no slash at its end; or "", and each path is one itself.
         packed_paths: uint8, the paths relative to the root, joined by NUL.
         offsets: int64 (N + 1,), where each path begins in packed_paths, and where one more would.
+        missing: ids of files that were named and are not there, as far as that was looked at.
     """
 
     root: str
     packed_paths: NDArray[np.uint8]
     offsets: NDArray[np.int64]
+    missing: tuple[int, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def from_folders(cls, root: str, names: Mapping[str, Sequence[str]], **fields: Any) -> Self:
@@ -81,18 +84,9 @@ class Files:
         Raises:
             UsageError: a root or a URI of another kind; a path with a NUL; an object whose name DALI cannot read.
         """
-        root = absolute(root)
-        if any(map(_WHOLE.match, paths)):
-            prefix = os.path.join(root, "")
-            root, paths = "", [path if _WHOLE.match(path) else prefix + path for path in paths]
-        for path in paths:
-            if "\0" in path:
-                raise UsageError(f"{path!r} is no path: it holds a NUL")
-            if "://" in root:
-                _check_key(f"{root}/{path}")
-            elif not root and not path.startswith("/"):
-                _check_key(absolute(path))
-        return cls(root, *_pack(map(os.fsencode, paths)), **fields)
+        packer = PathPacker(root)
+        packer.add(paths)
+        return cls(*packer.packed(), **fields)
 
     def __len__(self) -> int:
         """N."""
@@ -120,7 +114,8 @@ class Files:
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
         """The fields of an index of these files alone."""
         packed, offsets = only_names(np.append(self.packed_paths, np.uint8(0)), self.offsets, kept)
-        return {"packed_paths": packed[:-1], "offsets": offsets}
+        missing = tuple(np.flatnonzero(np.isin(kept, self.missing)).tolist()) if self.missing else ()
+        return {"packed_paths": packed[:-1], "offsets": offsets, "missing": missing}
 
     def path(self, id: int) -> str:
         """The absolute path or the URI of a file."""
@@ -171,6 +166,50 @@ class Files:
     def fingerprint(self) -> str:
         """32 hex digits of the relative paths; not of the root, so the data may move."""
         return digest(self.packed_paths.data)
+
+
+class PathPacker:
+    """Takes up the paths of `Files` a part at a time, packed: as text they would take several times the memory.
+
+    Args:
+        root: as `absolute` takes it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = absolute(root)
+        self._packed = bytearray()
+
+    def add(self, paths: Sequence[str]) -> None:
+        """Take up some paths, as `Files.from_list` describes them; none of them if one is refused.
+
+        Raises:
+            UsageError: see `Files.from_list`.
+        """
+        joined = "\0".join(paths)
+        if joined.count("\0") != max(0, len(paths) - 1):
+            raise UsageError(f"{next(path for path in paths if chr(0) in path)!r} is no path: it holds a NUL")
+        some_whole = joined.startswith("/") or "\0/" in joined or "://" in joined
+        if self.root and some_whole and any(map(_WHOLE.match, paths)):
+            prefix, self.root = os.fsencode(os.path.join(self.root, "")), ""
+            self._prefix = os.fsdecode(prefix)
+            if self._packed:
+                self._packed = bytearray(prefix + self._packed[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
+        if not self.root:
+            paths = [path if _WHOLE.match(path) else self._prefix + path for path in paths]
+            joined = "\0".join(paths)
+        if "://" in self.root:
+            for path in paths:
+                _check_key(f"{self.root}/{path}")
+        elif not self.root and "://" in joined:
+            for path in paths:
+                if not path.startswith("/"):
+                    _check_key(absolute(path))
+        if paths:
+            self._packed += os.fsencode(joined) + b"\0"
+
+    def packed(self) -> tuple[str, NDArray[np.uint8], NDArray[np.int64]]:
+        """Root, packed_paths and offsets of `Files`; nothing can be added any more."""
+        return self.root, *_unpacked(self._packed)
 
 
 def read_in_parts(
@@ -224,8 +263,19 @@ def _check_key(uri: str) -> None:
 
 def _pack(parts: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """packed_paths and offsets; each part is one path, or several joined by NUL."""
-    ended = np.frombuffer(b"\0".join([*parts, b""]), np.uint8)
-    return ended[:-1], np.concatenate([[0], np.flatnonzero(ended == 0) + 1])
+    return _unpacked(b"\0".join([*parts, b""]))
+
+
+def _unpacked(ended: bytes | bytearray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """packed_paths and offsets of paths that a NUL ends each."""
+    packed = np.frombuffer(ended, np.uint8)
+    offsets = np.zeros(ended.count(0) + 1, np.int64)
+    filled = 1
+    for begin in range(0, len(packed), _BYTES_AT_ONCE):
+        ends = np.flatnonzero(packed[begin : begin + _BYTES_AT_ONCE] == 0)
+        np.add(ends, begin + 1, out=offsets[filled : filled + len(ends)])
+        filled += len(ends)
+    return packed[:-1], offsets
 
 
 def _decoded(path: NDArray[np.uint8]) -> str:

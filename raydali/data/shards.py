@@ -98,7 +98,10 @@ class Shards:
         elif index.numbered:
             whole = {(str(first), str(first + len(found) - 1)) for first in cls.first_labels}
             if (found[0], found[-1]) not in whole:
-                _log.warning("%s: labels are not 0..%d: sorted, %s are", data, len(found) - 1, some(found))
+                most = len(found) - 1
+                _log.warning(
+                    "%s: labels are not 0..%d: classes 0..%d are, in this order, %s", data, most, most, some(found)
+                )
         return cls(
             root=root,
             shards=tuple(shard.name for shard in shards),

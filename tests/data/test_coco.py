@@ -10,6 +10,7 @@ import pytest
 
 from raydali.data.coco import Coco
 from raydali.data.coco_folder import train_and_val
+from raydali.data.exclusion import exclude
 from raydali.errors import UsageError
 from tests.data.pictures import encoded, photograph
 
@@ -111,8 +112,8 @@ WRONG = {
     "box-of-words": (changed(bbox=["1", "2", "3", "4"]), r'"bbox" of annotation 1 is'),
     "box-of-nan": (changed(bbox=[1, 2, 3, float("nan")]), r'"bbox" of annotation 1 is \[1, 2, 3, nan\]'),
     "missing-files": (
-        content(images=[*IMAGES, {"id": 1, "file_name": "gone.jpg"}]),
-        r"1 of the 4 images of .*boxes.json are missing, among them .*/images/gone.jpg: give the folder",
+        content(images=[image | {"file_name": f"gone/{image['file_name']}"} for image in IMAGES]),
+        r"none of the 3 images of .*boxes.json is there, .*/images/gone/b.jpg for one: give the folder",
     ),
 }
 
@@ -122,6 +123,19 @@ def test_wrong_annotations_are_refused_by_name(case: str, tmp_path: Path) -> Non
     made, message = WRONG[case]
     with pytest.raises(UsageError, match=message):
         Coco.from_file(write(tmp_path, made), str(tmp_path / "images"))
+
+
+def test_a_missing_image_can_be_left_out(tmp_path: Path) -> None:
+    whole = source(tmp_path)
+    coco = source(tmp_path, images=[IMAGES[0], {"id": 1, "file_name": "gone.jpg"}, *IMAGES[1:]])
+    assert coco.missing == (1,)
+    with pytest.raises(
+        UsageError, match=r"1 of the 4 files of .* are missing: '.*/images/gone\.jpg': restore them, or"
+    ):
+        exclude(None, coco)
+    (tmp_path / "list.txt").write_text("gone.jpg\n")
+    (rest,) = exclude(str(tmp_path / "list.txt"), coco)
+    assert not rest.missing and rest.fingerprint == whole.fingerprint
 
 
 def test_missing_annotations_and_folders_are_refused(tmp_path: Path) -> None:

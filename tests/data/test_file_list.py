@@ -1,17 +1,21 @@
 """Lists of files: what a line may look like, what labels mean, and how wrong lines are told."""
 
 import logging
+import os
 import re
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from raydali.data.exclusion import exclude
 from raydali.data.file_list import FileList, is_list
 from raydali.data.image_folder import ImageFolder
 from raydali.data.labeled_images import labeled_images, train_and_val
-from raydali.errors import UsageError
+from raydali.errors import DataError, UsageError
+from raydali.verify import Verify, main
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, read_by_dali, samples
 
@@ -114,8 +118,7 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
     elif first.startswith("bare"):
         assert len(FileList.from_file(path)) == 2
     else:
-        with pytest.raises(UsageError, match=r"1 of the 2 lines .*: line 1: no such file: no"):
-            FileList.from_file(path)
+        assert FileList.from_file(path).missing == (0,)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +126,9 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
     [
         (["cat", "dog", "ape"], ("ape", "cat", "dog"), ""),
         ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], tuple(map(str, range(11))), ""),
-        ([1, 2, 10], ("1", "2", "10"), r"labels are not 0\.\.2: sorted, '1', '2', '10' are"),
+        ([1, 2, 10], ("1", "2", "10"), r"labels are not 0\.\.2: classes 0\.\.2 are, in this order, '1', '2', '10'"),
         (["01", "1.0", "0", "1"], ("0", "01", "1", "1.0"), r"labels are not 0\.\.3"),
-        ([-1, 1], ("-1", "1"), r"labels are not 0\.\.1: sorted, '-1', '1' are"),
+        ([-1, 1], ("-1", "1"), r"labels are not 0\.\.1: classes 0\.\.1 are, in this order, '-1', '1'"),
         (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), r"labels are not 0\.\.3"),
         ([0, 1, "l"], ("0", "1", "l"), r"labels are not 0\.\.2"),
         (["nan", "inf"], ("inf", "nan"), ""),
@@ -148,26 +151,98 @@ def test_labels(
 
 
 def test_wrong_lines_are_told_together(write: Write, tmp_path: Path) -> None:
-    text = 'path,label\n\ncat/1.jpg\ncat/1.jpg,\n,cat\n"cat/1.jpg,cat\ndog/a, b.jpg,dog\n'
-    path = write(text + "cat/3.jpg,cat\n/no/1.jpg,cat\ncat,x\nhttp://host/1.jpg,cat\ncat/1.jpg,cat\n")
+    text = 'path,label\n\ncat/1.jpg\ncat/1.jpg,\n,cat\n"cat/1.jpg,cat\ndog/a, b.jpg,dog\nhttp://host/1.jpg,cat\n'
+    path = write(text + "cat/1.jpg,cat\n")
     with pytest.raises(UsageError) as error:
         FileList.from_file(path)
     assert str(error.value) == (
-        f"9 of the 10 lines of {path} are wrong: line 3: no label; line 4: no label; line 5: no path; "
-        "line 6: its quotes do not match; line 7: 3 fields (a path with a separator stands in double quotes); "
-        "line 8: no such file: cat/3.jpg; line 9: no such file: /no/1.jpg; line 10: no such file: cat; "
-        "line 11: cannot read http://host/1.jpg: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER: "
-        f"a line must read path,label, and relative paths lie below {tmp_path}"
+        f"6 of the 7 lines of {path} are wrong: line 3: 'cat/1.jpg': no label; line 4: 'cat/1.jpg,': no label; "
+        "line 5: ',cat': no path; and 3 more: a line must read path,label"
     )
+    for line, reason in (
+        ('"cat/1.jpg,cat', "its quotes do not match"),
+        ("dog/a, b.jpg,dog", r"3 fields \(a path with a separator stands in double quotes\)"),
+        ("http://host/1.jpg,cat", "cannot read http://host/1.jpg: give a local path, s3://BUCKET/FOLDER or gs"),
+    ):
+        with pytest.raises(UsageError, match=rf"1 of the 2 lines of {path} are wrong: line 2: .*{reason}"):
+            FileList.from_file(write(f"cat/1.jpg,cat\n{line}\n"))
 
 
-def test_the_first_ten_wrong_lines_are_named(write: Write) -> None:
-    text = "".join(f"gone/{i}.jpg,0\ncat/1.jpg,0\n" for i in range(500))
+def test_of_many_wrong_lines_the_first_are_shown_in_short(write: Write) -> None:
+    text = "".join(f"{'gone/' * 99}{i}.jpg\ncat/1.jpg,0\n" for i in range(500))
     with pytest.raises(UsageError) as error:
         FileList.from_file(write(text))
     said = str(error.value)
-    assert said.startswith("500 of the 1000 lines") and "\n" not in said
-    assert "line 19: no such file: gone/9.jpg; and 490 more: a line must" in said and "gone/10" not in said
+    assert said.startswith("500 of the 1000 lines") and "; and 497 more: a line must" in said
+    assert "\n" not in said and len(said) < 500
+
+
+def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
+    path = write("".join(f"images/{i}.png,{i % 3}\n" for i in range(2100)))
+    with pytest.raises(UsageError) as error:
+        FileList.from_file(path)
+    assert str(error.value) == (
+        f"none of the 2100 files that {path} lists is there: line 1: {tmp_path}/images/0.png; line 2: "
+        f"{tmp_path}/images/1.png; line 3: {tmp_path}/images/2.png; and 2097 more: relative paths begin at {tmp_path}, "
+        f"or where --root says"
+    )
+
+
+def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Path) -> None:
+    path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
+    files = FileList.from_file(path)
+    assert files.missing == (1, 2, 3, 5) and files.without([0, 2]).missing == (0, 1, 3)
+    message = f"4 of the 6 files of .* are missing: '{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more: "
+    with pytest.raises(UsageError, match=message):
+        exclude(None, files)
+    (tmp_path / "broken.txt").write_text("/no/1.jpg\n")
+    with pytest.raises(UsageError, match=r"3 of the 5 files .* are missing: .*--exclude FILE"):
+        exclude(str(tmp_path / "broken.txt"), files)
+    with pytest.raises(DataError, match="6 of 6 samples are broken"):
+        main(Verify(data=path, output=str(tmp_path / "broken.txt"), workers=1))
+    (tmp_path / "broken.txt").write_text("".join(f"{files.path(id)}\n" for id in files.missing))
+    (rest,) = exclude(str(tmp_path / "broken.txt"), files)
+    assert samples(rest) == [(f"{tmp_path}/cat/1.jpg", 0), (f"{tmp_path}/cat/2.jpg", 1)] and not rest.missing
+
+
+CAFFE = [("cat/1.jpg", "3"), ("dog/a, b.jpg", "0"), ("cat/2.jpg", "3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat/1.jpg 3\ndog/a, b.jpg 0\ncat/2.jpg 3\n", CAFFE),
+        ('cat/1.jpg   3\r\n"dog/a, b.jpg" 0\r\n  cat/2.jpg 3  \r\n', CAFFE),
+        ("path label\ncat/1.jpg 3\n", CAFFE[:1]),
+        ("cat/1.jpg long-haired\n", [("cat/1.jpg", "long-haired")]),
+        ("cat/1.jpg -1.5\n", [("cat/1.jpg", "-1.5")]),
+    ],
+)
+def test_a_label_behind_a_space(text: str, expected: list[tuple[str, str]], write: Write, tmp_path: Path) -> None:
+    assert relative(FileList.from_file(write(text)), tmp_path) == expected
+
+
+def test_spaces_that_are_no_separators(write: Write, tmp_path: Path) -> None:
+    for line in ("my cat.jpg", "cat/1.jpg dog/2"):
+        with pytest.raises(UsageError, match=r"1 of the 1 lines .*no label behind a space"):
+            FileList.from_file(write(f"{line}\n"))
+    with pytest.raises(UsageError, match=r"line 1: .*/cat/1\.jpg  1\.0: relative"):  # a third column shows in the path
+        FileList.from_file(write("cat/1.jpg  1.0   mono\n"))
+
+
+def test_memory_of_many_lines(tmp_path: Path) -> None:
+    names = [f"n{i % 100:08d}/n{i % 100:08d}_{i:05d}.JPEG" for i in range(50_000)]
+    for folder in range(100):
+        (tmp_path / f"n{folder:08d}").mkdir()
+    for name in names:
+        os.mknod(tmp_path / name)
+    (tmp_path / "list.csv").write_text("".join(f"{name},{i % 100}\n" for i, name in enumerate(names)))
+    tracemalloc.start()
+    files = FileList.from_file(str(tmp_path / "list.csv"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(files) == len(names) and not files.missing
+    assert peak < 100 * len(names) + (6 << 20), "what a part of the lines takes, and 100 bytes a line"
 
 
 def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
@@ -200,7 +275,7 @@ def test_files_in_a_folder_that_cannot_be_listed(write: Write, monkeypatch: pyte
 
     monkeypatch.setattr("os.scandir", refuse)
     assert len(FileList.from_file(write("cat/1.jpg,0\n"))) == 1
-    with pytest.raises(UsageError, match="line 1: no such file: cat/9"):
+    with pytest.raises(UsageError, match=r"none of the 1 files .*: line 1: .*cat/9"):
         FileList.from_file(write("cat/9.jpg,0\n"))
 
 
@@ -253,7 +328,7 @@ def test_training_and_validation(write: Write, tmp_path: Path) -> None:
         train_and_val(train)
     with pytest.raises(UsageError, match=f"--root /x is of no use to {folders}/train and {folders}/val"):
         train_and_val(folders, root="/x")
-    with pytest.raises(UsageError, match="line 1: 'cow' is none of the 2 classes of the training set"):
+    with pytest.raises(UsageError, match="that are none of the 2 classes of the training set: line 1: 'cow': correct"):
         train_and_val(train, write("2.jpg,cow\n", "val.csv"))
 
 

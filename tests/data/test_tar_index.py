@@ -41,7 +41,7 @@ def test_numbers_are_classes_by_value(pack: Pack, caplog: pytest.LogCaptureFixtu
     assert caplog.text == ""
     shards = TarShards.scan(str(pack("1.tar", {"a.cls": b"7", "a.jpg": b"x", "b.jpg": b"y", "b.cls": b"10"})))
     assert shards.labels.tolist() == [0, 1] and shards.classes == ("7", "10")
-    assert "labels are not 0..1: sorted, '7', '10' are" in caplog.text
+    assert "labels are not 0..1: classes 0..1 are, in this order, '7', '10'" in caplog.text
 
 
 @pytest.mark.parametrize(
