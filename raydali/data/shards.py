@@ -1,9 +1,9 @@
 """Labelled images in shards, read at random without unpacking: as parts of larger files.
 
     samples --> shard, offset, length, label     tar_index.py or tfrecord_index.py, once
-    ids     --> slices of mapped files, on local disks; range reads, from s3:// and gs://
+    ids     --> reads of a shard's bytes at an offset, on local disks as from s3:// and gs://
 
-A shard may not change while it is in use.
+A shard may not change while it is in use: one that shrinks, or has another size than when it was indexed, is named.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data import object_store
+from raydali.data import local_shards, object_store
 from raydali.data.files import absolute, digest, only_names, read_in_parts
 from raydali.data.labeled_files import some
 from raydali.data.patterns import FoundFile, find_files
@@ -153,7 +153,7 @@ class Shards:
         return False
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The contents of these images, uint8 each, read-only; local ones are slices of the mapped shards.
+        """The contents of these images, uint8 each, read-only.
 
         Raises:
             StoreError: an image cannot be read, or its shard has another size than when it was indexed; names it.
@@ -161,19 +161,15 @@ class Shards:
         return read_in_parts(self._contents, ids)
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        contents = [self._content(id) for id in ids.tolist()]
-        for content in contents:
-            # A mapped file is read where it is looked at: so here, on many threads, and not in DALI's one.
-            content.max(initial=0)
-        return contents
+        return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
 
-    def _content(self, id: int) -> NDArray[np.uint8]:
+    def _content(self, id: int) -> bytes:
         path, size = self._shard(id), int(self.sizes[self.shard_numbers[id]])
         begin, length = int(self.offsets[id]), int(self.lengths[id])
         try:
             if "://" not in path:
-                return _mapped(path, size)[begin : begin + length]
-            return np.frombuffer(_opened(path, size, os.getpid()).read_at(length, begin), np.uint8)
+                return local_shards.read(path, size, begin, length)
+            return bytes(_opened(path, size, os.getpid()).read_at(length, begin))
         except OSError as error:
             raise object_store.StoreError(f"cannot read {self.path(id)}: {object_store.reason(error)}") from error
 
@@ -184,7 +180,7 @@ class Shards:
             StoreError: as `files` does.
         """
         with reading():
-            return self._content(id).tobytes()
+            return self._content(id)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -195,27 +191,9 @@ class Shards:
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
 
 
-# What a process has opened it keeps. Arrow maps a file without holding it open: a process may have few files open, and
-# a data set may have many shards.
-
-
-@cache
-def _mapped(path: str, size: int) -> NDArray[np.uint8]:
-    import pyarrow
-
-    with pyarrow.memory_map(path) as file:
-        _check_size(file.size(), size)
-        return np.frombuffer(file.read_buffer(), np.uint8)
-
-
 # By process, since a forked one must not speak on its parent's connections.
 @cache
 def _opened(path: str, size: int, process: int) -> Any:
     file = object_store.file_system(path).open_input_file(path.partition("://")[2])
-    _check_size(file.size(), size)
+    local_shards.check_size(file.size(), size)
     return file
-
-
-def _check_size(now: int, indexed: int) -> None:
-    if now != indexed:
-        raise FileNotFoundError(f"the shard has {now} bytes, and had {indexed} when it was indexed: start again")
