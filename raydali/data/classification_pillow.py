@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import functional as F
 from raydali.data.augment import crop_windows
 from raydali.data.classification import TrainImages, ValidationImages
 from raydali.data.labeled_files import LabeledSource
-from raydali.data.pillow_images import decoded
+from raydali.data.pillow_images import centre, decoded, is_thin
 
 Sample = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,10 @@ def train_sample(settings: TrainImages, source: LabeledSource, id: int, epoch: i
 
 def validation_sample(settings: ValidationImages, source: LabeledSource, id: int) -> Sample:
     """`ValidationImages.sample`."""
-    image = F.resize(decoded(source.read(id)), [settings.shorter_side])
+    image = decoded(source.read(id))
+    if is_thin(image.height, image.width, settings.shorter_side):
+        return _tensors(centre(image, settings.shorter_side, settings.image_size), source, id)
+    image = F.resize(image, [settings.shorter_side])
     return _tensors(F.center_crop(image, [settings.image_size]), source, id)
 
 

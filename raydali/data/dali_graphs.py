@@ -9,7 +9,7 @@ import nvidia.dali as dali
 import torch
 from nvidia.dali import fn
 
-from raydali.data import screening
+from raydali.data import image_formats
 from raydali.data.pipeline import Device
 
 Feed = Callable[[], tuple[Any, ...]]
@@ -26,9 +26,9 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
     contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
     lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
     part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
-    heads = [part(content, start=[0], shape=[screening.HEAD]) for content in contents]
+    heads = [part(content, start=[0], shape=[image_formats.HEAD]) for content in contents]
     tails = [
-        part(content, start=length - screening.TAIL, shape=[screening.TAIL])
+        part(content, start=length - image_formats.TAIL, shape=[image_formats.TAIL])
         for content, length in zip(contents, lengths, strict=True)
     ]
     return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)

@@ -3,13 +3,15 @@
 import gc
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import nvidia.dali as dali
 import torch
+from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data import hardware_queues, screening
@@ -43,7 +45,8 @@ class DaliLoader(Loader):
 
     DALI says of a batch at most that it cannot be read, and its pipeline is done for then. So what was under way is
     looked into on the host, the pipeline built anew, and all goes on in the same order, with others in place of what
-    is broken. From then on files are looked at before DALI reads them (screening.py), so that this happens once.
+    is broken. The files of the next batches are looked at before DALI reads them (screening.py), so that what else is
+    broken costs no more stalls.
 
     Args:
         prefetched: batches in DALI's hands at once.
@@ -107,15 +110,13 @@ class DaliLoader(Loader):
         waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
         if not waiting:
             raise error
-        ids = np.concatenate([micro_batch.read_ids for micro_batch in waiting])
-        sound = not self.quarantine.examine(ids, again=True)
-        if sound and READ_OPERATOR in str(error):
+        found = self._find_broken(waiting)
+        if not found and READ_OPERATOR in str(error):
             if not self._patience.pause(error):
                 raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
-        elif sound:
+        elif not found:
             # Pillow can decode them all; is it a file that DALI alone cannot?
-            keys = [key for one in waiting for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
-            blamed = refused(self, keys)
+            blamed = refused(self, _keys(waiting))
             if not blamed:
                 raise error
             reason = " ".join(str(error).split())
@@ -124,12 +125,34 @@ class DaliLoader(Loader):
         self._discard()
         self._preparation.again(waiting)
 
+    def _find_broken(self, waiting: list[MicroBatch]) -> bool:
+        """Look into these on the host, and note what is broken; whether anything is.
+
+        Whether a sample is broken must not depend on its neighbours. Where Pillow alone gave up, DALI is asked: what it
+        decodes whenever no other fails beside it is not broken.
+        """
+        keys = _keys(waiting)
+        found, errors = self.quarantine.examine_certain(id for id, _ in keys)
+        if found or not errors:
+            return found
+        blamed = refused(self, [key for key in keys if key[0] in errors])
+        for id in blamed:
+            self.quarantine.condemn(id, errors[id])
+        return bool(blamed)
+
     def _discard(self) -> None:
-        self._dali = self._reader = None
+        self._dali = None
         self._under_way.clear()
-        self._being_read.clear()
         self._fed.clear()
-        gc.collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+        self._discard_reader()
+
+    def _discard_reader(self) -> None:
+        self._reader = None
+        self._being_read.clear()
+        self._collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+
+    def _collect(self) -> None:
+        gc.collect()
 
     # Whose fault it was that we waited.
 
@@ -206,20 +229,20 @@ class DaliLoader(Loader):
                 with self.waits.on("storage"):
                     read = self._reader.run()
             except RuntimeError:
-                ids = np.concatenate([prepared.micro_batch.read_ids for prepared in self._being_read])
-                if not self.quarantine.examine(ids, again=True):
+                if not self._find_broken([prepared.micro_batch for prepared in self._being_read]):
                     raise  # it is a file that DALI alone cannot read, which `_recover` finds
             else:
                 micro_batch, inputs, _ = self._being_read[0]
                 files = self.pipeline.image_files
                 shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
                 lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
-                screened = map(screening.suspects, heads, tails, [length[:, 0] for length in lengths])
+                contents = [partial(_content, each) for each in read[:files]]
+                screened = map(screening.suspects, heads, tails, [length[:, 0] for length in lengths], contents)
                 suspects = np.any([*screened, *map(screening.too_large, shapes)], 0)
                 if not self._preparation.finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
                     break
             self._preparation.again([prepared.micro_batch for prepared in self._being_read])
-            self._being_read.clear()
+            self._discard_reader()
             self._reader = self._built_reader()
         self._being_read.popleft()
         self._under_way.append(micro_batch)
@@ -253,3 +276,13 @@ class DaliLoader(Loader):
         self._patience.end()
         self._discard()
         self._preparation.close()
+
+
+def _keys(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
+    """Ids that are read, and epochs."""
+    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
+
+
+def _content(read: Any, place: int) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = np.asarray(read[place])
+    return content

@@ -1,5 +1,6 @@
 """Which samples DALI alone refuses: found by halves, where a batch fails of which the host can read every sample."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ def refused(loader: "DaliLoader", keys: Keys) -> list[int]:
             found.append(part[0][0])
         else:
             waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+    gc.collect()
     return [] if waiting else [*dict.fromkeys(found)]
 
 
@@ -35,6 +37,12 @@ def _loads(loader: "DaliLoader", keys: Keys) -> bool:
     from raydali.data.dali_loader import READ_OPERATOR, DaliLoader
 
     class Bare(DaliLoader):
+        def _find_broken(self, waiting: list[MicroBatch]) -> bool:
+            return False
+
+        def _collect(self) -> None:
+            gc.collect(1)  # it is young, and the whole takes longer than all the rest
+
         def _recover(self, error: RuntimeError) -> None:
             if READ_OPERATOR in str(error):
                 super()._recover(error)

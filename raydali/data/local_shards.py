@@ -1,6 +1,6 @@
 """Bytes at an offset of local shards, whose descriptors a process keeps: by reads, not by a map of the file.
 
-A mapped file that shrinks, or whose disk fails, ends the process by SIGBUS, and nothing names it. A read gives an error.
+A mapped file that shrinks, or whose disk fails, ends the process by SIGBUS, and nothing names it: a read is an error.
 """
 
 import os

@@ -22,6 +22,9 @@ from raydali.errors import DataError, StorageAway
 
 PREPARED_BATCHES = 4
 """Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
+LOOKED_AT = 1024
+"""Micro-batches whose files are looked at before DALI reads them, after one that it failed at: each failure is a stall,
+and each look costs an open of every file."""
 
 
 class Prepared(NamedTuple):
@@ -65,7 +68,7 @@ class Preparation:
         self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
         self._prepared: Iterator[Prepared] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
-        self._screens = False
+        self._failures = self._looks_left = 0
         self._read_shares: dict[int, float] = {}
 
     def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
@@ -97,8 +100,9 @@ class Preparation:
         return prepared
 
     def again(self, micro_batches: list[MicroBatch]) -> None:
-        """Hand out these before what comes next, and look at files before DALI reads them from now on."""
-        self._screens = True
+        """Hand out these before what comes next, and look at the files of the next ones before DALI reads them."""
+        self._failures += 1
+        self._looks_left = LOOKED_AT
         self._prepared = chain(map(self._make, micro_batches), self._prepared)
 
     def finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
@@ -146,21 +150,24 @@ class Preparation:
             with self._running():
                 inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
         except OSError as error:  # it names the file
-            if self._quarantine.examine(settled.read_ids, again=True) or patience.pause(error):
+            if self._quarantine.examine_certain(settled.read_ids)[0] or patience.pause(error):
                 return None
             kind = StorageAway if may_pass(error) else DataError
             raise kind(str(error)) from error
         except RuntimeError as error:
             raise InputsFailed(error) from error
         self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
-        if self._screens and self.finds(settled, self._looked_at(inputs)):
-            return None
+        if self._looks_left > 0 or not self._source.dali_reads:
+            self._looks_left -= 1
+            if self.finds(settled, self._looked_at(inputs)):
+                self._looks_left = LOOKED_AT
+                return None
         return Prepared(settled, inputs, knew)
 
     @property
     def _knowledge(self) -> int:
         """Grows with what is known."""
-        return len(self._quarantine.known) + self._screens
+        return len(self._quarantine.known) + self._failures
 
     def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
         looks = [screening.look(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]]

@@ -9,7 +9,7 @@ any number of them, and whenever it is asked for. A file whose bytes changed and
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from raydali.data.hashing import keyed
 from raydali.data.object_store import StoreError
 from raydali.data.patience import STORAGE_ERRNOS, Patience, is_transient, patiently
+from raydali.data.pillow_images import is_certain
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.stream import MicroBatch
 from raydali.errors import DataError, StorageAway
@@ -54,7 +55,13 @@ class BrokenSample:
 
 
 def why_broken(load: Callable[[], object]) -> str | None:
-    """Why a sample cannot be read, on one line; None: it can.
+    """Why a sample cannot be read, on one line; None: it can. Arguments and errors are those of `refusal`."""
+    error = refusal(load)
+    return None if error is None else _in_words(error)
+
+
+def refusal(load: Callable[[], object]) -> Exception | None:
+    """Return what reading a sample ends with; None: it can be read.
 
     Args:
         load: reads and decodes all of it on the host, as `Pipeline.sample` does.
@@ -69,9 +76,13 @@ def why_broken(load: Callable[[], object]) -> str | None:
     except Exception as error:
         if of_storage(error):
             raise
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return " ".join(text.split()) or type(error).__name__
+        return error
     return None
+
+
+def _in_words(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 def of_storage(error: BaseException | None) -> bool:
@@ -108,7 +119,8 @@ class Quarantine:
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
         self.samples, self.seed, self.strict = samples, seed, strict
         self.known: dict[int, BrokenSample] = {}
-        self._sound: set[int] = set()
+        self._sound = np.zeros(samples, np.bool_)
+        self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
         self._load: Callable[[int], object] = lambda id: None
@@ -118,6 +130,7 @@ class Quarantine:
     def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """This one, told how to read a sample."""
         self._load, self._path = partial(_load, source, pipeline), source.path
+        self._sound.resize(max(len(self._sound), len(source)), refcheck=False)
         self._storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
 
@@ -142,19 +155,46 @@ class Quarantine:
             DataError: one is broken, and this is `strict`; or the storage refuses to give it.
             StorageAway: the storage does not answer, for a minute.
         """
-        unlike = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
-        asked = [id for id in unlike if again or id not in self._sound]
-        if not asked:
-            return len(unlike) < len(set(map(int, ids)))
-        with ThreadPoolExecutor(min(_THREADS, len(asked))) as threads:
-            reasons = list(threads.map(self._reason, asked))
-        found = [self._described(id, reason) for id, reason in zip(asked, reasons, strict=True) if reason is not None]
-        self._sound.update(id for id, reason in zip(asked, reasons, strict=True) if reason is None)
-        self.note(found)
-        return bool(found) or len(unlike) < len(set(map(int, ids)))
+        unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
+        errors = self.refusals(id for id in unknown if again or not self._sound[id])
+        self.note(self._described(id, _in_words(error)) for id, error in errors.items())
+        return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
-    def _reason(self, id: int) -> str | None:
-        return self.read(id, partial(why_broken, partial(self._load, id)))
+    def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
+        """Read these samples, and note those that no decoder can read.
+
+        Returns:
+            Whether any is known as broken; of the others, what those ended with that Pillow alone gave up on, by id.
+
+        Raises:
+            DataError, StorageAway: as `examine` does.
+        """
+        unlike = [*dict.fromkeys(map(int, ids))]
+        errors = self.refusals(id for id in unlike if id not in self.known)
+        self.note(self._described(id, _in_words(error)) for id, error in errors.items() if is_certain(error))
+        doubtful = {id: error for id, error in errors.items() if not is_certain(error)}
+        return any(id in self.known for id in unlike), doubtful
+
+    def refusals(self, ids: Iterable[int]) -> dict[int, Exception]:
+        """Read these samples on several threads, and return what that ended with, by id; nothing of the others.
+
+        Raises:
+            DataError: the storage refuses to give one.
+            StorageAway: the storage does not answer, for a minute.
+        """
+        asked = [*ids]
+        if not asked:
+            return {}
+        with ThreadPoolExecutor(min(_THREADS, len(asked))) as threads:
+            errors = dict(zip(asked, threads.map(self._refusal, asked), strict=True))
+        sound = [id for id, error in errors.items() if error is None and not self._sound[id]]
+        self._sound[sound] = True
+        with self._lock:
+            self._sound_news += sound
+        return {id: error for id, error in errors.items() if error is not None}
+
+    def _refusal(self, id: int) -> Exception | None:
+        return self.read(id, partial(refusal, partial(self._load, id)))
 
     def read(self, id: int, call: Callable[[], T]) -> T:
         """Return what a call gives that reads a sample, and repeat it while the storage does not answer.
@@ -172,9 +212,9 @@ class Quarantine:
             kind = StorageAway if may_pass(error) else DataError
             raise kind(f"the storage did not give sample {id}: {error}") from error
 
-    def condemn(self, id: int, reason: str) -> None:
-        """Note a sample that only the device's decoder refuses."""
-        self.note([self._described(id, reason)])
+    def condemn(self, id: int, reason: str | Exception) -> None:
+        """Note a sample that the device's decoder refuses."""
+        self.note([self._described(id, _in_words(reason) if isinstance(reason, Exception) else reason)])
 
     def note(self, found: Iterable[BrokenSample]) -> None:
         """Take up what was found here.
@@ -186,7 +226,7 @@ class Quarantine:
             for sample in found:
                 if self.strict:
                     raise DataError(f"sample {sample.id} cannot be read: {sample}")
-                self._sound.discard(sample.id)
+                self._sound[sample.id] = False
                 if sample.id not in self.known:
                     self.known[sample.id] = self._news[sample.id] = sample
 
@@ -205,6 +245,20 @@ class Quarantine:
         with self._lock:
             news, self._news = self._news, {}
         return list(news.values())
+
+    def add_sound(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Take over which samples another process read as a whole, and found sound: they are not read so again."""
+        self._sound[np.asarray(ids, np.int64)] = True
+
+    def sound_news(self) -> list[int]:
+        """Ids of those that were found sound here since the last call."""
+        with self._lock:
+            news, self._sound_news = self._sound_news, []
+        return news
+
+    def sound(self) -> NDArray[np.int64]:
+        """Ids of those that are known to be sound, because they were suspected and read as a whole."""
+        return np.flatnonzero(self._sound)
 
     def settle(self, micro_batch: MicroBatch) -> MicroBatch:
         """The same with those known as broken replaced, or left out: it may be empty then.
@@ -237,7 +291,8 @@ class Quarantine:
             return None
         for attempt in range(SUBSTITUTES_TRIED):
             other = substitute(self.seed, epoch, id, attempt, self.samples)
-            if not self.examine([other]):
+            # Not `examine`, which would note it: whether a sample is broken must not depend on whom it stands in for.
+            if other not in self.known and (self._sound[other] or not self.refusals([other])):
                 self._first_stand_in(id, other)
                 return other
         raise DataError(

@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn
 from torch.nn import functional as F
+
+from raydali.data.pillow_images import centre, is_thin
 
 Image = NDArray[np.uint8]
 
@@ -26,6 +29,8 @@ def resize(image: Image, height: int, width: int) -> Image:
 
 def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
     """The centre (side, side, 3) of an image whose shorter side is brought to `shorter`: Resize and CenterCrop."""
+    if is_thin(image.shape[0], image.shape[1], shorter):
+        return np.asarray(centre(PIL.Image.fromarray(image), shorter, side))
     shape = np.array(image.shape[:2])
     height, width = (shorter * shape // shape.min()).tolist()
     top, left = np.rint((np.array([height, width]) - side) / 2).astype(int).tolist()

@@ -1,44 +1,47 @@
 """Which image files are worth a closer look: by their first and last bytes, their sizes and shapes, a batch at once.
 
 A JPEG that was cut off decodes as long as the window lies above the cut, so an error cannot be waited for: whether a
-sample is broken must not depend on where an epoch's crop lies. Whoever is suspected here is read as a whole, once
-(quarantine.py); most are sound: JPEGs with something behind their end, formats that are not known here.
+sample is broken must not depend on where an epoch's crop lies. What is suspected here is read as a whole, once in a run
+(quarantine.py). Most of it is sound: JPEGs with something behind their end; TIFF, BMP and PNM, whose ends tell nothing,
+and of which DALI hands out some that Pillow refuses.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-HEAD, TAIL = 12, 16
-"""Bytes that are looked at."""
+from raydali.data.image_formats import HEAD, JPEG, JPEG_2000, PNG, TAIL, WEBP, Format
+from raydali.data.pillow_images import has_end
+
 MOST_PIXELS = 178_956_970
 """Of an image; Pillow refuses what has more as a decompression bomb (twice PIL.Image.MAX_IMAGE_PIXELS)."""
-
-# Their ends tell nothing: TIFF, JPEG 2000, and PNM of all kinds.
-_OTHERS = (b"II*\0", b"MM\0*", b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51", *(b"P%d" % kind for kind in range(1, 7)))
 
 Bytes = NDArray[np.uint8]
 Suspects = NDArray[np.bool_]
 
 
-def suspects(heads: Bytes, tails: Bytes, lengths: NDArray[np.int64]) -> Suspects:
+def suspects(
+    heads: Bytes, tails: Bytes, lengths: NDArray[np.int64], content: Callable[[int], Any] | None = None
+) -> Suspects:
     """Files (n,) that are too short, cut off or of an unknown kind, as far as their ends tell.
 
     Args:
         heads: (n, HEAD) first bytes.
         tails: (n, TAIL) last bytes.
         lengths: (n,) in bytes.
+        content: of the file at a place, as a buffer: in which a JPEG's end is looked for that is not among its last
+            bytes. None: such a JPEG is suspected.
     """
-    jpeg = _begins(heads, b"\xff\xd8\xff")
-    ended = ((tails[:, :-1] == 0xFF) & (tails[:, 1:] == 0xD9)).any(1)
-    png = _begins(heads, b"\x89PNG") & _begins(tails[:, -8:], b"IEND")
-    webp = _begins(heads, b"RIFF") & (_uint32(heads[:, 4:8]) + 8 <= lengths)
-    bmp = _begins(heads, b"BM") & (_uint32(heads[:, 2:6]) <= lengths)
-    others = np.any([_begins(heads, magic) for magic in _OTHERS], 0)
-    suspected: Suspects = ~((jpeg & ended) | png | webp | bmp | others) | (lengths < HEAD + TAIL)
+    jpeg = _of(heads, JPEG) & ((tails[:, :-1] == 0xFF) & (tails[:, 1:] == 0xD9)).any(1)
+    png = _of(heads, PNG) & _begins(tails[:, -8:], b"IEND")
+    webp = _of(heads, WEBP) & (_uint32(heads[:, 4:8]) + 8 <= lengths)
+    suspected: Suspects = ~(jpeg | png | webp | _of(heads, JPEG_2000)) | (lengths < HEAD + TAIL)
+    if content is not None:
+        for place in np.flatnonzero(suspected & _of(heads, JPEG) & (lengths >= HEAD + TAIL)).tolist():
+            suspected[place] = not has_end(memoryview(content(place)))
     return suspected
 
 
@@ -68,7 +71,7 @@ def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
             head, tail, lengths[place] = _ends(file.tobytes())
         heads[place, : len(head)] = np.frombuffer(head, np.uint8)
         tails[place, TAIL - len(tail) :] = np.frombuffer(tail, np.uint8)
-    return suspects(heads, tails, lengths) & ~passed
+    return suspects(heads, tails, lengths, None if are_paths else files.__getitem__) & ~passed
 
 
 def _ends(path: bytes) -> tuple[bytes, bytes, int]:
@@ -84,6 +87,11 @@ def _ends(path: bytes) -> tuple[bytes, bytes, int]:
         return b"", b"", 0
     finally:
         os.close(file)
+
+
+def _of(heads: Bytes, format: Format) -> Suspects:
+    found: Suspects = np.any([_begins(heads, magic) for magic in format.magics], 0)
+    return found
 
 
 def _begins(rows: Bytes, magic: bytes) -> Suspects:

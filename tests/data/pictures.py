@@ -35,7 +35,7 @@ def photograph(name: str = "china", size: tuple[int, int] | None = None) -> Imag
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     data = io.BytesIO()
-    image.save(data, kind, **{"quality": 92} | options)
+    image.save(data, kind, **({"quality": 92} if kind in ("JPEG", "WEBP") else {}) | options)
     return data.getvalue()
 
 

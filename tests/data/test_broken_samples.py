@@ -23,7 +23,7 @@ from raydali.data.quarantine import Quarantine, substitute
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError, StorageAway
 from tests.data.broken import KINDS, folder
-from tests.data.pictures import assert_like_pillow, encoded, photograph
+from tests.data.pictures import assert_like_pillow
 
 SAMPLES = 48
 BROKEN = {3 * place + 1: kind for place, kind in enumerate(KINDS)}
@@ -242,18 +242,6 @@ def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[
         for _ in range(2):
             with pytest.raises(OutOfMemory, match=r"^no memory for sample 5$"):
                 list(loader)
-
-
-def test_what_only_dali_s_reader_refuses_is_replaced(tmp_path: Path) -> None:
-    source, quarantine = folder(tmp_path, 24, {}), Quarantine(24, seed=0)
-    for id in (5, 17):
-        Path(source.path(id)).write_bytes(encoded(photograph(size=(60, 50)), "GIF"))
-    stream = Stream(samples=24, epochs=1, batch_size=4, global_batch_size=4, seed=0)
-    with make_loader("dali", source, TRAIN, stream, quarantine=lambda _: quarantine) as loader:
-        batches = [batch.micro_batch for batch in loader]
-    assert quarantine.known.keys() == {5, 17}
-    assert all("Pillow can decode it, DALI cannot" in sample.reason for sample in quarantine.known.values())
-    assert [id for batch in batches for id in batch.ids] == [id for m in stream.micro_batches(0, 1) for id in m.ids]
 
 
 def test_storage_that_fails_is_not_the_samples_fault(

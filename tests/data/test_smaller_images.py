@@ -72,7 +72,6 @@ def difference(a: Image.Image, b: Image.Image, size: tuple[int, int]) -> float:
         ("RGB", "TIFF", {}, ("TIFF", "RGB")),
         ("CMYK", "TIFF", {}, ("TIFF", "RGB")),
         ("I;16", "TIFF", {}, ("TIFF", "L")),
-        ("P", "GIF", {}, ("PNG", "RGB")),
     ],
     ids=str,
 )
@@ -130,9 +129,8 @@ def test_what_is_not_above_stays() -> None:
         assert smaller(data, 213, 90) is not None
 
 
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_values_of_no_known_range_stay(mode: str) -> None:
-    assert smaller(file(mode, "TIFF"), SIDE, 90) is None
+def test_values_of_no_known_range_stay() -> None:
+    assert smaller(file("F", "TIFF"), SIDE, 90) is None
 
 
 def test_one_pixel() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from raydali.data import local_shards
 from raydali.data.classification import TrainImages, ValidationImages
@@ -151,7 +150,7 @@ def test_a_shard_that_shrinks_while_it_is_open_is_named(shards: TarShards, tmp_p
 def test_slow_storage_is_told_as_such(shards: TarShards, monkeypatch: pytest.MonkeyPatch) -> None:
     content = TarShards._content
 
-    def slow(self: TarShards, id: int) -> NDArray[np.uint8]:
+    def slow(self: TarShards, id: int) -> bytes:
         time.sleep(0.05)
         return content(self, id)
 

@@ -1,0 +1,63 @@
+"""Which formats of image files are read: those that Pillow and DALI both decode, told by a file's first bytes.
+
+Nothing else reaches a parser, whatever a file's name says: data from the web may hold anything.
+"""
+
+from typing import NamedTuple
+
+HEAD, TAIL = 12, 16
+"""First bytes of a file that tell its format, and last ones that tell whether most formats were cut off."""
+_REMEDY = "which is not read: convert it to JPEG or PNG"
+
+
+class Format(NamedTuple):
+    """One that is read.
+
+    Attributes:
+        name: as Pillow calls it.
+        magics: what a file of it begins with; one of them.
+        modes: of Pillow's that DALI decodes to the same colours; none: all.
+    """
+
+    name: str
+    magics: tuple[bytes, ...]
+    modes: tuple[str, ...] = ()
+
+
+JPEG = Format("JPEG", (b"\xff\xd8\xff",))
+PNG = Format("PNG", (b"\x89PNG\r\n\x1a\n",))
+WEBP = Format("WEBP", (b"RIFF",))
+BMP = Format("BMP", (b"BM",))
+PNM = Format("PPM", tuple(b"P%d" % kind for kind in range(1, 7)))
+TIFF = Format(
+    "TIFF",
+    (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B", "F"),
+)
+JPEG_2000 = Format("JPEG2000", (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51"), ("L", "RGB", "RGBA", "I;16"))
+FORMATS = JPEG, PNG, WEBP, BMP, PNM, TIFF, JPEG_2000
+
+_OTHERS = {
+    b"GIF8": "a GIF",
+    b"\xff\x0a": "a JPEG XL",
+    b"\0\0\0\x0cJXL ": "a JPEG XL",
+    b"<svg": "an SVG",
+    b"<?xml": "an SVG or another XML file",
+    b"%!PS": "an EPS or PostScript file",
+    b"%PDF": "a PDF",
+    b"\0\0\1\0": "an icon",
+}
+_BRANDS = {b"avif": "an AVIF", b"avis": "an AVIF", b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
+
+
+def format_of(head: bytes) -> Format | None:
+    """Return the format of a file of which the first HEAD bytes are given; None: it is none that is read."""
+    return next((each for each in FORMATS if head.startswith(each.magics)), None)
+
+
+def why_not_read(head: bytes) -> str:
+    """Return why a file of another format is not read, in words."""
+    named = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
+    if head[4:8] == b"ftyp":
+        named += [_BRANDS.get(head[8:12], "a video or an image of the MP4 family")]
+    return f"{named[0]}, {_REMEDY}" if named else f"cannot identify image file: it begins with {head[:8]!r}"
