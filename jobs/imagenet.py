@@ -133,7 +133,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if config.data is None:  # each node writes the digits for itself
         root = digits_folder()
         data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
-    run = TrainingRun(config, session, samples=len(data.train))
+    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
     worker, stream = run.worker, run.stream
 
     # -- Model and optimiser: the same on every rank, whatever their number
@@ -270,6 +270,7 @@ def main() -> None:
         data=data,
         samples=len(data.train),
         fingerprint=data.train.fingerprint,
+        labels=data.train.labels,
         unchangeable=unchangeable,
     )
     launch(job, config, console)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from raydali.data.exclusion import exclude
 from raydali.data.labeled_images import train_and_val
 from raydali.data.moving_discs import moving_discs_folder
@@ -133,7 +135,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if config.data is None:  # each node writes the discs for itself
         root = moving_discs_folder()
         data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
-    run = TrainingRun(config, session, samples=len(data.train))
+    labels = data.train.labels(np.arange(len(data.train)))
+    run = TrainingRun(config, session, samples=len(data.train), labels=labels)
     worker, stream = run.worker, run.stream
 
     # -- Model and optimiser: the same on every rank, whatever their number
@@ -275,6 +278,7 @@ def main() -> None:
         data=data,
         samples=len(data.train),
         fingerprint=data.train.fingerprint,
+        labels=data.train.labels(np.arange(len(data.train))),
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

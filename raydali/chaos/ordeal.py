@@ -121,7 +121,7 @@ class Ordeal:
     def _accounts(self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[Suffered]) -> dict[str, Any]:
         settings = disturbed.read_json(CONFIG)
         names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
-        stream = Stream(**{name: settings[name] for name in names})
+        stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
         reference, committed = _of_stream(stream), _of_run(disturbed)
         rows = []
         for each, (low, high) in zip(suffered, shares(suffered, stream.steps), strict=True):

@@ -95,9 +95,11 @@ class Stream:
         seed: key of every order, 0 or more.
         shuffle_block: 0, and an order is a `Permutation` of all samples; else blocks of as many neighbours are
             shuffled, `BlockPermutation`.
+        shuffle_window: how many of these blocks are mixed, spread over the data; 0: 16, drawn from anywhere.
 
     Raises:
-        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed or block.
+        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed, block or
+            window.
     """
 
     samples: int
@@ -106,6 +108,7 @@ class Stream:
     global_batch_size: int
     seed: int
     shuffle_block: int = 0
+    shuffle_window: int = 0
 
     def __post_init__(self) -> None:
         for name in ("samples", "epochs", "batch_size", "global_batch_size"):
@@ -113,8 +116,9 @@ class Stream:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
-        if self.shuffle_block < 0:
-            raise UsageError(f"shuffle_block must be at least 0, not {self.shuffle_block}")
+        for name in ("shuffle_block", "shuffle_window"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.global_batch_size % self.batch_size:
             raise UsageError(
                 f"global batch size {self.global_batch_size} is not a multiple of batch size {self.batch_size}: "
@@ -169,6 +173,10 @@ class Stream:
             )
         return len(range(rank, self.micro_batches_per_step, world_size))
 
+    def order(self, epoch: int) -> Permutation | BlockPermutation:
+        """The ids of an epoch by position."""
+        return _order(self.samples, self.shuffle_block, self.shuffle_window, self.seed, epoch)
+
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of global batch `step`, with its ids."""
         first = step * self.global_batch_size + index * self.batch_size
@@ -176,7 +184,7 @@ class Stream:
         ids = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            ids[here] = _order(self.samples, self.shuffle_block, self.seed, int(epoch))(offsets[here])
+            ids[here] = self.order(int(epoch))(offsets[here])
         return MicroBatch(step, index, step * self.micro_batches_per_step + index, ids, epochs)
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
@@ -208,5 +216,5 @@ class Stream:
 
 
 @lru_cache(maxsize=4)
-def _order(samples: int, block: int, seed: int, epoch: int) -> Permutation | BlockPermutation:
-    return BlockPermutation(samples, block, seed, epoch) if block else Permutation(samples, seed, epoch)
+def _order(samples: int, block: int, window: int, seed: int, epoch: int) -> Permutation | BlockPermutation:
+    return BlockPermutation(samples, block, seed, epoch, window) if block else Permutation(samples, seed, epoch)

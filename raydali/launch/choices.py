@@ -5,10 +5,14 @@ workers.
 hardware it finds itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.settings import default_resize_size
 from raydali.launch.options import LaunchOptions
 from raydali.measure.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
+OF_EARLIER_VERSIONS = {"shuffle_window": 0}
+"""Settings that earlier versions did not know, where they had others than today's defaults."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
 
@@ -31,12 +37,41 @@ def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
     Args:
         settings: of `config.json`, where None, too, stands for what has yet to be chosen; empty at a first start.
     """
-    kept: dict[str, Any] = {name: settings.get(name) for name in _unchosen(options)}
+    kept: dict[str, Any] = {name: settings.get(name) for name in _unchosen(options, (*CHOSEN, "shuffle_window"))}
     if getattr(options, "resize_size", 0) is None:
         image_size: int = getattr(options, "image_size")  # noqa: B009  # of some jobs alone
         was = settings.get("resize_size") if settings.get("image_size") == image_size else None
         kept["resize_size"] = default_resize_size(image_size) if was is None else was
     return replace(options, **kept)
+
+
+def with_window(options: Options, samples: int, labels: NDArray[np.int64] | None) -> Options:
+    """The options with the window of blocks that these labels need, where it is open."""
+    if not options.shuffle_block or options.shuffle_window is not None:
+        return options
+    return replace(options, shuffle_window=fitting_window(labels, options.stream(samples)))
+
+
+def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int64] | None) -> str:
+    """What there is to say of shuffling in blocks on these labels; empty for nothing."""
+    stream = options.stream(samples)
+    if not stream.shuffle_block or labels is None:
+        return ""
+    said, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
+    if not mixing.is_enough:
+        window = fitting_window(labels, stream)
+        return (
+            f"{said}: a global batch holds {mixing.in_blocks} classes (median), with all samples shuffled "
+            f"{mixing.in_full}: a new --name with --shuffle-window {window} has nearly as many"
+        )
+    if not is_useful(stream):
+        block = useful_block(labels, stream)
+        remedy = f"try --shuffle-block {block}" if block else "leave it out"
+        return (
+            f"{said}: for {mixing.in_full} classes in a global batch it mixes blocks from all over the data, "
+            f"and keeps no neighbours together: {remedy}"
+        )
+    return ""
 
 
 def crop_warning(options: LaunchOptions) -> str:
@@ -85,5 +120,5 @@ def chosen(options: Options, session: "Session", *, samples: int) -> Options:
     return options
 
 
-def _unchosen(options: LaunchOptions) -> list[str]:
-    return [name for name in CHOSEN if getattr(options, name, False) is None]
+def _unchosen(options: LaunchOptions, names: Sequence[str] = CHOSEN) -> list[str]:
+    return [name for name in names if getattr(options, name, False) is None]

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydali.errors import StartError, UsageError
 from raydali.interrupts import Interrupt
 from raydali.launch.attempt import Attempt
-from raydali.launch.choices import crop_warning, with_kept
+from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
 from raydali.launch.cluster import check_own_ray, connect
 from raydali.launch.driver_loop import train_in_workers
 from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
@@ -25,7 +28,15 @@ from raydali.report.tracking import tracked
 if TYPE_CHECKING:
     pass
 
-STREAM_SETTINGS = ("fingerprint", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
+STREAM_SETTINGS = (
+    "fingerprint",
+    "epochs",
+    "batch_size",
+    "global_batch_size",
+    "seed",
+    "shuffle_block",
+    "shuffle_window",
+)
 """What a resume must repeat, or the stream would be another."""
 
 
@@ -38,6 +49,7 @@ class Job:
         train: `train(options, data, session)`, called in every worker.
         data: for every worker; put into Ray's object store, so that those of a node share one copy.
         samples, fingerprint: the size of the training set, and a hash of its index.
+        labels: of the training set, int64 (N,), where each sample has one: a run in blocks mixes them.
         unchangeable: settings that a resume must repeat beside the stream's, or the weights would be others.
     """
 
@@ -46,6 +58,7 @@ class Job:
     data: Any
     samples: int
     fingerprint: str
+    labels: NDArray[np.int64] | None = None
     unchangeable: Sequence[str] = ()
 
 
@@ -60,7 +73,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     """
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
-    earlier = earlier_run(folder, _defaults(options))
+    earlier = earlier_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
     changed: dict[str, tuple[Any, Any]] = {}
     options = with_kept(options, earlier.settings if earlier is not None else {})
     if earlier is not None:
@@ -82,6 +95,9 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
+        options = with_window(options, job.samples, job.labels)
+        if warning := window_warning(options, job.samples, job.labels):
+            console.warn(warning)
         cores = usable_cores()
         if cluster.own and placement.maximum * placement.cpus > cores:
             console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")

@@ -61,7 +61,11 @@ class LaunchOptions:
     seed: int = 0
     """Of weights, order, crops and everything else that is drawn at random."""
     shuffle_block: int = 0
-    """For slow disks: shuffle blocks of as many neighbouring samples, and samples within 16 blocks; 0: all samples."""
+    """For slow disks: shuffle blocks of as many neighbouring samples, and the samples of a window of blocks; 0: all
+    samples."""
+    shuffle_window: int | None = None
+    """Blocks of a window, spread over the data; 0: 16, drawn from anywhere. Default: by the labels, so that a global
+    batch holds nearly the classes that it would without blocks. Kept from the first start on."""
     sync_bn: bool = False
     """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
     checkpoint_every: int = 0
@@ -94,6 +98,9 @@ class LaunchOptions:
         require(self, "checkpoint_every", least=0)
         require(self, "keep_epochs", least=0)
         require(self, "shuffle_block", least=0)
+        require(self, "shuffle_window", least=0)
+        if self.shuffle_window and not self.shuffle_block:
+            raise UsageError(f"--shuffle-window {self.shuffle_window} is of blocks: give --shuffle-block too")
         require(self, "max_failures", least=-1)
         require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
@@ -162,6 +169,7 @@ class LaunchOptions:
             global_batch_size=self.global_batch_size,
             seed=self.seed,
             shuffle_block=self.shuffle_block,
+            shuffle_window=self.shuffle_window or 0,
         )
 
 

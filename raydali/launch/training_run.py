@@ -18,10 +18,13 @@ from functools import cache
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from raydali.data.class_mixing import useful_block
 from raydali.data.hashing import keyed
 from raydali.data.loader import Batch, Loader
 from raydali.data.stream import MicroBatch
@@ -48,6 +51,7 @@ BESIDE_STEPS = WHERE_SETTINGS | {
     "trace_samples",
     "loader",
     "ceiling",
+    "shuffle_window",
     "exclude",
     "max_bad_fraction",
     "val_data",
@@ -81,6 +85,7 @@ class TrainingRun:
         config: the job's.
         session: what the launcher gave.
         samples: of the training set.
+        labels: of the training set, int64 (N,), where each sample has one.
 
     Attributes:
         worker, stream: who this is, and the stream of ids of the run.
@@ -89,10 +94,13 @@ class TrainingRun:
         meter: of the epoch under way, from the first step on.
     """
 
-    def __init__(self, config: TrainingOptions, session: Session, *, samples: int) -> None:
+    def __init__(
+        self, config: TrainingOptions, session: Session, *, samples: int, labels: NDArray[np.int64] | None = None
+    ) -> None:
         self._config, self._session, self._folder = config, session, session.folder
         self.worker, self.stream = session.worker, config.stream(samples)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self._useful_block = cache(lambda: useful_block(labels, self.stream))
         self._loader: Loader | None = None
         self._exchange: Exchange | None = None
         self._broken = BrokenSamples(config, session, samples=samples)
@@ -303,6 +311,7 @@ class TrainingRun:
                 quarantined=sum(record.replaced for segment in segments for record in segment),
                 ceiling_images_per_second=self._state.ceiling,
                 options=self._config,
+                useful_block=self._useful_block,
             )
 
         record = self._state.close_epoch(self.meter.record(), line)

@@ -1,7 +1,7 @@
 """Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -86,6 +86,7 @@ def epoch_record(
     quarantined: int,
     ceiling_images_per_second: float | None,
     options: Any = None,
+    useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
     """A line of `epochs.jsonl`; what the arguments name is taken over as it is.
 
@@ -97,6 +98,7 @@ def epoch_record(
         ceiling_images_per_second: of the last segment's workers; it counts for no others, and one that the epoch itself
             disproves (`share_of_ceiling`) is none.
         options: of the job, a dataclass, for the verdict's remedies; None: there are none.
+        useful_block: see `verdict`.
     """
 
     def seconds(name: str) -> float:
@@ -138,7 +140,7 @@ def epoch_record(
         "ranks": [asdict(record) for record in records],
     }
     try:
-        found = verdict(line, options)
+        found = verdict(line, options, useful_block)
         said = str(found)
     except Exception as error:  # what only speaks of a run must not end it
         warnings.warn(f"no verdict could be found: {type(error).__name__}: {error}", stacklevel=2)

@@ -18,7 +18,7 @@ ceiling: the same steps with their batch on the device already. The rest is shar
                     a checkpoint as long as it holds up the first rank, for which the others then wait
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
@@ -86,12 +86,15 @@ class Verdict:
         return self.words
 
 
-def verdict(line: Mapping[str, Any], options: Any = None) -> Verdict | None:
+def verdict(
+    line: Mapping[str, Any], options: Any = None, useful_block: Callable[[], int] = lambda: 0
+) -> Verdict | None:
     """The verdict on an epoch, or None where nothing was trained.
 
     Args:
         line: of `epochs.jsonl`. Of an epoch that several worker groups ran, the last one's ranks are looked at.
         options: of the job, a dataclass: what remedies are chosen from. None: there are none.
+        useful_block: what `shuffle_block` these data can be shuffled in; 0: none.
     """
     ranks: Sequence[Rank] = line["ranks"][-line["world_size"] :]
     images = sum(rank["images"] for rank in ranks)
@@ -130,6 +133,7 @@ def verdict(line: Mapping[str, Any], options: Any = None) -> Verdict | None:
         device=ranks[0]["device"],
         has_bf16=all(rank.get("has_bf16", False) for rank in ranks),
         options=options,
+        useful_block=useful_block,
     )
     return Verdict(kind=kind, cause=cause, costs=costs, gain=round(gain, 4), words=said(finding))
 

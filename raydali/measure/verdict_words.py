@@ -20,6 +20,7 @@ class Finding:
         idle: share of idle cores on the busiest host.
         has_bf16: whether all devices have units for bf16.
         options: of the job, a dataclass; None: a loop of one's own, which has none.
+        useful_block: what `shuffle_block` these data can be shuffled in; 0: none.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Finding:
     device: str
     has_bf16: bool
     options: Any
+    useful_block: Callable[[], int] = lambda: 0
 
     def takes(self, **change: Any) -> bool:
         """Whether the job has such an option, would take that value, and does not have it already."""
@@ -98,7 +100,9 @@ def _waited(found: Finding) -> str:
 
 
 def _storage(found: Finding) -> Words:
-    blocks = Advice("--shuffle-block 1024 on disks that turn", {"shuffle_block": 1024}, "a stream shuffled in blocks")
+    mixed = "a stream shuffled in blocks, where neighbours are of many classes"
+    block = found.useful_block() if found.options is not None else 0
+    blocks = Advice(f"--shuffle-block {block} on disks that turn", {"shuffle_block": block}, mixed)
     reading = Advice("more --cpus-per-worker to read with", {"cpus_per_worker": _ANY}, "more threads to read with")
     return "loader-bound by storage", _waited(found), found.remedy("a copy on local disks", reading, blocks)
 

@@ -156,29 +156,30 @@ def test_a_size_below_one_is_refused(size: int) -> None:
         Permutation(size, 0, 0)
 
 
-def block_order(size: int, block: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return BlockPermutation(size, block, seed, epoch)(np.arange(size))
+def block_order(size: int, block: int, seed: int, epoch: int, window: int = 0) -> NDArray[np.int64]:
+    return BlockPermutation(size, block, seed, epoch, window)(np.arange(size))
 
 
+@pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 16, 100, 301])
-def test_small_sizes_are_permuted_in_blocks(block: int) -> None:
-    for size in range(1, 301, 1 if block < 4 else 3):
-        assert sorted(block_order(size, block, 5, 2).tolist()) == list(range(size)), f"size {size}"
+def test_small_sizes_are_permuted_in_blocks(block: int, window: int) -> None:
+    for size in range(1, 301, 1 if block + window < 4 else 3):
+        assert sorted(block_order(size, block, 5, 2, window).tolist()) == list(range(size)), f"size {size}"
 
 
-@given(st.integers(1, 20_000), st.integers(1, 3000), SEEDS, EPOCHS)
-def test_sizes_are_permuted_in_blocks(size: int, block: int, seed: int, epoch: int) -> None:
-    np.testing.assert_array_equal(np.sort(block_order(size, block, seed, epoch)), np.arange(size))
+@given(st.integers(1, 20_000), st.integers(1, 3000), SEEDS, EPOCHS, st.integers(0, 3000))
+def test_sizes_are_permuted_in_blocks(size: int, block: int, seed: int, epoch: int, window: int) -> None:
+    np.testing.assert_array_equal(np.sort(block_order(size, block, seed, epoch, window)), np.arange(size))
 
 
-@given(st.integers(1, 3000), st.integers(1, 60), SEEDS, st.data())
+@given(st.integers(1, 3000), st.integers(1, 60), SEEDS, st.integers(0, 100), st.data())
 def test_ids_in_blocks_do_not_depend_on_what_else_is_asked(
-    size: int, block: int, seed: int, data: st.DataObject
+    size: int, block: int, seed: int, window: int, data: st.DataObject
 ) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, size - 1))), np.int64)
-    ids = BlockPermutation(size, block, seed, 0)(positions)
+    ids = BlockPermutation(size, block, seed, 0, window)(positions)
     assert ids.dtype == np.int64
-    assert ids.tolist() == block_order(size, block, seed, 0)[positions].tolist()
+    assert ids.tolist() == block_order(size, block, seed, 0, window)[positions].tolist()
 
 
 def test_ids_in_blocks_have_the_shape_of_the_positions() -> None:
@@ -197,8 +198,31 @@ def test_a_window_holds_few_blocks(size: int) -> None:
         assert len(np.unique(window[:160] // block)) > 8
 
 
-def test_orders_of_blocks_differ_by_epoch_and_by_seed() -> None:
-    orders = np.stack([block_order(5000, 64, *key) for key in product([0, 1, 2**63 - 1], range(3))])
+@pytest.mark.parametrize("size", [102_400, 102_437])
+def test_a_window_of_blocks_is_spread_over_the_data(size: int) -> None:
+    """In every window of 64 blocks there is one of each 16 neighbouring blocks."""
+    block = 100
+    ids = block_order(size, block, 1, 2, 64)
+    windows = ids[ids < 102_400].reshape(16, 6400)
+    blocks = [np.unique(window // block) for window in windows]
+    for found in blocks:
+        assert (found // 16).tolist() == [*range(64)]
+        assert abs(np.corrcoef(found // 16, found % 16)[0, 1]) < 5 / 8
+    assert len({found.tobytes() for found in blocks}) == 16
+    other = np.unique(block_order(size, block, 1, 3, 64)[:6400] // block)
+    assert len(np.intersect1d(blocks[0], other)) < 20  # of 64: windows of another epoch are of other blocks
+
+
+@pytest.mark.parametrize(("size", "window"), [(60, 4), (64, 5), (77, 3)])
+def test_every_id_is_about_as_likely_at_every_position_of_spread_blocks(size: int, window: int) -> None:
+    keys = list(product(range(40), range(40)))
+    positions = np.mean([np.argsort(block_order(size, 4, *key, window)) for key in keys], 0)
+    assert abs(positions - (size - 1) / 2).max() < 5 * size / np.sqrt(12 * len(keys))
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_orders_of_blocks_differ_by_epoch_and_by_seed(window: int) -> None:
+    orders = np.stack([block_order(5000, 64, *key, window) for key in product([0, 1, 2**63 - 1], range(3))])
     for i in range(len(orders)):
         for j in range(i):
             assert (orders[i] == orders[j]).sum() <= 60
@@ -209,13 +233,15 @@ def test_the_short_block_comes_anywhere() -> None:
     assert 12 < np.mean(places) < 22
 
 
-def test_a_block_of_everything_mixes_everything() -> None:
-    assert abs(np.corrcoef(block_order(5000, 5000, 0, 0), np.arange(5000))[0, 1]) < 5 / np.sqrt(5000)
-    assert sorted(block_order(5000, 10_000, 0, 0).tolist()) == list(range(5000))
+@pytest.mark.parametrize(("block", "window"), [(5000, 0), (10_000, 0), (8, 5000), (8, 625), (5000, 1)])
+def test_a_block_or_a_window_of_everything_mixes_everything(block: int, window: int) -> None:
+    assert abs(np.corrcoef(block_order(5000, block, 0, 0, window), np.arange(5000))[0, 1]) < 5 / np.sqrt(5000)
 
 
-def test_a_billion_samples_in_blocks_cost_nothing() -> None:
-    few, many = (cpu_seconds(lambda size: BlockPermutation(size, 1024, 0, 0), size) for size in (10_000, BILLION))
+@pytest.mark.parametrize("window", [0, 64])
+def test_a_billion_samples_in_blocks_cost_nothing(window: int) -> None:
+    sizes = 10_000, BILLION
+    few, many = (cpu_seconds(lambda size: BlockPermutation(size, 1024, 0, 0, window), size) for size in sizes)
     assert many < MOST_GROWTH * few
 
 
@@ -223,6 +249,9 @@ def test_the_order_of_blocks_stays_what_it_was() -> None:
     """A checkpoint of an older release must go on in the same order."""
     assert block_order(10, 4, 0, 0).tolist() == [4, 0, 7, 8, 5, 1, 6, 2, 3, 9]
     assert BlockPermutation(BILLION, 1000, 1, 2)(np.arange(4)).tolist() == [636576136, 507481574, 234615515, 431127136]
+    assert block_order(14, 2, 0, 0, 3).tolist() == [3, 10, 13, 12, 11, 2, 0, 8, 1, 9, 6, 5, 4, 7]
+    spread = BlockPermutation(BILLION, 1000, 1, 2, 64)(np.arange(4))
+    assert spread.tolist() == [432505761, 155211722, 608942035, 286038145]
 
 
 @pytest.mark.parametrize(("size", "block"), [(0, 1), (1, 0), (5, -1)])

@@ -36,6 +36,7 @@ def streams(draw: st.DrawFn) -> Stream:
         global_batch_size=global_batch_size,
         seed=draw(st.integers(0, 2**63 - 1)),
         shuffle_block=draw(st.sampled_from([0, 0, 1, 2, 3, 7, 50])),
+        shuffle_window=draw(st.sampled_from([0, 0, 1, 2, 5])),
     )
 
 
@@ -45,7 +46,7 @@ def reference(stream: Stream) -> list[Sample]:
     for epoch in range(stream.epochs):
         order: Permutation | BlockPermutation = Permutation(stream.samples, stream.seed, epoch)
         if stream.shuffle_block:
-            order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, epoch)
+            order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, epoch, stream.shuffle_window)
         for sample in order(np.arange(stream.samples)).tolist():
             everything.append((epoch, sample))
     while len(everything) % stream.global_batch_size:

@@ -1,20 +1,27 @@
 """What the machine chooses is chosen once, at the first start, and kept."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
+from raydali.data.class_mixing import ClassMixing
+from raydali.data.permutation import BlockPermutation, Permutation
+from raydali.errors import UsageError
 from raydali.launch import choices
-from raydali.launch.choices import chosen, crop_warning, with_kept
-from raydali.launch.resume import Earlier, changes
+from raydali.launch.choices import OF_EARLIER_VERSIONS, chosen, crop_warning, window_warning, with_kept, with_window
+from raydali.launch.launcher import Job, launch
+from raydali.launch.resume import Earlier, changes, earlier_run
 from raydali.measure.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
+from raydali.report.console import Console
 from raydali.report.run_folder import RunFolder
 from tests.support import LocalSession, folder_of, run_ranks
 
@@ -146,3 +153,47 @@ def test_a_crop_of_less_than_half_of_the_side_is_warned_of() -> None:
     assert all(part in said for part in ("--image-size 32", "--resize-size 256", "1.6%", "--resize-size 37")), said
     for config in (Config(image_size=32, resize_size=64), with_kept(Config(image_size=32), {}), DetectionConfig()):
         assert crop_warning(config) == ""
+
+
+SORTED = np.repeat(np.arange(40), 50)
+IN_BLOCKS = Config(name="run", epochs=1, batch_size=8, global_batch_size=64, shuffle_block=8)
+
+
+def test_a_window_of_blocks_is_chosen_once() -> None:
+    options = with_window(IN_BLOCKS, len(SORTED), SORTED)
+    window = options.shuffle_window
+    assert window and ClassMixing.of(SORTED, options.stream(len(SORTED))).is_enough
+    assert with_window(IN_BLOCKS, len(SORTED), None).shuffle_window == 0
+    assert with_window(replace(IN_BLOCKS, shuffle_window=3), len(SORTED), SORTED).shuffle_window == 3
+    assert with_window(CONFIG, len(SORTED), SORTED).shuffle_window is None
+    assert with_kept(IN_BLOCKS, asdict(options)).shuffle_window == window
+
+
+@pytest.mark.parametrize("block", [0, 8])
+def test_a_run_of_an_earlier_version_goes_on_in_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
+    folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
+    job = Job(name="imagenet", train=print, data=None, samples=len(SORTED), fingerprint="f", labels=SORTED)
+    settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
+    del settings["shuffle_window"]
+    folder.write_json("config.json", settings)
+    folder.append("events.jsonl", {"event": "finish"})
+    launch(job, config, Console())  # is not refused, and finished already
+    earlier = earlier_run(folder, asdict(Config()) | OF_EARLIER_VERSIONS)
+    assert earlier is not None
+    stream = with_window(with_kept(config, earlier.settings), len(SORTED), SORTED).stream(len(SORTED))
+    order = BlockPermutation(len(SORTED), 8, config.seed, 0) if block else Permutation(len(SORTED), config.seed, 0)
+    assert stream.micro_batch(1, 2).ids.tolist() == order(np.arange(80, 88)).tolist()
+    with pytest.raises(UsageError, match="shuffle_window was 0, now 64") if block else nullcontext():
+        launch(job, replace(config, shuffle_window=64 if block else None), Console())
+
+
+def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:
+    old = replace(IN_BLOCKS, shuffle_window=0)
+    mixing = ClassMixing.of(SORTED, old.stream(len(SORTED)))
+    said = window_warning(old, len(SORTED), SORTED)
+    assert f"{mixing.in_blocks} classes" in said and f" {mixing.in_full}:" in said and "--shuffle-window 128" in said
+    too_large = with_window(replace(IN_BLOCKS, shuffle_block=100), len(SORTED), SORTED)
+    assert "leave it out" in window_warning(too_large, len(SORTED), SORTED)
+    assert window_warning(CONFIG, len(SORTED), SORTED) == window_warning(old, len(SORTED), None) == ""
+    many = SORTED.repeat(10)
+    assert window_warning(with_window(IN_BLOCKS, len(many), many), len(many), many) == ""

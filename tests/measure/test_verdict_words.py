@@ -54,6 +54,12 @@ def test_what_is_slower_there_is_not_advised() -> None:
     assert "--compile" not in advice("step-bound", slow, device="cuda", steps=100)  # of a run of 90 x 100
 
 
+def test_blocks_are_advised_as_they_can_be_mixed() -> None:
+    for options in JOBS:
+        assert "--shuffle-block 64 " in advice("storage", options, useful_block=lambda: 64)
+        assert "--shuffle-block" not in advice("storage", options, useful_block=lambda: 0)
+
+
 @pytest.mark.parametrize("cause", _SENTENCES)
 def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
     assert advice(cause, None) and "--" not in advice(cause, None)
