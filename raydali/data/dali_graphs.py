@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import nvidia.dali as dali
@@ -35,7 +36,10 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
 
 
 def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> list[Any]:
-    """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU."""
+    """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU.
+
+    DALI does not copy what lies on the host, and holds it until it is done with it: nobody else needs to.
+    """
     if not resident:
         return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
     parts: tuple[deque[Any], deque[Any]] = deque(), deque()
@@ -43,14 +47,18 @@ def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> l
     def of(side: int) -> tuple[Any, ...]:
         if not parts[side]:
             whole = feed()
+            for tensor in chain.from_iterable(whole[:resident]):
+                tensor.record_stream(stream)  # DALI's copy may run when the tensor is gone: its memory waits for it
             parts[0].append(whole[:resident])
             parts[1].append(whole[resident:])
         part: tuple[Any, ...] = parts[side].popleft()
         return part
 
     # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
-    stream = torch.cuda.Stream(device).cuda_stream
-    on_gpu = fn.external_source(lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream)
+    stream = torch.cuda.Stream(device)
+    on_gpu = fn.external_source(
+        lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream.cuda_stream
+    )
     return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
 
 

@@ -62,8 +62,6 @@ class DaliLoader(Loader):
         self._patience = self.quarantine.patience()
         self._being_read: deque[Prepared] = deque()
         self._under_way: deque[MicroBatch] = deque()
-        # DALI takes what it is fed without copying it, and may still be at a batch that it has handed out.
-        self._fed: deque[Any] = deque(maxlen=2 * prefetched + 2)
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
         self._batch_size = 0
@@ -143,7 +141,6 @@ class DaliLoader(Loader):
     def _discard(self) -> None:
         self._dali = None
         self._under_way.clear()
-        self._fed.clear()
         self._discard_reader()
 
     def _discard_reader(self) -> None:
@@ -214,7 +211,6 @@ class DaliLoader(Loader):
     def _next_inputs(self) -> Inputs:
         prepared = self._preparation.take()
         self._under_way.append(prepared.micro_batch)
-        self._fed.append(prepared.inputs)
         return prepared.inputs
 
     def _next_files(self) -> Inputs:
@@ -247,9 +243,7 @@ class DaliLoader(Loader):
         self._being_read.popleft()
         self._under_way.append(micro_batch)
         with self.waits.on("python"):
-            fed = (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
-        self._fed.append(fed)
-        return fed
+            return (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
         """Throw away what was prefetched for the last order, and make the pipelines ready for the next."""

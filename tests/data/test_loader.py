@@ -4,15 +4,22 @@ import gc
 import multiprocessing
 import os
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
+from nvidia.dali import fn
 
 from raydali.data.classification import TrainImages, ValidationImages
+from raydali.data.dali_loader import PREFETCHED_BATCHES
 from raydali.data.image_folder import ImageFolder
 from raydali.data.loader import Batch, LoaderName, make_loader
+from raydali.data.pipeline import Inputs, Pipeline
+from raydali.data.preparation import PREPARED_BATCHES
 from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError
 from tests.data.pictures import assert_like_pillow, encoded, files, photograph
@@ -231,3 +238,47 @@ def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: Image
     (memory, handles), (later_memory, later_handles) = seen
     assert later_memory - memory < 20
     assert later_handles - handles < 10
+
+
+class Owned(np.ndarray[Any, Any]):
+    """An array that can be referred to weakly, as what owns its memory."""
+
+
+@dataclass
+class Filled(Pipeline[Any]):
+    """Samples of 100 KB that are full of their ids; `made` are the inputs of each batch."""
+
+    made: list[list[weakref.ref[Owned]]]
+    outputs: tuple[str, ...] = ("lowest", "highest", "labels")
+
+    def inputs(self, source: Any, ids: Any, epochs: Any) -> Inputs:
+        arrays = []
+        for id in ids.tolist():
+            arrays.append(np.ndarray.__new__(Owned, (100_000,), np.uint8))
+            arrays[-1][:] = id
+        self.made.append(list(map(weakref.ref, arrays)))
+        return arrays, ids
+
+    def graph(self, source: Any, *inputs: Any, device: Any) -> tuple[Any, ...]:
+        samples, labels = inputs
+        return fn.reductions.min(samples), fn.reductions.max(samples), labels
+
+    def sample(self, source: Any, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
+
+    def alive(self) -> int:
+        """The batches of which DALI or the loader still holds an input."""
+        return sum(any(array() is not None for array in batch) for batch in self.made)
+
+
+def test_inputs_are_let_go_when_dali_is_done_with_them(source: ImageFolder) -> None:
+    pipeline, most = Filled([]), 0
+    with make_loader("dali", source, pipeline, OrderedPass(samples=250, batch_size=5)) as loader:
+        for batch in loader:
+            clutter = [np.full(100_000, 255, np.uint8) for _ in range(10)]  # where inputs would be that were freed
+            expected = batch.ids.tolist()
+            assert [batch[name].flatten().tolist() for name in ("lowest", "highest", "labels")] == [expected] * 3
+            most = max(most, pipeline.alive())
+            del clutter
+    assert len(pipeline.made) == 50
+    assert most <= PREPARED_BATCHES + PREFETCHED_BATCHES + 2
