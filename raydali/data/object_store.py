@@ -8,6 +8,8 @@ from typing import Any
 
 from raydali.errors import UsageError
 
+CONNECTIONS = 128
+"""That a process may have with S3 at a time."""
 _GCS_RETRY_SECONDS = 20
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
@@ -53,9 +55,12 @@ def file_system(uri: str) -> Any:
 # By process, since a forked one must not speak on its parent's connections.
 @cache
 def _open(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
+    import pyarrow
     from pyarrow.fs import FileSystem, GcsFileSystem
 
     if scheme == "s3":
+        # Of which S3's client makes its number of connections; else 25, for however many threads.
+        pyarrow.set_io_thread_count(max(CONNECTIONS, pyarrow.io_thread_count()))
         return FileSystem.from_uri(f"s3://{bucket}")[0]
     options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_GCS_RETRY_SECONDS)}
     if endpoint:

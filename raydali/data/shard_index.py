@@ -5,21 +5,20 @@ cache. What is a sample of a shard, and what its label: tar_index.py, tfrecord_i
 import json
 import logging
 import os
-import zipfile
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import object_store
-from raydali.data.cache import cache_folder
+from raydali.data.cache import keep_arrays, kept_arrays
 from raydali.data.files import digest
 from raydali.data.patterns import FoundFile
 from raydali.errors import UsageError
@@ -27,6 +26,7 @@ from raydali.errors import UsageError
 _VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
 _NAMED = 3
+_LINE_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -98,75 +98,93 @@ def shard_index(
             images.
     """
     names = "\0".join(shard.name for shard in shards)
-    place = cache_folder() / kind / f"{digest(os.fsencode(root), os.fsencode(names))}.npz"
+    place = f"{kind}/{digest(os.fsencode(root), os.fsencode(names))}.npz"
     times = np.array([shard[1:] for shard in shards], "<i8")
     stamp = digest(_VERSION, os.fsencode(names), times.data)
     index = _cached(place, stamp)
     if index is None:
         index = _joined(root, _parts(root, shards, read), needed)
-        _keep(place, stamp, index)
+        keep_arrays(place, stamp=np.array(stamp), **vars(index))
     return index
 
 
-def _cached(place: Path, stamp: str) -> ShardIndex | None:
-    try:
-        with open(place, "rb") as file, np.load(file, allow_pickle=False) as held:
-            if str(held["stamp"]) == stamp:
-                return ShardIndex(**{field.name: held[field.name] for field in fields(ShardIndex)})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # there is none, or no whole one
+def _cached(place: str, stamp: str) -> ShardIndex | None:
+    for held in kept_arrays(place):
+        if str(held.pop("stamp", "")) == stamp:
+            return ShardIndex(**held)
     return None
 
 
-def _keep(place: Path, stamp: str, index: ShardIndex) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=place.parent) as temporary:
-            made = Path(temporary, place.name)
-            np.savez(made, stamp=np.array(stamp), **vars(index))
-            os.replace(made, place)
-    except OSError as error:
-        _log.info("the index is not kept for the next run: cannot write %s: %s", place, error.strerror)
+class _Packed(NamedTuple):
+    """A `Part` in a few bytes a sample: there may be ten million."""
+
+    names: bytes
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    label_values: list[Label]
+    skipped: Mapping[str, int]
+    unread: int
 
 
-def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part]) -> list[Part]:
+def _packed(part: Part) -> _Packed:
+    values = list(dict.fromkeys(part.labels))
+    places = {value: place for place, value in enumerate(values)}
+    count = len(part.images)
+    return _Packed(
+        names=b"".join(image.name + b"\0" for image in part.images),
+        offsets=np.fromiter((image.offset for image in part.images), np.int64, count),
+        lengths=np.fromiter((image.length for image in part.images), np.int64, count),
+        labels=np.fromiter((places[label] for label in part.labels), np.int32, count),
+        label_values=values,
+        skipped=part.skipped,
+        unread=part.unread,
+    )
+
+
+def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part]) -> list[_Packed]:
     if "://" in root:
         object_store.file_system(root)  # opened once, before all threads ask for it
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(partial(_part_or_reason, root, read), shards))
+    with ThreadPoolExecutor(object_store.CONNECTIONS if "://" in root else _THREADS) as threads:
+        found = []
+        told = time.monotonic()
+        for part in threads.map(partial(_part_or_reason, root, read), shards):
+            found.append(part)
+            if time.monotonic() - told >= _LINE_SECONDS:
+                told = time.monotonic()
+                print(f"indexing {root}: {len(found)} of {len(shards)} shards", file=sys.stderr)
     if broken := [reason for reason in found if isinstance(reason, str)]:
         raise UsageError(f"{len(broken)} of the {len(shards)} shards in {root} cannot be indexed: {first(broken)}")
-    return [part for part in found if isinstance(part, Part)]
+    return [part for part in found if isinstance(part, _Packed)]
 
 
-def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFile) -> Part | str:
+def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFile) -> _Packed | str:
     path = f"{root}/{shard.name}"
     try:
-        return read(path, shard.size)
+        return _packed(read(path, shard.size))
     except OSError as error:
         return f"{path}: {object_store.reason(error)}"
     except ValueError as error:
         return f"{path}: {error}"
 
 
-def _joined(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
-    labels = [label for part in parts for label in part.labels]
-    values = {*labels}
+def _joined(root: str, parts: Sequence[_Packed], needed: str) -> ShardIndex:
+    values = {value for part in parts for value in part.label_values}
     numbers = {value for value in values if isinstance(value, int)}
     if numbers and numbers != values:
         number, name = next(iter(numbers)), next(iter(values - numbers))
         raise UsageError(f"{root}: some labels are numbers, such as {number}, and some names, such as {name!r}: unify")
-    if not labels:
+    if not values:
         raise UsageError(f"no images in the {len(parts)} shards in {root}: need {needed}")
     ordered: list[Any] = sorted(values)
     places = {value: place for place, value in enumerate(ordered)}
-    images = [image for part in parts for image in part.images]
+    labels = [np.array([places[value] for value in part.label_values], np.int64)[part.labels] for part in parts]
     return ShardIndex(
-        counts=np.array([len(part.images) for part in parts]),
-        names=_bytes(b"".join(image.name + b"\0" for image in images)),
-        offsets=_integers((image.offset for image in images), len(images)),
-        lengths=_integers((image.length for image in images), len(images)),
-        labels=_integers((places[label] for label in labels), len(images)),
+        counts=np.array([len(part.offsets) for part in parts]),
+        names=_bytes(b"".join(part.names for part in parts)),
+        offsets=np.concatenate([part.offsets for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        labels=np.concatenate(labels),
         label_names=_bytes(os.fsencode("\0".join(map(str, ordered)))),
         numbered=np.array(bool(numbers)),
         skipped=_bytes(json.dumps(sum((Counter(part.skipped) for part in parts), Counter())).encode()),
@@ -176,10 +194,6 @@ def _joined(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
-
-
-def _integers(values: Iterable[int], count: int) -> NDArray[np.int64]:
-    return np.fromiter(values, np.int64, count)
 
 
 def first(reasons: list[str]) -> str:

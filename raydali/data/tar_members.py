@@ -47,7 +47,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda length
     """
     position, ended = 0, False
     said = _Said()
-    files: dict[bytes, Member] = {}
+    files: list[Member] = []
     links: list[tuple[bytes, bytes]] = []
     while True:
         header = read(position, BLOCK)
@@ -89,8 +89,8 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda length
             if kind == b"S":
                 raise ValueError(_SPARSE)
             if kind in _FILE_TYPES and not name.endswith(b"/"):
-                files[posixpath.normpath(name)] = member = Member(name, begin, length)
-                yield member
+                files.append(Member(name, begin, length))
+                yield files[-1]
             elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
                 target = header[157:257].partition(b"\0")[0] if said.target is None else said.target
                 folder = posixpath.dirname(name) if kind == _SYMBOLIC_LINK else b""
@@ -99,15 +99,17 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda length
         position = begin + -(-length // BLOCK) * BLOCK
 
 
-def _links(links: list[tuple[bytes, bytes]], files: dict[bytes, Member]) -> Iterator[Member]:
+def _links(links: list[tuple[bytes, bytes]], found: list[Member]) -> Iterator[Member]:
+    if not links:
+        return
+    files = {posixpath.normpath(member.name): member for member in found}
     targets = {posixpath.normpath(name): target for name, target in links}
     for name, target in links:
         passed = set[bytes]()
         while target in targets and target not in files and target not in passed:
             passed.add(target)
             target = targets[target]
-        found = files.get(target)
-        yield Member(name, -1, 0) if found is None else found._replace(name=name)
+        yield files.get(target, Member(name, -1, 0))._replace(name=name)
 
 
 def _checked(header: bytes) -> tuple[bytes, int] | None:

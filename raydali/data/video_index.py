@@ -7,20 +7,17 @@ file of its own there, lists of absolute paths share one. An entry that no run h
 import logging
 import os
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data import object_store
-from raydali.data.cache import cache_folder
+from raydali.data.cache import keep_arrays, kept_arrays
 from raydali.data.files import Files, digest
 from raydali.data.patterns import folder_entries
 from raydali.data.video_packets import VideoFacts, read_facts
@@ -112,7 +109,7 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
     Returns:
         The table of those that are sound, in their order; and by id why the others are broken.
     """
-    place = cache_folder() / "videos" / f"{digest(_VERSION, os.fsencode(videos.root))}.npz"
+    place = f"videos/{digest(_VERSION, os.fsencode(videos.root))}.npz"
     names = videos.packed_paths.tobytes().split(b"\0")
     stamps = _stamps(videos, names)
     cached = _Cached.read(place)
@@ -158,15 +155,13 @@ class _Cached:
     is_new: bool = False
 
     @classmethod
-    def read(cls, place: Path) -> Self:
+    def read(cls, place: str) -> Self:
         """That at a place; an empty one where there is none, or no whole one."""
-        try:
-            with open(place, "rb") as file, np.load(file, allow_pickle=False) as held:
-                table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
-                names = held["names"].tobytes().split(b"\0") if len(table) else []
-                return cls(names, held["stamps"], held["used"], table)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.of([]))
+        for held in kept_arrays(place):
+            table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
+            names = held["names"].tobytes().split(b"\0") if len(table) else []
+            return cls(names, held["stamps"], held["used"], table)
+        return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.of([]))
 
     def rows(self, names: list[bytes], stamps: Integers) -> Integers:
         """The entry of each of these videos, as they are now; -1 where there is none."""
@@ -195,20 +190,12 @@ class _Cached:
             is_new=is_new,
         )
 
-    def keep(self, place: Path) -> None:
+    def keep(self, place: str) -> None:
         """Write it, where it is new."""
-        if not self.is_new:
-            return
-        arrays = {field.name: getattr(self.table, field.name) for field in fields(VideoTable)}
-        names = np.frombuffer(b"\0".join(self.names), np.uint8)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=place.parent) as temporary:
-                made = Path(temporary, place.name)
-                np.savez(made, names=names, stamps=self.stamps, used=self.used, **arrays)
-                os.replace(made, place)
-        except OSError as error:
-            _log.info("the index is not kept for the next run: cannot write %s: %s", place, error.strerror)
+        if self.is_new:
+            arrays = {field.name: getattr(self.table, field.name) for field in fields(VideoTable)}
+            names = np.frombuffer(b"\0".join(self.names), np.uint8)
+            keep_arrays(place, names=names, stamps=self.stamps, used=self.used, **arrays)
 
 
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tyro
 
+from raydali.data.cache import also_keep_in
 from raydali.data.object_store import refuse_secrets
 from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
 
@@ -19,7 +20,7 @@ Config = TypeVar("Config")
 
 
 def parse(config: type[Config], *, demo: Config) -> Config:
-    """The config that the command line asks for.
+    """The config that the command line asks for; indexes of its data are kept in its storage, too.
 
     Args:
         config: a dataclass with a `data` field; its fields are the options.
@@ -32,7 +33,9 @@ def parse(config: type[Config], *, demo: Config) -> Config:
         refuse_secrets(argument)
     style = (tyro.conf.DisallowNone,)
     parsed = tyro.cli(config, config=style)
-    return parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)
+    parsed = parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)
+    also_keep_in(getattr(parsed, "storage", None))
+    return parsed
 
 
 def exit_with(main: Callable[[], None]) -> None:

@@ -53,8 +53,8 @@ class FlakyS3:
 
     def __init__(self) -> None:
         self.busy = False
-        """Whether it answers every call with 503."""
-        self.calls = self.refused = 0
+        """Whether it answers every call with 503; how many there were, and how many bytes it sent in answer to GET."""
+        self.calls = self.refused = self.sent = 0
         self._busy_until = 0.0
         self._port = 0
         self.start()
@@ -79,7 +79,13 @@ class FlakyS3:
                 self.refused += 1
                 start_response("503 Slow Down", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
-            return application(environ, start_response)
+
+            def counted(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+                if environ["REQUEST_METHOD"] == "GET":
+                    self.sent += int(dict(headers).get("Content-Length", 0))
+                return start_response(status, headers, *rest)
+
+            return application(environ, counted)
 
         self._server = make_server("127.0.0.1", self._port, answer, threaded=True, request_handler=Quiet)
         self._port = self._server.server_port
