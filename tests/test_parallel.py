@@ -3,8 +3,12 @@
 import errno
 import os
 import signal
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from raydali.errors import DataError, UsageError
 from raydali.parallel import SAMPLES_AT_ONCE, in_processes, process_count
@@ -42,6 +46,36 @@ def test_a_process_that_is_killed_and_a_storage_that_fails_are_errors() -> None:
     ):
         with pytest.raises(DataError, match=message):
             in_processes(examine, 100, 2, "numbers", lambda _: 0)
+
+
+def anonymous_bytes(array: NDArray[np.int64], ids: range) -> int:
+    """What a process has of its own, once it has looked at all of an array."""
+    assert array.sum() == len(array)
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def test_an_index_is_in_memory_once() -> None:
+    array = np.ones(1 << 25, np.int64)  # 256 MiB, of which a process would have a copy, and its pickle meanwhile
+    found: list[int] = []
+
+    def take(more: int) -> int:
+        found.append(more)
+        return 0
+
+    in_processes(partial(anonymous_bytes, array), 2 * SAMPLES_AT_ONCE, 2, "numbers", take)
+    assert len(found) == 2 and max(found) < 150e6
+
+
+def test_parts_are_made_as_they_are_needed() -> None:
+    class Enough(Exception):
+        pass
+
+    def take(_: list[int]) -> int:
+        raise Enough
+
+    with pytest.raises(Enough):  # a list of all parts would take a terabyte
+        in_processes(odd, 10**15, 2, "numbers", take)
 
 
 def test_process_count() -> None:
