@@ -150,7 +150,7 @@ class Preparation:
             with self._running():
                 inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
         except OSError as error:  # it names the file
-            if self._quarantine.examine_certain(settled.read_ids)[0] or patience.pause(error):
+            if self._any_broken(settled.read_ids) or patience.pause(error):
                 return None
             kind = StorageAway if may_pass(error) else DataError
             raise kind(str(error)) from error
@@ -163,6 +163,11 @@ class Preparation:
                 self._looks_left = LOOKED_AT
                 return None
         return Prepared(settled, inputs, knew)
+
+    def _any_broken(self, ids: NDArray[np.int64]) -> bool:
+        """Whether any of these samples is broken: what `inputs` decodes, DALI will not decode better than Pillow."""
+        decodes = self._pipeline.inputs_are in ("cpu decode", "gpu decode")
+        return self._quarantine.examine(ids, again=True) if decodes else self._quarantine.examine_certain(ids)[0]
 
     @property
     def _knowledge(self) -> int:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from raydali.data.loader import Batch, Loader
+from raydali.data.patience import Patience
+from raydali.data.quarantine import Quarantine
 from raydali.data.stream import OrderedPass, Stream
 from raydali.data.video import Clips, TrainClips, ValidationClips
 from raydali.data.video_clips import VideoClips
@@ -219,3 +221,20 @@ def test_frames_that_do_not_decode_are_named(tmp_path: Path, name: str) -> None:
     source = VideoClips.scan(str(tmp_path), sequence_length=4)
     with ordered(source, CENTRE, name) as loader, pytest.raises(DataError, match=rf"{path} \(from frame 4\)"):
         list(loader)
+
+
+def test_a_clip_that_does_not_decode_is_replaced_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "pause", lambda *_: pytest.fail("waited for the storage"))
+    path = write_video(tmp_path / "a" / "1.webm", moving(24), "vp9")
+    write_video(tmp_path / "a" / "2.webm", moving(24), "vp9")
+    source = VideoClips.scan(str(tmp_path), sequence_length=4)
+    path.write_bytes(path.read_bytes()[:900])
+    order = OrderedPass(samples=len(source), batch_size=4)
+    with make_video_loader(
+        "dali", source, CENTRE, order, quarantine=lambda _: Quarantine(len(source), seed=0)
+    ) as loader:
+        batches = list(loader)
+        assert loader.quarantine.known and set(loader.quarantine.known) <= set(range(6))
+    assert sum(len(batch.ids) for batch in batches) == 12 and any(batch.micro_batch.replaced_by for batch in batches)
