@@ -4,7 +4,8 @@
     python jobs/imagenet.py --data ~/imagenet-320
 
 Folders and names stay, so both have the same classes and ids. A file is written beside its place and then renamed:
-what stands there is whole, and the same command goes on where an earlier one ended.
+what stands there is whole, and the same command goes on where an earlier one ended. A copy has the time of the file
+that it is made of, and is made again once that file has another one.
 """
 
 import errno
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from raydali.command_output import JsonFile, require_writable, write_json
+from raydali.data import object_store
 from raydali.errors import DataError, UsageError
 from raydali.parallel import in_processes, process_count
 from raydali.verify import show
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 RECORD = "prepared.json"
 """In the target: what it is made of, whether all that can be read stands there, and how many were broken."""
-GIGABYTE = 1e9
+TIMES = "source_times"
+"""In the record: copies have the time of the file that they are made of. Earlier versions left that of writing."""
+GIGABYTE, SECOND = 1e9, 10**9  # bytes, ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +108,14 @@ def main(options: Prepare) -> None:
         "quality": options.quality,
     }
     with _alone(target):
-        _begin(target, record, options)
+        exact = _begin(target, record, options)
         for folder in folders:
             with _writing(os.path.join(target, folder)) as path:
                 os.makedirs(path, exist_ok=True)
         written = Written()
-        make = partial(_prepared, source, target, options.shorter_side, options.quality)
+        make = partial(_prepared, source, target, options.shorter_side, options.quality, exact)
         in_processes(make, len(source), workers, str(source), written.add)
-        _write(f"{target}/{RECORD}", _as_json(record | {"complete": True, "broken": len(written.broken)}))
+        _write(f"{target}/{RECORD}", _as_json(record | {TIMES: exact, "complete": True, "broken": len(written.broken)}))
     seconds = time.monotonic() - begun
     show(written.broken)
     print(
@@ -192,12 +196,13 @@ def _alone(target: str) -> Iterator[None]:
         os.close(folder)
 
 
-def _begin(target: str, record: dict[str, Any], options: Prepare) -> None:
-    """Write what the target is made of; or compare, where it was begun before."""
+def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
+    """Write what the target is made of; or compare, where it was begun before. Whether copies have their source's
+    time."""
     there = set(os.listdir(target)) - {os.path.basename(_beside(f"{target}/{RECORD}"))}
     if not there:
-        _write(f"{target}/{RECORD}", _as_json(record | {"complete": False}))
-        return
+        _write(f"{target}/{RECORD}", _as_json(record | {TIMES: True, "complete": False}))
+        return True
     try:
         earlier = json.loads(Path(target, RECORD).read_bytes())
     except (OSError, ValueError) as error:
@@ -209,6 +214,7 @@ def _begin(target: str, record: dict[str, Any], options: Prepare) -> None:
                 raise UsageError(f"{options.source} has other files than when {target} was made of it: {remedy}")
             option = "" if name == "source" else f"--{name.replace('_', '-')} "
             raise UsageError(f"{target} was made of {option}{earlier.get(name)}, not of {option}{value}: {remedy}")
+    return bool(earlier.get(TIMES))
 
 
 def _as_json(record: dict[str, Any]) -> bytes:
@@ -218,15 +224,19 @@ def _as_json(record: dict[str, Any]) -> bytes:
 # In the processes
 
 
-def _prepared(source: "Files", target: str, shorter_side: int, quality: int, ids: Iterable[int]) -> Written:
+def _prepared(
+    source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
+) -> Written:
     from raydali.data.quarantine import BrokenSample, why_broken
     from raydali.data.smaller_images import smaller
 
     written = Written()
     before = after = b""
+    changed: int | None = None
 
     def load(id: int) -> None:
-        nonlocal before, after
+        nonlocal before, after, changed
+        changed = _changed(source.path(id))
         before = source.read(id)
         made = smaller(before, shorter_side, quality)
         after = before if made is None else made
@@ -234,12 +244,14 @@ def _prepared(source: "Files", target: str, shorter_side: int, quality: int, ids
     for id in ids:
         path = source.path(id)
         place = os.path.join(target, path.removeprefix(os.path.join(source.root, "")))
-        if _holds_something(place):
+        if _is_current(place, path, exact):
             written.there_already += 1
         elif (reason := why_broken(partial(load, id))) is not None:
+            with _writing(place):
+                Path(place).unlink(missing_ok=True)  # made of what stood there before
             written.broken.append(BrokenSample(id, path, reason))
         else:
-            _write(place, after)
+            _write(place, after, changed)
             written.made_smaller += after is not before
             written.copied += after is before
             written.bytes_before += len(before)
@@ -247,16 +259,39 @@ def _prepared(source: "Files", target: str, shorter_side: int, quality: int, ids
     return written
 
 
-def _holds_something(path: str) -> bool:
-    """A file may be left empty by a machine that goes down."""
+def _changed(path: str) -> int | None:
+    """When a file was last changed, in ns; None: it cannot be told."""
     try:
-        return os.stat(path).st_size > 0
+        if "://" not in path:
+            return os.stat(path).st_mtime_ns
+        (found,) = object_store.file_system(path).get_file_info([path.partition("://")[2]])
+    except OSError:  # reading it tells why
+        return None
+    return found.mtime_ns  # type: ignore[no-any-return]
+
+
+def _is_current(copy: str, path: str, exact: bool) -> bool:
+    """Whether a copy stands there and was made of the file as it is now.
+
+    Args:
+        exact: it has the time of what it was made of, whole seconds on some file systems; else that of its making.
+    """
+    try:
+        there = os.stat(copy)
     except OSError:
         return False
+    if not there.st_size:  # as a machine that goes down may leave a file
+        return False
+    changed = _changed(path)
+    if changed is None:
+        return True
+    if exact:
+        return there.st_mtime_ns in (changed, changed - changed % SECOND)
+    return there.st_mtime_ns >= changed
 
 
-def _write(path: str, data: bytes) -> None:
-    """Write a file as a whole, or not at all.
+def _write(path: str, data: bytes, changed: int | None = None) -> None:
+    """Write a file as a whole, or not at all; as of the time `changed`, in ns.
 
     Raises:
         DataError: it cannot be written.
@@ -265,6 +300,8 @@ def _write(path: str, data: bytes) -> None:
     with _writing(path):
         try:
             Path(beside).write_bytes(data)
+            if changed is not None:
+                os.utime(beside, ns=(changed, changed))
             os.replace(beside, path)
         except OSError:
             Path(beside).unlink(missing_ok=True)

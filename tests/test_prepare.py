@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import boto3
 import numpy as np
 import pytest
 
@@ -73,7 +74,7 @@ def test_train_and_val(source: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert made["train/1/small.jpg"] == given["train/1/small.jpg"]
     assert not {"README", "train/1/notes.txt"} & made.keys() and not any(name.endswith(".part") for name in made)
     done, record = json.loads((tmp_path / "done.json").read_text()), json.loads(made.pop("prepared.json"))
-    assert (record.pop("complete"), record.pop("broken")) == (True, 0)
+    assert (record.pop("complete"), record.pop("broken"), record.pop("source_times")) == (True, 0, True)
     assert record == {name: done[name] for name in record}
     assert (done["made_smaller"], done["copied"], done["broken"], done["shorter_side"]) == (15, 1, [], 48)
     assert done["bytes_before"] == sum(len(given[name]) for name in made) and done["seconds"] > 0
@@ -141,6 +142,34 @@ def test_broken_images_are_left_out(source: Path, tmp_path: Path, capsys: pytest
     for split in ("train", "val"):
         before, after = (ImageFolder.scan(str(root / split)) for root in (source, target))
         assert after.fingerprint == before.fingerprint
+
+
+def test_what_has_changed_is_made_again(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "target"
+    prepare(source, target)
+    changed, older, broken = sorted((source / "train").rglob("000[0-2].jpg"))
+    changed.write_bytes(jpeg((90, 70)))
+    older.write_bytes(jpeg((70, 90)))
+    os.utime(older, (1e9, 1e9))  # restored from a backup
+    broken.write_bytes(b"")
+    with pytest.raises(DataError, match="1 of 16 images are broken and left out"):
+        prepare(source, target)
+    assert "2 made smaller, 0 copied, 13 there already, 1 broken" in capsys.readouterr().out
+    shapes = [decoded((target / path.relative_to(source)).read_bytes()).size for path in (changed, older)]
+    assert [width > height for width, height in shapes] == [True, False]
+    assert not (target / broken.relative_to(source)).exists()
+
+    record = json.loads((target / "prepared.json").read_text())
+    del record["source_times"]  # made by an earlier version, whose copies have the time of their making
+    (target / "prepared.json").write_text(json.dumps(record))
+    broken.write_bytes(jpeg())
+    for copy in target.rglob("*.jpg"):
+        os.utime(copy)
+    prepare(source, target)
+    assert "1 made smaller, 0 copied, 15 there already, 0 broken" in capsys.readouterr().out
+    os.utime(changed, (time.time() + 9, time.time() + 9))
+    prepare(source, target)
+    assert "1 made smaller, 0 copied, 15 there already, 0 broken" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -277,7 +306,12 @@ def test_a_full_disk(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert len([*target.rglob("*.jpg")]) == 16
 
 
-def test_objects_in_s3(s3: PutObjects, source: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_objects_in_s3(
+    s3: PutObjects,  # noqa: F811
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     s3("prepared", {f"pets/{name}": data for name, data in contents(source).items()})
     prepare("s3://prepared/pets/", tmp_path / "of-s3")
     prepare(source, tmp_path / "of-files")
@@ -285,3 +319,10 @@ def test_objects_in_s3(s3: PutObjects, source: Path, tmp_path: Path) -> None:  #
     assert json.loads(of_s3.pop("prepared.json"))["source"] == "s3://prepared/pets"
     of_files.pop("prepared.json")
     assert of_s3 == of_files and np.all([len(data) for data in of_s3.values()])
+    capsys.readouterr()
+    prepare("s3://prepared/pets/", tmp_path / "of-s3")
+    assert "16 there already" in capsys.readouterr().out
+    time.sleep(1.1)  # S3's times are whole seconds
+    boto3.client("s3").put_object(Bucket="prepared", Key="pets/train/1/small.jpg", Body=jpeg((21, 31)))
+    prepare("s3://prepared/pets/", tmp_path / "of-s3")
+    assert "1 copied, 15 there already" in capsys.readouterr().out
