@@ -3,17 +3,18 @@
     raydali verify ~/imagenet -o broken.txt
     python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
 
-Each file is read and decoded as a whole by Pillow, in as many processes as there are cores: what a run calls broken is
-broken here, and the other way round (data/quarantine.py).
+Each file is read and decoded as a whole by Pillow, or by FFmpeg, in as many processes as there are cores: what a run
+calls broken is broken here, and the other way round (data/quarantine.py).
 """
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -22,23 +23,33 @@ from raydali.errors import DataError, UsageError
 from raydali.parallel import in_processes, process_count
 
 if TYPE_CHECKING:
-    from raydali.data.labeled_files import LabeledSource
+    from PIL import Image
+
+    from raydali.data.coco import Coco
+    from raydali.data.image_pairs import ImagePairs
+    from raydali.data.labeled_files import LabeledFiles, LabeledSource
+    from raydali.data.pipeline import Source
     from raydali.data.quarantine import BrokenSample
 
-SPLITS = "train", "val"
 SHOWN = 50
+FRAMES_AT_ONCE = 256
+Kind = Literal["images", "pairs", "boxes", "videos"]
+Load = Callable[[Any, int], bool]
+"""Reads all of a sample; whether alpha that is dropped would hide a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Find the images that cannot be read: no file, empty, cut short, no image, absurdly large. Exit code 1: there are
-    some."""
+    """Find the samples that cannot be read: no file, empty, cut short, no image, absurdly large. Exit code 1: there
+    are some."""
 
     data: tyro.conf.Positional[str]
     """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line
-    path,label for each image."""
-    split: Literal["train", "val", "all"] = "all"
-    """Which of train/ and val/."""
+    path,label for each image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes as COCO ships."""
+    kind: Kind = "images"
+    """What is there: images and videos with labels, pairs of images, images with boxes."""
+    split: Literal["train", "val", "test", "all"] = "all"
+    """Which of train/ and val/, of pairs test/."""
     root: str | None = None
     """Folder or URI that relative paths in a list begin at. Default: the list's folder."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -46,6 +57,25 @@ class Verify:
     workers: int | None = None
     """Processes. Default: one for each core."""
     json: JsonFile = None
+
+
+@dataclass
+class Found:
+    """What was found of some samples.
+
+    Attributes:
+        broken: those that cannot be read, by id.
+        transparent: how many others have pixels that are not opaque.
+    """
+
+    broken: list["BrokenSample"]
+    transparent: int = 0
+
+    def add(self, more: "Found") -> int:
+        """Take up what was found of others; how many are broken so far."""
+        self.broken += more.broken
+        self.transparent += more.transparent
+        return len(self.broken)
 
 
 def main(options: Verify) -> None:
@@ -60,12 +90,14 @@ def main(options: Verify) -> None:
 
     workers = process_count(options.workers)
     require_writable("--output", options.output)
-    sources = _sources(options)
-    samples, broken, skipped = 0, [], Counter[str]()
-    for source in sources:
+    samples, found, skipped = 0, Found([]), Counter[str]()
+    for source in _sources(options):
         samples += len(source)
-        skipped.update(source.skipped)
-        broken += _broken(source, workers, str(source))
+        skipped.update(getattr(source, "skipped", {}))
+        of_source = Found([])
+        in_processes(partial(_examined, _LOADS[options.kind], source), len(source), workers, str(source), of_source.add)
+        found.add(of_source)
+    broken = found.broken
     show(broken)
     if options.output is not None:
         head = " ".join(f"# raydali verify {options.data}".splitlines())
@@ -73,40 +105,43 @@ def main(options: Verify) -> None:
         Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
     if options.json is not None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
-        write_json({"data": options.data, "samples": samples, "broken": rows, "skipped": skipped}, options.json)
+        counts = {"samples": samples, "transparent": found.transparent, "skipped": skipped}
+        write_json({"data": options.data} | counts | {"broken": rows}, options.json)
     also = f"; {in_words(skipped)}" if skipped else ""
+    if found.transparent:
+        also += f"; {found.transparent} with transparent pixels: alpha is dropped, and the colours beneath it show"
     if broken:
         remedy = f"a job leaves them out by --exclude {options.output}" if options.output else "-o FILE lists them"
         raise DataError(f"{len(broken)} of {samples} samples are broken: {remedy}{also}")
     print(f"{samples} samples, none broken{also}")
 
 
-def _sources(options: Verify) -> list["LabeledSource"]:
+def _sources(options: Verify) -> list[Any]:
+    from raydali.data.coco_folder import one_split
+    from raydali.data.files import absolute
+    from raydali.data.image_pairs import ImagePairs
     from raydali.data.labeled_images import check_root, labeled_images
+    from raydali.data.video_clips import scan_videos
     from raydali.preview import _is_folder
 
     data = options.data.rstrip("/") or "/"
-    there = [split for split in SPLITS if _is_folder(os.path.join(data, split))]
-    wanted = [split for split in SPLITS if options.split in (split, "all")]
-    if set(there) == set(SPLITS):
-        check_root(options.root, data)
-        return [labeled_images(os.path.join(data, split)) for split in wanted]
-    if options.split != "all":
-        raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(SPLITS)}: leave it out")
+    splits = ("train", "test") if options.kind == "pairs" else ("train", "val")
+    wanted = [split for split in splits if options.split in (split, "all")]
+    if not wanted:
+        raise UsageError(
+            f"--split {options.split}: --kind {options.kind} has {' and '.join(splits)}: give one of these"
+        )
     check_root(options.root, data)
-    return [labeled_images(data, options.root)]
-
-
-def _broken(source: "LabeledSource", workers: int, name: str) -> list["BrokenSample"]:
-    """What is broken, by id."""
-    found: list[BrokenSample] = []
-
-    def take(more: "Iterable[BrokenSample]") -> int:
-        found.extend(more)
-        return len(found)
-
-    in_processes(partial(_examined, source), len(source), workers, name, take)
-    return found
+    if options.kind == "boxes":
+        return [one_split(absolute(data), split) for split in wanted]
+    there = all(_is_folder(os.path.join(data, split)) for split in splits)
+    if options.split != "all" and not there:
+        raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(splits)}: leave it out")
+    roots = [os.path.join(data, split) for split in wanted] if there else [data]
+    if options.kind == "pairs":
+        return [ImagePairs.scan(root) for root in roots]
+    scan = scan_videos if options.kind == "videos" else None
+    return [labeled_images(root, options.root, scan=scan) for root in roots]
 
 
 def show(broken: Sequence["BrokenSample"]) -> None:
@@ -117,13 +152,84 @@ def show(broken: Sequence["BrokenSample"]) -> None:
         print(f"and {len(broken) - SHOWN} more")
 
 
-def _examined(source: "LabeledSource", ids: Iterable[int]) -> list["BrokenSample"]:
-    """In the processes."""
-    from raydali.data.pillow_images import decoded
+# In the processes
+
+
+def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
     from raydali.data.quarantine import BrokenSample, why_broken
 
-    def load(id: int) -> object:
-        return decoded(source.read(id))
+    found = Found([])
 
-    reasons = ((id, why_broken(partial(load, id))) for id in ids)
-    return [BrokenSample(id, source.path(id), reason) for id, reason in reasons if reason is not None]
+    def look(id: int) -> None:
+        found.transparent += load(source, id)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of palettes with transparency and of large images
+        for id in ids:
+            reason = why_broken(partial(look, id))
+            if reason is not None:
+                path = source.path(id)
+                for prefix in (f"cannot read {path}: ", f"{path}: "):
+                    reason = reason.removeprefix(prefix)
+                found.broken.append(BrokenSample(id, path, reason))
+    return found
+
+
+def _load_image(source: "LabeledSource", id: int) -> bool:
+    return _decoded(source.read(id))[1]
+
+
+def _load_pair(source: "ImagePairs", id: int) -> bool:
+    sizes, transparent = set(), False
+    for files in (source.inputs, source.targets):
+        try:
+            image, has_alpha = _decoded(files.read(id))
+        except Exception as error:
+            raise DataError(f"{files.path(id)}: {error}") from error
+        sizes.add(f"{image.width}x{image.height}")
+        transparent |= has_alpha
+    if len(sizes) > 1:
+        raise DataError(f"{' and '.join(sorted(sizes))} pixels: the two of a pair must have one size")
+    return transparent
+
+
+def _load_boxes(source: "Coco", id: int) -> bool:
+    image, transparent = _decoded(source.read(id))
+    height, width = source.sizes[id].tolist()
+    if height and width and image.size != (width, height):
+        raise DataError(f"{image.width}x{image.height} pixels, but {width}x{height} in the annotations")
+    return transparent
+
+
+def _load_video(source: "LabeledFiles", id: int) -> bool:
+    from raydali.data.video_packets import cut, read_facts
+    from raydali.data.video_pyav import decoded
+
+    path = source.path(id)
+    facts = read_facts(path)
+    for first in range(0, facts.frames, FRAMES_AT_ONCE):
+        with cut(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
+            decoded(part, lambda frame: None)
+    return False
+
+
+def _decoded(data: bytes) -> tuple["Image.Image", bool]:
+    """An image, and whether some of its pixels are transparent, of which only the header is asked mostly."""
+    import numpy as np
+
+    from raydali.data.pillow_images import decoded, opened
+
+    image, as_stored = decoded(data), opened(data)
+    if not as_stored.has_transparency_data:
+        return image, False
+    if as_stored.mode.startswith("I"):  # which Pillow cannot convert, and of which one grey is transparent
+        return image, True
+    return image, bool(np.asarray(as_stored.convert("RGBA").getchannel("A")).min() < 255)
+
+
+_LOADS: dict[str, Load] = {
+    "images": _load_image,
+    "pairs": _load_pair,
+    "boxes": _load_boxes,
+    "videos": _load_video,
+}

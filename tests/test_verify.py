@@ -6,17 +6,22 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from raydali.data.exclusion import exclude
+from raydali.data.exclusion import exclude, read_list
 from raydali.data.image_folder import ImageFolder
 from raydali.data.image_pairs import ImagePairs
 from raydali.data.tar_shards import TarShards
 from raydali.errors import DataError, UsageError
-from raydali.verify import Verify, main
+from raydali.verify import Kind, Verify, main
 from tests.data.broken import CONTENTS, KINDS, folder, jpeg
+from tests.data.pictures import photograph
 from tests.data.tars import packed, tar_cache  # noqa: F401 (a fixture)
+from tests.data.videos import moving, write_video
 
 BROKEN = {2 * place + 1: kind for place, kind in enumerate(KINDS)}
 SAMPLES = 40
@@ -160,3 +165,90 @@ def test_either_image_of_a_pair(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"gt/0.jpg\n{tmp_path}/pairs/img/2.jpg\n")
     (rest,) = exclude(str(tmp_path / "list.txt"), ImagePairs.scan(str(tmp_path / "pairs")))
     assert [rest.path(0)] == [f"{tmp_path}/pairs/img/1.jpg and {tmp_path}/pairs/gt/1.jpg"] and len(rest) == 1
+
+
+def _verified(data: Path, kind: Kind, broken: set[str], capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+    """What is printed; of so many samples just these are broken, and `--exclude` understands their names."""
+    output = data.parent / "broken.txt"
+    try:
+        main(Verify(data=str(data), kind=kind, output=str(output), workers=1, **options))
+    except DataError as error:
+        print(error)
+    assert read_list(str(output)) == broken
+    return capsys.readouterr().out
+
+
+def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "pairs"
+    for split in ("train", "test"):
+        for part in ("img", "gt"):
+            for i in range(3):
+                path = data / split / part / f"{i}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(jpeg((60, 50)))
+    assert "6 samples, none broken" in _verified(data, "pairs", set(), capsys)
+    (data / "train/gt/1.jpg").write_bytes(jpeg((50, 60)))
+    (data / "test/img/2.jpg").write_bytes(jpeg()[:-900])
+    pair = "{0}/{1}/img/{2}.jpg and {0}/{1}/gt/{2}.jpg"
+    broken = {pair.format(data, "train", 1), pair.format(data, "test", 2)}
+    said = _verified(data, "pairs", broken, capsys)
+    assert "train/gt/1.jpg: 50x60 and 60x50 pixels: the two of a pair must have one size" in said
+    assert "/test/img/2.jpg: image file is truncated" in said and "2 of 6 samples are broken" in said
+    _verified(data, "pairs", {pair.format(data, "train", 1)}, capsys, split="train")
+    assert "3 samples" in _verified(data / "train", "pairs", {pair.format(data, "train", 1)}, capsys)
+    (rest,) = exclude(str(tmp_path / "broken.txt"), ImagePairs.scan(str(data / "train")))
+    assert len(rest) == 2
+    with pytest.raises(UsageError, match="--split val: --kind pairs has train and test: give one of these"):
+        main(Verify(data=str(data), kind="pairs", split="val"))
+
+
+def test_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "coco"
+    names = [f"{i}.jpg" for i in range(5)]
+    images = [{"id": i, "file_name": name, "width": 60, "height": 50} for i, name in enumerate(names)]
+    images[4] |= {"width": 50, "height": 60}
+    content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    for split in ("train2017", "val2017"):
+        for name in names[:4] if split == "val2017" else names:
+            (data / split).mkdir(parents=True, exist_ok=True)
+            (data / split / name).write_bytes(jpeg((60, 50)))
+        (data / "annotations").mkdir(exist_ok=True)
+        (data / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+    (data / "val2017/1.jpg").write_bytes(b"")
+    broken = {f"{data}/{name}" for name in ("train2017/4.jpg", "val2017/4.jpg", "val2017/1.jpg")}
+    said = _verified(data, "boxes", broken, capsys)
+    assert "train2017/4.jpg: 60x50 pixels, but 50x60 in the annotations" in said
+    assert "val2017/4.jpg: No such file" in said and "3 of 10 samples are broken" in said
+
+
+def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "videos"
+    for i, codec in enumerate(("h264", "vp9", "mjpeg")):
+        path = data / f"{i % 2}" / f"{i}.{'webm' if codec == 'vp9' else 'avi' if codec == 'mjpeg' else 'mp4'}"
+        write_video(path, moving(300 if codec == "h264" else 20), codec)
+    whole = (data / "0/0.mp4").read_bytes()
+    (data / "0/0.mp4").write_bytes(whole[:4000] + bytes(9000) + whole[13000:])
+    (data / "1/1.webm").write_bytes(b"")
+    said = _verified(data, "videos", {f"{data}/0/0.mp4", f"{data}/1/1.webm"}, capsys)
+    assert "2 of 3 samples are broken" in said
+
+
+def test_transparent_pixels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = photograph(size=(40, 30)).convert("RGBA")
+    made = {"opaque.png": photo, "clear.webp": photo.copy(), "clear.png": photo.copy()}
+    made["clear.png"].putpixel((3, 3), (1, 2, 3, 0))
+    made["clear.webp"].putalpha(128)
+    made["grey.png"] = photo.convert("LA")
+    made["grey.png"].putalpha(0)
+    (tmp_path / "c").mkdir()
+    for name, image in made.items():
+        image.save(tmp_path / "c" / name)
+    photo.convert("RGB").quantize(9).save(tmp_path / "c/palette.png", transparency=3)
+    Image.new("L", (9, 9), 7).save(tmp_path / "c/one-grey.png", transparency=8)
+    Image.fromarray(np.full((9, 9), 700, np.uint16)).save(tmp_path / "c/16-bit.png", transparency=700)
+    done = subprocess.run(
+        [RAYDALI, "verify", str(tmp_path), "--json", str(tmp_path / "j")], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "UserWarning" not in done.stderr
+    told = "7 samples, none broken; 5 with transparent pixels: alpha is dropped, and the colours beneath it show"
+    assert told in done.stdout and json.loads((tmp_path / "j").read_text())["transparent"] == 5

@@ -35,7 +35,7 @@ def train_and_val(
             "give all four, or --data alone"
         )
     else:
-        train, val = (_split(absolute(data), split) for split in ("train", "val"))
+        train, val = (one_split(absolute(data), split) for split in ("train", "val"))
     for images in (train, val):
         if images.crowd.all():
             raise UsageError(
@@ -51,7 +51,12 @@ def train_and_val(
     return train, val
 
 
-def _split(root: str, split: str) -> Coco:
+def one_split(root: str, split: str) -> Coco:
+    """The images of a folder as COCO ships, by its annotations/instances_SPLIT*.json.
+
+    Raises:
+        UsageError: there is not one such file, or it cannot be indexed.
+    """
     folder = f"{root}/annotations"
     names = list_tree(folder, of="annotations such as instances_train.json")[""]
     found = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
