@@ -173,7 +173,7 @@ def _images(data: str) -> tuple["Files", list[str]]:
     skipped.warn(root, EXTENSIONS)
     if not any(images.values()):
         raise UsageError(f"no images in the folders of {data}, {', '.join(EXTENSIONS)}: {wanted}")
-    return Files.from_folders(root, images), [*images]
+    return Files.from_folders(root, images.items()), [*images]
 
 
 @contextmanager

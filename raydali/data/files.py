@@ -6,7 +6,7 @@ store.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,25 +48,28 @@ class Files:
     missing: tuple[int, ...] = field(default=(), kw_only=True)
 
     @classmethod
-    def from_folders(cls, root: str, names: Mapping[str, Sequence[str]], **fields: Any) -> Self:
+    def from_folders(cls, root: str, names: Iterable[tuple[str, Sequence[str]]], **fields: Any) -> Self:
         """The files of some folders below a root, in the order given; made for millions.
 
         Args:
             root: as `absolute` takes it.
-            names: of the files, by folder relative to the root; "" is the root itself.
+            names: folders relative to the root, "" is the root itself, and the names of the files in each. Whoever
+                lets go of them as they are taken needs less memory.
             fields: those that a subclass adds.
 
         Raises:
             UsageError: a root of another kind; an object whose name DALI cannot read.
         """
         root = absolute(root)
-        prefixes = {folder: os.path.join(folder, "") for folder in names}
-        if "://" in root:
-            for folder, prefix in prefixes.items():
-                for name in names[folder]:
-                    _check_key(f"{root}/{prefix}{name}")
-        parts = (prefix + f"\0{prefix}".join(names[folder]) for folder, prefix in prefixes.items() if names[folder])
-        return cls(root, *_pack(map(os.fsencode, parts)), **fields)
+        packed = bytearray()
+        for folder, of_folder in names:
+            if of_folder:
+                prefix = os.path.join(folder, "")
+                if "://" in root:
+                    for name in of_folder:
+                        _check_key(f"{root}/{prefix}{name}")
+                packed += os.fsencode(prefix + f"\0{prefix}".join(of_folder)) + b"\0"
+        return cls(root, *_unpacked(packed), **fields)
 
     @classmethod
     def from_list(cls, root: str, paths: Sequence[str], **fields: Any) -> Self:
@@ -261,12 +264,7 @@ def _check_key(uri: str) -> None:
         raise UsageError(f"DALI cannot read {path!r}: rename it without ?, #, //, /./ and /../")
 
 
-def _pack(parts: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """packed_paths and offsets; each part is one path, or several joined by NUL."""
-    return _unpacked(b"\0".join([*parts, b""]))
-
-
-def _unpacked(ended: bytes | bytearray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _unpacked(ended: bytearray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """packed_paths and offsets of paths that a NUL ends each."""
     packed = np.frombuffer(ended, np.uint8)
     offsets = np.zeros(ended.count(0) + 1, np.int64)

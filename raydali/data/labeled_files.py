@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raydali.data.files import Files, absolute, digest
 from raydali.data.listing import list_tree
 from raydali.data.pipeline import Source
-from raydali.data.skipped_files import in_folders, in_words, select_files
+from raydali.data.skipped_files import in_words, select_files, skip_root
 from raydali.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -89,8 +89,8 @@ class LabeledFiles(Files):
                 extensions; an object whose name DALI cannot read.
         """
         root = absolute(root)
-        selected, skipped = select_files(list_tree(root, of="class folders"), extensions)
-        listing = in_folders(selected, skipped)
+        listing, skipped = select_files(list_tree(root, of="class folders"), extensions)
+        skip_root(listing, skipped)
         if not listing:
             raise UsageError(f"{root} holds no class folders: give a folder that holds one folder of {kind} a class")
 
@@ -98,7 +98,7 @@ class LabeledFiles(Files):
         counts = dict.fromkeys(classes, 0)
         chosen = {}
         for class_, folder in sorted((folder.partition("/")[0], folder) for folder in listing):
-            chosen[folder] = sorted(listing[folder])
+            chosen[folder] = sorted(listing.pop(folder))
             counts[class_] += len(chosen[folder])
         if not any(counts.values()):
             instead = f" ({in_words(skipped.kinds)})" if skipped.kinds else ""
@@ -109,7 +109,8 @@ class LabeledFiles(Files):
             _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), some(empty))
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
-        return cls.from_folders(root, chosen, labels=labels, classes=tuple(classes), skipped=skipped.kinds)
+        emptied = ((folder, chosen.pop(folder)) for folder in [*chosen])
+        return cls.from_folders(root, emptied, labels=labels, classes=tuple(classes), skipped=skipped.kinds)
 
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
         return super()._only(kept) | {"labels": self.labels[kept]}

@@ -85,11 +85,12 @@ def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing
     Hidden folders, such as .ipynb_checkpoints, hold no samples: they are not in the result, at any depth.
 
     Args:
-        listing: as `list_tree` gives it.
+        listing: as `list_tree` gives it; it is emptied, to save memory.
         extensions: in lower case; those of the files may be in any.
     """
     selected, skipped = Listing(), SkippedFiles()
-    for folder, names in listing.items():
+    while listing:
+        folder, names = listing.popitem()
         chosen = [name for name in names if name.lower().endswith(extensions)]
         if folder.startswith(".") or "/." in folder:
             if chosen:
@@ -103,8 +104,7 @@ def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing
     return selected, skipped
 
 
-def in_folders(listing: Listing, skipped: SkippedFiles) -> Listing:
-    """The same without the files at the root itself, which are in no class."""
-    if listing.get(""):
-        skipped.add("in no class folder", os.curdir, len(listing[""]))
-    return {folder: names for folder, names in listing.items() if folder}
+def skip_root(listing: Listing, skipped: SkippedFiles) -> None:
+    """Take away the files at the root itself, which are in no class."""
+    if names := listing.pop("", None):
+        skipped.add("in no class folder", os.curdir, len(names))

@@ -64,12 +64,14 @@ def test_a_list_below_its_root(tmp_path: Path) -> None:
 
 
 def test_folders_give_what_a_list_gives() -> None:
-    folders = Files.from_folders("/data", {"": ["2.jpg", "1.jpg"], "empty": [], "a/b": ["1.jpg"], "a": ["1.jpg"]})
+    folders = Files.from_folders(
+        "/data", [("", ["2.jpg", "1.jpg"]), ("empty", []), ("a/b", ["1.jpg"]), ("a", ["1.jpg"])]
+    )
     listed = Files.from_list("/data", ["2.jpg", "1.jpg", "a/b/1.jpg", "a/1.jpg"])
     assert np.array_equal(folders.packed_paths, listed.packed_paths)
     assert np.array_equal(folders.offsets, listed.offsets)
     assert folders.fingerprint == listed.fingerprint
-    assert len(Files.from_folders("/data", {"": []})) == 0
+    assert len(Files.from_folders("/data", [("", [])])) == 0
 
 
 @pytest.mark.parametrize("root", ["/data", "s3://bucket/data"])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +52,15 @@ def test_speed(many_files: str) -> None:
     calls = (lambda: bare_walk(many_files), lambda: ImageFolder.scan(many_files))
     bare, scan = (least_cpu_seconds(call, 6) for call in calls)
     assert scan <= 3 * bare
+
+
+def test_memory(many_files: str) -> None:
+    ImageFolder.scan(many_files)
+    tracemalloc.start()
+    index = ImageFolder.scan(many_files)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 120 * len(index)  # 91 were measured
 
 
 def test_paths_of_a_batch_cost_the_same_of_any_number_of_files(many_files: str, tmp_path: Path) -> None:
