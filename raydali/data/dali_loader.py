@@ -4,6 +4,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import nvidia.dali as dali
 import torch
 from numpy.typing import NDArray
+from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data import hardware_queues, screening
@@ -179,15 +181,19 @@ class DaliLoader(Loader):
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
             placed = self.pipeline.place(shapes, prepared.inputs[files:], self._where)
             feed, fed = self._next_read, files + len(placed)
-        self._dali = dali.Pipeline(
-            batch_size=self._batch_size,
-            num_threads=self.threads,
-            device_id=(self.device.index or 0) if self._where == "gpu" else None,
-            prefetch_queue_depth=self._prefetched,
-        )
-        with self._dali, timed_python(self._add_python, self.python):
-            nodes = fed_nodes(feed, fed, resident=self.pipeline.gpu_inputs, device=self.device)
-            self._dali.set_outputs(*self.pipeline.graph(self.source, *nodes, device=self._where))
+        nodes = do_not_convert(partial(fed_nodes, feed, fed, resident=self.pipeline.gpu_inputs, device=self.device))
+
+        def graph() -> tuple[Any, ...]:
+            return self.pipeline.graph(self.source, *nodes(), device=self._where)
+
+        define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
+        with timed_python(self._add_python, self.python), _hint_at_conditionals():
+            self._dali = define(
+                batch_size=self._batch_size,
+                num_threads=self.threads,
+                device_id=(self.device.index or 0) if self._where == "gpu" else None,
+                prefetch_queue_depth=self._prefetched,
+            )
         self._dali.build()
 
     def _built_reader(self) -> dali.Pipeline:
@@ -270,6 +276,17 @@ class DaliLoader(Loader):
         self._patience.end()
         self._discard()
         self._preparation.close()
+
+
+@contextmanager
+def _hint_at_conditionals() -> Iterator[None]:
+    """Say in raydali's words what DALI asks for where a graph has an `if`."""
+    try:
+        yield
+    except TypeError as error:
+        if "enable_conditionals" in str(error):
+            error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
+        raise
 
 
 def _keys(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydali.data.pipeline import Pipeline, Source
-from raydali.data.quarantine import Quarantine
+from raydali.data.quarantine import KnowsBroken, Quarantine
 from raydali.data.stream import MicroBatch, Order, Stream
 from raydali.data.timing import PythonTime, Waits
 from raydali.errors import DataError, StorageAway
@@ -90,12 +90,12 @@ class Loader(ABC):
         start: int = 0,
         device: torch.device | str = "cpu",
         threads: int = 1,
-        quarantine: Callable[[Order], Quarantine] | None = None,
+        quarantine: Callable[[Order], KnowsBroken] | None = None,
     ) -> None:
         self.source, self.pipeline, self.order = source, pipeline, order
         self.rank, self.world_size, self.start = rank, world_size, start
         self.device, self.threads = torch.device(device), max(1, threads)
-        known = quarantine(order) if quarantine is not None else Quarantine(order.samples, strict=True)
+        known: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
         self.quarantine = known.of(source, pipeline)
         self.waits = Waits()
         self.python = PythonTime()

@@ -61,6 +61,9 @@ class Pipeline(Protocol[AnySource]):
     """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
     gpu_inputs: ClassVar[int] = 0
     """How many of the inputs, from the first on, are torch tensors that lie on the GPU already."""
+    conditionals: ClassVar[bool] = False
+    """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
+    of all that it calls, functions inside of it too: one for `fn.python_function` must stand outside, or it is slow."""
     inputs_are: ClassVar[Cause] = "python"
     """What `inputs` does beside reading files, in the words of the verdict."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,14 @@ def may_pass(error: BaseException) -> bool:
 def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> int:
     """The id, of 0..samples-1, that is tried in a broken one's place; attempts count from 0."""
     return int(keyed(_SALT, seed, epoch, id, attempt) % np.uint64(samples))
+
+
+class KnowsBroken(Protocol):
+    """What has a source's quarantine, such as the quarantine itself."""
+
+    def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
+        """The quarantine, told how to read a sample."""
+        ...
 
 
 class Quarantine:

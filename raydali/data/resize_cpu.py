@@ -13,6 +13,7 @@ import PIL.Image
 import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn
+from nvidia.dali.pipeline import do_not_convert
 from torch.nn import functional as F
 
 from raydali.data.pillow_images import centre, is_thin
@@ -37,6 +38,7 @@ def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
     return resize(image, height, width)[top : top + side, left : left + side]
 
 
+@do_not_convert  # type: ignore[untyped-decorator]
 def each(images: Any, function: Callable[[Image], Image]) -> Any:
     """A DALI node whose samples are those of `images`, each put through the function, on as many threads as torch's."""
     threads = torch.get_num_threads()

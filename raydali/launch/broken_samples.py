@@ -4,11 +4,13 @@ Each rank finds out for itself and needs no other to replace a sample (data/quar
 together now and then, and decide on that alone: so all of them stop at the same step.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydali.data.patience import OUTAGES, Outage
+from raydali.data.pipeline import Pipeline, Source
 from raydali.data.quarantine import BrokenSample, Quarantine
 from raydali.data.stream import Order, OrderedPass
 from raydali.errors import DataError
@@ -34,31 +36,45 @@ class BrokenSamples:
     def __init__(self, options: TrainingOptions, session: Session, *, samples: int) -> None:
         self._options, self._session = options, session
         self._quarantines = {TRAINING: Quarantine(samples, seed=options.seed)}
-        self._agreed: dict[str, dict[int, BrokenSample]] = {TRAINING: {}, VALIDATION: {}}
+        self._agreed: dict[str, dict[int, BrokenSample]] = defaultdict(dict, {TRAINING: {}})
+        self._sources: dict[str, list[Source]] = {TRAINING: [], VALIDATION: []}
         self._told: set[tuple[str, int]] = set()
         self._asked: Callable[[], int] | None = None
 
-    def of(self, order: Order) -> Quarantine:
-        """What a loader of this order is to know and to tell: it replaces samples of the stream, and leaves out those
-        of an ordered pass."""
-        if not isinstance(order, OrderedPass):
-            return self._quarantines[TRAINING]
-        return self._quarantines.setdefault(VALIDATION, Quarantine(order.samples))
+    def of(self, order: Order) -> "_OfOrder":
+        """What a loader of this order is to know and to tell, once its source is known: it replaces samples of a
+        stream, and leaves out those of an ordered pass."""
+        return _OfOrder(lambda source: self._quarantine(order, source))
+
+    def _quarantine(self, order: Order, source: Source) -> Quarantine:
+        """That of a source: "training" and "validation" are of the first ones, "validation 2" is of the next."""
+        kind, seed = (VALIDATION, None) if isinstance(order, OrderedPass) else (TRAINING, self._options.seed)
+        sources = self._sources[kind]
+        if not any(_is_same(known, source) for known in sources):
+            sources.append(source)
+        place = [_is_same(known, source) for known in sources].index(True)
+        name = f"{kind} {place + 1}" if place else kind
+        if name not in self._quarantines:
+            self._quarantines[name] = Quarantine(order.samples, seed=seed)
+            self._quarantines[name].add(self._agreed[name].values())
+        return self._quarantines[name]
 
     def resume(self, saved: dict[str, list[dict[str, Any]]]) -> None:
         """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
-        for sample in saved.get(TRAINING, []):
-            self._agreed[TRAINING][sample["id"]] = BrokenSample(**sample)
+        for name, samples in saved.items():
+            self._agreed[name].update((sample["id"], BrokenSample(**sample)) for sample in samples)
         self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
         if self._session.worker.rank == 0:
             rows = self._session.folder.rows(EVENTS)
             self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
-            for known in self._agreed[TRAINING].values():
-                self._tell(TRAINING, known)
+            for name, agreed in self._agreed.items():
+                for known in agreed.values():
+                    self._tell(name, known)
 
     def state(self) -> dict[str, list[dict[str, Any]]]:
-        """What a checkpoint keeps."""
-        return {TRAINING: [asdict(sample) for _, sample in sorted(self._agreed[TRAINING].items())]}
+        """What a checkpoint keeps: those of training, which stand-ins depend on."""
+        kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
+        return {name: [asdict(sample) for _, sample in sorted(samples.items())] for name, samples in kept.items()}
 
     def after_step(self, steps: int) -> None:
         """Say that so many steps of the run are done; now and then ranks look for news, without waiting.
@@ -100,8 +116,8 @@ class BrokenSamples:
             self._limit(name, quarantine.samples)
 
     def in_validation(self) -> int:
-        """How many of the validation samples are broken, as of the last exchange."""
-        return len(self._agreed[VALIDATION])
+        """How many of all validation samples are broken, as of the last exchange."""
+        return sum(len(samples) for name, samples in self._agreed.items() if name.startswith(VALIDATION))
 
     def _tell_outages(self, of_ranks: list[list[Outage]]) -> None:
         """One event for each storage, whichever ranks waited for it."""
@@ -132,6 +148,24 @@ class BrokenSamples:
             f"{most}: find all with `raydali verify DIR -o broken.txt` and leave them out by --exclude broken.txt, "
             f"or raise --max-bad-fraction"
         )
+
+
+def _is_same(one: Source, other: Source) -> bool:
+    """Return whether it is one source: two of the same names may lie at two places."""
+    if one is other:
+        return True
+    return len(one) == len(other) and one.path(0) == other.path(0) and one.fingerprint == other.fingerprint
+
+
+@dataclass(frozen=True)
+class _OfOrder:
+    """What gives a loader of an order its quarantine."""
+
+    of_source: Callable[[Source], Quarantine]
+
+    def of(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
+        """The quarantine of this source, told how to read a sample."""
+        return self.of_source(source).of(source, pipeline)
 
 
 def allowed(share: float, samples: int) -> int:

@@ -32,7 +32,7 @@ QUARANTINED_SHOWN = 5
 def _of_broken(event: Mapping[str, Any]) -> str:
     """What the event of a broken sample says, in words."""
     other = "" if event["replaced_by"] is None else f"; sample {event['replaced_by']} is read in its place"
-    out = "; it is left out" if event["of"] == "validation" else other
+    out = "; it is left out" if event["of"].startswith("validation") else other
     return f"{event['of']} sample {event['id']} is broken: {event['path']}: {event['reason']}{out}"
 
 

@@ -2,30 +2,52 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
 from raydali.data.loader import LoaderName, make_loader
-from tests.data.pictures import photograph
+from raydali.data.quarantine import Quarantine
+from raydali.data.stream import Stream
+from tests.data.pictures import encoded, files, oriented, photograph
 
 DOCUMENT = Path(__file__).parents[2] / "docs/own-data.md"
 
 
+def brightness(value: int) -> int:
+    """The class of a grey value, 0..3."""
+    return value // 64
+
+
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the document's Python leaves behind, run on photographs whose masks say where they are bright."""
+    """What the document's Python leaves behind, run on photographs whose masks say how bright they are.
+
+    Some masks have a palette, VOC's, and some photographs lie on their side, which their EXIF says.
+    """
     folder = tmp_path_factory.mktemp("own-data")
+    for kind in ("images", "masks"):
+        (folder / "photographs" / kind).mkdir(parents=True)
     for i in range(9):
         image = photograph(("china", "flower")[i % 2], (100 + i, 90 - i))
-        for kind, one in (("images", image), ("masks", image.convert("L").point(lambda value: value // 128))):
-            (folder / "photographs" / kind).mkdir(parents=True, exist_ok=True)
-            one.save(folder / "photographs" / kind / f"{i}.png")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
+        mask = image.convert("L").point(brightness)
+        if i % 3:
+            mask.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0])
+            assert mask.mode == "P"
+        exif: Any = {}
+        if i % 2:
+            image, exif = image.transpose(Image.Transpose.ROTATE_90), {"exif": oriented(6)}
+        image.save(folder / f"photographs/images/{i}.png", **exif)
+        mask.save(folder / f"photographs/masks/{i}.png")
+    # Each line at its place, since DALI reads the source of a graph with conditionals.
+    parts = re.split(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    code = "\n".join(part if i % 2 else "\n" * part.count("\n") for i, part in enumerate(parts))
     left: dict[str, Any] = {}
     here = Path.cwd()
     os.chdir(folder)
@@ -50,5 +72,36 @@ def test_masks_follow_their_images(name: LoaderName, example: dict[str, Any]) ->
     assert sorted([id for batch in batches for id in batch.ids.tolist()][:9]) == [*range(9)]
     for batch in batches:
         for image, mask in zip(batch["images"], batch["masks"], strict=True):
-            bright = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L").point(lambda value: value // 128)
+            bright = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L").point(brightness)
             assert torch.equal(F.pil_to_tensor(bright), mask)
+            assert set(mask.unique().tolist()) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_masks_that_do_not_fit_are_replaced(name: LoaderName, example: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(example["pairs"].inputs.root, tmp_path, dirs_exist_ok=True)
+    photograph("china", (50, 60)).convert("L").save(tmp_path / "masks/3.png")
+    photograph("china", (100, 90)).save(tmp_path / "masks/4.png")
+    pairs, stream = example["pairs"].at(str(tmp_path)), example["stream"]
+    known = Quarantine(stream.samples, seed=0)
+    with make_loader(name, pairs, example["Masked"](side=64, seed=0), stream, quarantine=lambda _: known) as loader:
+        assert sum(batch.micro_batch.replaced for batch in loader) >= 2
+    assert sorted(known.known) == [3, 4]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_what_inputs_draws_is_the_same_on_any_rank(example: dict[str, Any], device: str, tmp_path: Path) -> None:
+    source = files(tmp_path, **{f"{i}": encoded(photograph(size=(60, 50))) for i in range(48)})
+    stream = Stream(samples=48, epochs=1, batch_size=6, global_batch_size=12, seed=0)
+    pipeline, grey = example["RandAugmented"](image_size=32, seed=0), []
+    monochrome = pipeline.inputs(source, np.arange(48), np.zeros(48, np.int64))[-1]
+    for rank in range(2):
+        options: dict[str, Any] = {"rank": rank, "world_size": 2, "device": device}
+        with make_loader("dali", source, pipeline, stream, **options) as loader:
+            for batch in loader:
+                spread = batch["images"].float().std(1).amax((1, 2))
+                grey += batch.ids[(spread < 5).cpu().numpy()].tolist()
+                assert batch["images"].dtype == torch.uint8 and batch["images"].shape == (6, 3, 32, 32)
+    assert 0 < monochrome.sum() < 48
+    assert set(grey) <= set(np.flatnonzero(monochrome).tolist())
+    assert len(grey) > monochrome.sum() / 2  # some of DALI's operations tint what is grey but for rounding

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Config, Data, train
+from raydali.data.classification import ValidationImages
 from raydali.data.digits import digits_folder
 from raydali.data.exclusion import exclude
-from raydali.data.quarantine import substitute
+from raydali.data.loader import make_loader
+from raydali.data.quarantine import Quarantine, substitute
+from raydali.data.stream import OrderedPass, Stream
 from raydali.errors import DataError
-from raydali.launch.broken_samples import allowed
+from raydali.launch.broken_samples import BrokenSamples, allowed
 from raydali.report.run_folder import RunFolder
 from raydali.report.samples import read_samples
 from tests.data.broken import KINDS, damage
+from tests.data.pictures import encoded, files, photograph
 from tests.digits import SHORT, digits_data
 from tests.support import LocalSession, Stopped, folder_of, run_ranks
 from tests.train.ranks import train_rank_in_double
@@ -176,3 +180,74 @@ def test_what_is_excluded_leaves_the_stream(tmp_path: Path, data: Data) -> None:
 )
 def test_how_many_may_be_broken(share: float, samples: int, most: int) -> None:
     assert allowed(share, samples) == most
+
+
+SETS: list[tuple[str, dict[int, str]]] = [("val", {3: "cut-short"}), ("test", {}), ("more", {5: "vanished"})]
+
+
+@pytest.mark.parametrize("order", [SETS, SETS[::-1]], ids=["first", "last"])
+def test_each_validation_set_has_its_own(tmp_path: Path, order: list[tuple[str, dict[int, str]]]) -> None:
+    """One set's broken id was left out of the next, or taken for sound in it."""
+    made = run_ranks(1, seen_of_sets, tmp_path, order)[0]
+    for name, broken in order:
+        assert made["seen"][name] == [id for id in range(12) if id not in broken]
+    place = {name: i for i, (name, _) in enumerate(order)}
+    named = [f"validation {place[name] + 1}" if place[name] else "validation" for name, broken in SETS if broken]
+    assert sorted(made["told"]) == sorted(zip(named, [3, 5], strict=True))
+    assert made["in_validation"] == 2
+
+
+def seen_of_sets(path: Path, order: list[tuple[str, dict[int, str]]]) -> dict[str, Any]:
+    """What loaders of validation sets, of the same names at other places, hand out in one run."""
+    session = LocalSession(folder_of(path))
+    known = BrokenSamples(replace(CONFIG, max_bad_fraction=0.5), session, samples=100)
+    pipeline, seen = ValidationImages(image_size=8, resize_size=8), {}
+    loaders = []
+    for name, broken in order:
+        source = files(path / name, **{f"{i}": encoded(photograph(size=(20, 30))) for i in range(12)})
+        for id, kind in broken.items():
+            damage(Path(source.path(id)), kind)
+        ordered = OrderedPass(samples=12, batch_size=4)
+        loaders.append(make_loader("dali", source, pipeline, ordered, quarantine=known.of))
+        again = make_loader("dali", source.at(source.root), pipeline, ordered, quarantine=known.of)
+        assert again.quarantine is loaders[-1].quarantine
+    for _ in range(2):
+        for (name, _), loader in zip(order, loaders, strict=True):
+            seen[name] = [id for batch in loader for id in batch.ids.tolist()]
+        known.exchange()
+    told = [(event["of"], event["id"]) for event in session.told if event.get("event") == "quarantine"]
+    return {"seen": seen, "told": told, "in_validation": known.in_validation()}
+
+
+def test_two_streams_are_saved_apart_and_older_checkpoints_load(tmp_path: Path) -> None:
+    state = run_ranks(1, states_of_streams, tmp_path)[0]
+    assert {name: [sample["id"] for sample in samples] for name, samples in state["saved"].items()} == {
+        "training": [3],
+        "training 2": [5],
+    }
+    assert state["resumed"] == [[3], [5]] and state["older"] == [[3], []]
+
+
+def states_of_streams(path: Path) -> dict[str, Any]:
+    session, made = LocalSession(folder_of(path)), []
+    for name in ("one", "two"):
+        made.append(files(path / name, **{f"{i}": encoded(photograph(size=(20, 30))) for i in range(12)}))
+    stream, pipeline = (
+        Stream(samples=12, epochs=1, batch_size=4, global_batch_size=4, seed=0),
+        ValidationImages(image_size=8),
+    )
+
+    def known(saved: dict[str, Any]) -> tuple[BrokenSamples, list[Quarantine]]:
+        samples = BrokenSamples(replace(CONFIG, max_bad_fraction=0.5), session, samples=12)
+        samples.resume(saved)
+        return samples, [samples.of(stream).of(source, pipeline) for source in made]
+
+    samples, (one, two) = known({})
+    one.condemn(3, "bad")
+    two.condemn(5, "bad")
+    samples.exchange()
+    saved = samples.state()
+    resumed, older = (
+        [sorted(each.known) for each in known(state)[1]] for state in (saved, {"training": saved["training"]})
+    )
+    return {"saved": saved, "resumed": resumed, "older": older}
