@@ -133,7 +133,7 @@ def check_classes(train: LabeledSource, val: LabeledSource) -> None:
     if parts:
         raise UsageError(
             f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
-            f"both need the same class folders"
+            f"both need the same class folders, of which some may be empty"
         )
     if train.classes != val.classes:
         raise UsageError(

@@ -92,15 +92,26 @@ def train_and_val(
 
 
 def _check_splits(data: str) -> None:
-    """Tell what a local folder without train/ is instead, where that is plain."""
+    """Tell what a local folder without train/ or val/ is instead, where that is plain."""
     folder = Path(data).expanduser()
-    if "://" in data or (folder / "train").exists():
+    train, val = ((folder / name).exists() for name in ("train", "val"))
+    if "://" in data or (train and val):
         return
     if not folder.exists():
-        raise UsageError(f"--data {data} does not exist: check the path")
+        raise UsageError(f"--data {data} does not exist (it would be {folder.absolute()}): check the path")
+    if train:
+        like = [name for name in ("validation", "valid", "test") if (folder / name).exists()]
+        other = f"{data.rstrip('/')}/{like[0]}" if like else "FOLDER"
+        raise UsageError(
+            f"--data {data} holds train/ but no val/: give --data {data.rstrip('/')}/train --val-data {other}"
+        )
     if folder.is_dir() and any(folder.glob("*.tar")):
         raise UsageError(f"--data {data} holds tar shards but no train/: name them, --data '{data}/train-*.tar'")
-    raise UsageError(f"--data {data} holds no train/: give the folder that train/ and val/ are in, or --val-data too")
+    above = folder.absolute().parent
+    here = f": {above} is such a folder" if (above / "train").exists() and (above / "val").exists() else ""
+    raise UsageError(
+        f"--data {data} holds no train/: give the folder that train/ and val/ are in, or --val-data too{here}"
+    )
 
 
 def check_root(root: str | None, *data: str) -> None:

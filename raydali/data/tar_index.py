@@ -63,7 +63,7 @@ def _part(path: str, size: int) -> Part:
             if _HIDDEN.search(folder):
                 skipped["in hidden folders"] += is_image
             elif member.offset < 0:
-                skipped["links to no file in their archive"] += is_image
+                skipped["linked to no file in their archive"] += is_image
             elif extension in _IMAGES:
                 if key in images:
                     raise ValueError(_several(key, [images[key], member]))
@@ -88,7 +88,7 @@ def _part(path: str, size: int) -> Part:
             f'.json with a "label", or a key that begins with its class and a slash'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
-    skipped["keys with a label but no image"] += len(said.keys() - images.keys() - others.keys())
+    skipped["with a label but no image"] += len(said.keys() - images.keys() - others.keys())
     return Part(
         [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
     )

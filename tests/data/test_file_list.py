@@ -332,6 +332,21 @@ def test_training_and_validation(write: Write, tmp_path: Path) -> None:
         train_and_val(train, write("2.jpg,cow\n", "val.csv"))
 
 
+def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(grow(tmp_path, ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "c/val/x/1.jpg"]))
+    for data, message in (
+        ("a", "a holds train/ but no val/: give --data a/train --val-data a/test"),
+        ("b/", "b/ holds train/ but no val/: give --data b/train --val-data FOLDER"),
+        ("none", f"none does not exist .it would be {tmp_path}/none.: check the path"),
+        ("c/val", "c/val holds no train/: give the folder that train/ and val/ are in, or --val-data too$"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train_and_val(data)
+    grow(tmp_path, ["c/train/x/1.jpg"])
+    with pytest.raises(UsageError, match=f"c/train holds no train/: .*: {tmp_path}/c is such a folder"):
+        train_and_val("c/train")
+
+
 def test_numbers_mean_others_in_folders_than_in_lists(tmp_path: Path) -> None:
     grow(tmp_path, [f"{i}/1.jpg" for i in range(11)])
     (tmp_path / "list.csv").write_text("\n".join(f"{i}/1.jpg,{i}" for i in range(11)))

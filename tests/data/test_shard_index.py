@@ -8,9 +8,11 @@ import boto3
 import numpy as np
 import pytest
 
+from jobs.imagenet import DIGITS, Config
 from raydali.data.cache import BESIDE_RUNS, also_keep_in
 from raydali.data.tar_shards import TarShards
 from raydali.data.tfrecord import TFRecords
+from raydali.launch.command import parse
 from tests.data.object_stores import FlakyS3
 from tests.data.tars import packed, samples
 from tests.data.tfrecords import tfrecords
@@ -101,3 +103,14 @@ def test_a_storage_that_takes_no_index_is_no_error(
     also_keep_in(storage)
     assert len(TarShards.scan(str(tmp_path / "0.tar"))) == SAMPLES
     assert len([*tar_cache.iterdir()]) == 1 and not (tmp_path / "raydali-runs").exists()
+
+
+def test_a_job_keeps_indexes_in_its_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "0.tar").write_bytes(packed(_members(20)))
+    monkeypatch.setattr(
+        "sys.argv", ["imagenet.py", "--data", str(tmp_path / "0.tar"), "--storage", str(tmp_path / "runs")]
+    )
+    config = parse(Config, demo=DIGITS)
+    TarShards.scan(str(config.data))
+    assert len([*(tmp_path / "runs" / BESIDE_RUNS / "tar").iterdir()]) == 1

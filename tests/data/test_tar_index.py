@@ -83,7 +83,7 @@ def test_other_images_beside_one_do_not_count(pack: Pack, caplog: pytest.LogCapt
     made = {"c/a.seg.png": b"s", "c/a.jpg": b"a", "c/b.large.jpg": b"b", "c/only.txt": b"c", "c/._a.jpg": b"macOS"}
     shards = TarShards.scan(str(pack("0.tar", made)))
     assert [shards.read(id) for id in range(len(shards))] == [b"a", b"b"]
-    assert "0.tar: 1 file skipped: 1 keys with a label but no image" in caplog.text
+    assert "0.tar: 1 file skipped: 1 with a label but no image" in caplog.text
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -106,7 +106,7 @@ def test_links_folders_and_large_numbers(tmp_path: Path) -> None:
         archive.addfile(info, io.BytesIO(b"one"))
     shards = TarShards.scan(str(tmp_path / "0.tar"))
     assert len(shards) == 1 and shards.read(0) == b"one"
-    assert shards.skipped == {"links to no file in their archive": 2}
+    assert shards.skipped == {"linked to no file in their archive": 2}
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -137,7 +137,7 @@ def test_links_lead_to_files_of_the_archive(tmp_path: Path, caplog: pytest.LogCa
     files = {"./cat/1.jpg": b"./cat/1.jpg", long: long.encode(), "cat/2.jpg": b"two"}
     linked = {"dog/1.jpg": b"two", "dog/2.jpg": b"./cat/1.jpg", "dog/3.jpg": b"two", "dog/4.jpg": long.encode()}
     assert read == files | linked
-    assert "2 files skipped: 2 links to no file in their archive" in caplog.text
+    assert "2 files skipped: 2 linked to no file in their archive" in caplog.text
 
 
 def test_joined_archives_are_read_to_the_end(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:

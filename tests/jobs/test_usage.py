@@ -25,7 +25,7 @@ CASES = {
     "val-data-alone": ("--val-data {data}/file", "--val-data {data}/file needs the training images too: give --data"),
     "root-without-lists": ("--data {data}/differing --root {data}", "--root {data} is of no use to {data}/differing"),
     "data-without-train": ("--data {data}/no-train", "{data}/no-train holds no train/: give the folder that"),
-    "data-without-val": ("--data {data}/no-val", "{data}/no-val/val is missing"),
+    "data-without-val": ("--data {data}/no-val", "{data}/no-val holds train/ but no val/: give --data"),
     "data-without-classes": ("--data {data}/no-classes", "{data}/no-classes/train holds no class folders"),
     "data-without-images": ("--data {data}/no-images", "no images in the 2 class folders of {data}/no-images/train"),
     "data-of-other-classes": ("--data {data}/differing", "{data}/differing/val lacks 'dog' and has besides 'cow'"),
