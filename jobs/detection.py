@@ -23,7 +23,7 @@ from raydali.data.stream import OrderedPass
 from raydali.errors import UsageError
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch
-from raydali.launch.options import TrainingOptions
+from raydali.launch.options import ImageOptions
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainingOptions):
+class Config(ImageOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --image-size"
@@ -234,8 +234,9 @@ def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, Vali
         crop_probability=config.crop_probability,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
+        **config.decoding,
     )
-    return train, ValidationImages(image_size=config.image_size)
+    return train, ValidationImages(image_size=config.image_size, **config.decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

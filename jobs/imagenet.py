@@ -23,7 +23,7 @@ from raydali.data.stream import OrderedPass
 from raydali.errors import UsageError
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch
-from raydali.launch.options import TrainingOptions, require
+from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainingOptions):
+class Config(ImageOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "images stored nearer to --image-size (`raydali prepare`, for class folders)"
@@ -238,8 +238,10 @@ def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
         image_size=config.image_size,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
+        **config.decoding,
     )
-    return train, ValidationImages(image_size=config.image_size, resize_size=config.resize_size)
+    val = ValidationImages(image_size=config.image_size, resize_size=config.resize_size, **config.decoding)
+    return train, val
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from raydali.data.validation_set import warn_of_overlap
 from raydali.errors import UsageError
 from raydali.launch.command import exit_with, parse
 from raydali.launch.launcher import Job, launch
-from raydali.launch.options import TrainingOptions, require
+from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ ROWS_SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainingOptions):
+class Config(ImageOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
 
     smaller_data = "pairs cut up into images nearer to --crop-size"
@@ -63,6 +63,8 @@ class Config(TrainingOptions):
     """Residual blocks of the network."""
     batch_size: int = 32
     """Pairs that a device holds at once: a micro-batch."""
+    largest_image: tuple[int, int] = (1080, 1920)
+    """On GPUs, height and width for which decoding buffers are set aside at the start."""
     learning_rate: float | None = None
     """The highest learning rate of AdamW, at the end of the warm-up. Default: 0.0005."""
 
@@ -219,8 +221,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
 def make_pipelines(config: Config) -> tuple[TrainPairs, ValidationPairs]:
     """What happens to training and to test pairs."""
     crop = config.crop_size, config.crop_size
-    train = TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability)
-    return train, ValidationPairs(crop_size=config.test_size)
+    train = TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding)
+    return train, ValidationPairs(crop_size=config.test_size, **config.decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -121,7 +121,12 @@ def _checked(data: bytes) -> bytes:
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """The same, or in mode L if it is of 16 bits: convert("RGB") would cut these off at 255; DALI scales them."""
-    if not image.mode.startswith("I;16"):
+    """The same, or in mode L if it is of 16 bits, or of floats from 0 to 1: convert("RGB") would cut these off at 255;
+    DALI scales them."""
+    if image.mode == "F":
+        scaled = np.clip(np.asarray(image), 0, 1) * 255
+    elif image.mode == "I" or image.mode.startswith("I;16"):  # a PGM of 16 bits is of mode I
+        scaled = np.asarray(image) / 257
+    else:
         return image
-    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -30,6 +30,8 @@ WHERE_SETTINGS = {
     "keep_epochs",
     "profile_steps",
     "track",
+    "hw_decoder_load",
+    "largest_image",
 }
 """What a resume may change as it likes: where it runs, not what."""
 MOST_PROFILED = 200
@@ -240,6 +242,23 @@ class TrainingOptions(LaunchOptions):
     def warmup(self) -> float:
         """Share of the run over which the learning rate rises."""
         return (min(5, self.epochs / 3) if self.warmup_epochs is None else self.warmup_epochs) / self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(TrainingOptions):
+    """Options of jobs whose images a GPU may decode."""
+
+    hw_decoder_load: float = 1.0
+    """On GPUs, share of the JPEGs that the hardware decoder gets, of those that it knows; the rest goes to the other
+    cores. All of them is fastest on an H100 and an H200; on other GPUs less may be."""
+    largest_image: tuple[int, int] = (640, 640)
+    """On GPUs, height and width for which decoding buffers are set aside at the start; the first larger images hold the
+    GPU up while room is made for them."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """What of this the job's pipelines take."""
+        return {"hw_decoder_load": self.hw_decoder_load, "largest_image": self.largest_image}
 
 
 def require(

@@ -115,7 +115,11 @@ def kinds() -> tuple[dict[str, bytes], dict[str, bytes]]:
     }
     plain = {name: encoded(Image.open(io.BytesIO(data)).convert("RGB"), "PNG") for name, data in made.items()}
     deep = np.asarray(china.convert("L")).astype(np.uint16) * 257
-    made["sixteen_bits"], plain["sixteen_bits"] = encoded(Image.fromarray(deep), "PNG"), plain["grayscale_png"]
+    of_floats = Image.fromarray((deep / 65_535).astype(np.float32))
+    for name, image, kind in (("", deep, "PNG"), ("_pgm", deep, "PPM"), ("_tiff", deep, "TIFF")):
+        made[f"sixteen_bits{name}"] = encoded(Image.fromarray(image), kind)
+        plain[f"sixteen_bits{name}"] = plain["grayscale_png"]
+    made["floats"], plain["floats"] = encoded(of_floats, "TIFF"), plain["grayscale_png"]
     return made, plain
 
 

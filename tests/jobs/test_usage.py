@@ -65,6 +65,7 @@ CASES = {
     "image-of-nothing": ("--image-size 0", "image.size.*at least 1.*0"),
     "resize-below-image": ("--image-size 32 --resize-size 31", "resize.size.*31.*image.size.*32"),
     # Numbers out of their range
+    "hardware-decoder": ("--hw-decoder-load 2", r"hw.decoder.load must lie in 0..1, not 2\.0"),
     "seed": ("--seed -1", "seed.*-1"),
     "random-area": ("--random-area 0 2", r"random.area.*\(0\.0, 2\.0\)"),
     "flip-probability": ("--flip-probability 2", "flip.probability.*2"),
