@@ -122,12 +122,13 @@ class Quarantine:
 
     Attributes:
         known: the broken ones by id; that others need not be is all that it says.
+        sound: bool (N,), which were suspected, read as a whole, and are not broken.
     """
 
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
         self.samples, self.seed, self.strict = samples, seed, strict
         self.known: dict[int, BrokenSample] = {}
-        self._sound = np.zeros(samples, np.bool_)
+        self.sound = np.zeros(samples, np.bool_)
         self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
@@ -138,7 +139,7 @@ class Quarantine:
     def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """This one, told how to read a sample."""
         self._load, self._path = partial(_load, source, pipeline), source.path
-        self._sound.resize(max(len(self._sound), len(source)), refcheck=False)
+        self.sound.resize(max(len(self.sound), len(source)), refcheck=False)
         self._storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
 
@@ -164,7 +165,7 @@ class Quarantine:
             StorageAway: the storage does not answer, for a minute.
         """
         unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
-        errors = self.refusals(id for id in unknown if again or not self._sound[id])
+        errors = self.refusals(id for id in unknown if again or not self.sound[id])
         self.note(self._described(id, _in_words(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
@@ -195,8 +196,8 @@ class Quarantine:
             return {}
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as threads:
             errors = dict(zip(asked, threads.map(self._refusal, asked), strict=True))
-        sound = [id for id, error in errors.items() if error is None and not self._sound[id]]
-        self._sound[sound] = True
+        sound = [id for id, error in errors.items() if error is None and not self.sound[id]]
+        self.sound[sound] = True
         with self._lock:
             self._sound_news += sound
         return {id: error for id, error in errors.items() if error is not None}
@@ -234,7 +235,7 @@ class Quarantine:
             for sample in found:
                 if self.strict:
                     raise DataError(f"sample {sample.id} cannot be read: {sample}")
-                self._sound[sample.id] = False
+                self.sound[sample.id] = False
                 if sample.id not in self.known:
                     self.known[sample.id] = self._news[sample.id] = sample
 
@@ -256,17 +257,13 @@ class Quarantine:
 
     def add_sound(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Take over which samples another process read as a whole, and found sound: they are not read so again."""
-        self._sound[np.asarray(ids, np.int64)] = True
+        self.sound[np.asarray(ids, np.int64)] = True
 
     def sound_news(self) -> list[int]:
         """Ids of those that were found sound here since the last call."""
         with self._lock:
             news, self._sound_news = self._sound_news, []
         return news
-
-    def sound(self) -> NDArray[np.int64]:
-        """Ids of those that are known to be sound, because they were suspected and read as a whole."""
-        return np.flatnonzero(self._sound)
 
     def settle(self, micro_batch: MicroBatch) -> MicroBatch:
         """The same with those known as broken replaced, or left out: it may be empty then.
@@ -300,7 +297,7 @@ class Quarantine:
         for attempt in range(SUBSTITUTES_TRIED):
             other = substitute(self.seed, epoch, id, attempt, self.samples)
             # Not `examine`, which would note it: whether a sample is broken must not depend on whom it stands in for.
-            if other not in self.known and (self._sound[other] or not self.refusals([other])):
+            if other not in self.known and (self.sound[other] or not self.refusals([other])):
                 self._first_stand_in(id, other)
                 return other
         raise DataError(

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from raydali.data.patience import OUTAGES, Outage
 from raydali.data.pipeline import Pipeline, Source
 from raydali.data.quarantine import BrokenSample, Quarantine
@@ -22,6 +25,8 @@ EXCHANGE_STEPS = 16
 """Between two times at which ranks ask each other for news, without waiting for the answer until the next time."""
 SHOWN = 20
 TRAINING, VALIDATION = "training", "validation"
+SOUND = "sound"
+"""What checkpoints call the bits of those that need not be read as a whole again."""
 
 
 class BrokenSamples:
@@ -59,8 +64,11 @@ class BrokenSamples:
             self._quarantines[name].add(self._agreed[name].values())
         return self._quarantines[name]
 
-    def resume(self, saved: dict[str, list[dict[str, Any]]]) -> None:
+    def resume(self, saved: dict[str, Any]) -> None:
         """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
+        bits = saved.pop(SOUND, None)
+        if bits is not None:
+            self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(bits.numpy())))
         for name, samples in saved.items():
             self._agreed[name].update((sample["id"], BrokenSample(**sample)) for sample in samples)
         self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
@@ -71,10 +79,15 @@ class BrokenSamples:
                 for known in agreed.values():
                     self._tell(name, known)
 
-    def state(self) -> dict[str, list[dict[str, Any]]]:
-        """What a checkpoint keeps: those of training, which stand-ins depend on."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: those of training, which stand-ins depend on, and a bit for each sample that was
+        read as a whole and is sound, where there are any."""
         kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
-        return {name: [asdict(sample) for _, sample in sorted(samples.items())] for name, samples in kept.items()}
+        sound = self._quarantines[TRAINING].sound
+        return {
+            **{name: [asdict(sample) for _, sample in sorted(samples.items())] for name, samples in kept.items()},
+            **({SOUND: torch.from_numpy(np.packbits(sound))} if sound.any() else {}),
+        }
 
     def after_step(self, steps: int) -> None:
         """Say that so many steps of the run are done; now and then ranks look for news, without waiting.
@@ -103,9 +116,14 @@ class BrokenSamples:
             self._asked()
             self._asked = None
         news = {name: [*map(asdict, quarantine.news())] for name, quarantine in self._quarantines.items()}
-        exchanged = self._session.worker.exchange((news, [*map(asdict, OUTAGES.take())]))
-        self._tell_outages([[Outage(**each) for each in outages] for _, outages in exchanged])
-        for found, _ in exchanged:
+        sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
+        exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
+        self._tell_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
+        for _, sound, _ in exchanged:
+            for name, ids in sound.items():
+                if name in self._quarantines:
+                    self._quarantines[name].add_sound(ids)
+        for found, _, _ in exchanged:
             for name, samples in found.items():
                 for sample in (BrokenSample(**each) for each in samples):
                     if self._agreed[name].setdefault(sample.id, sample) is sample:

@@ -251,3 +251,25 @@ def states_of_streams(path: Path) -> dict[str, Any]:
         [sorted(each.known) for each in known(state)[1]] for state in (saved, {"training": saved["training"]})
     )
     return {"saved": saved, "resumed": resumed, "older": older}
+
+
+def test_what_one_rank_read_as_a_whole_no_other_reads_again(tmp_path: Path) -> None:
+    assert run_ranks(2, sound_of_ranks, tmp_path, folder_of(tmp_path)) == [[[1, 2, 7, 9]] * 2] * 2
+
+
+def sound_of_ranks(path: Path, folder: RunFolder) -> list[list[int]]:
+    """The samples known to be sound after an exchange, and after a resume from what it left."""
+    session, found = LocalSession(folder), []
+    mine = [[2, 9], [1, 7]][session.worker.rank]
+    source = files(path / f"{session.worker.rank}", **{f"{i}": encoded(photograph(size=(9, 9))) for i in range(12)})
+    stream = Stream(samples=12, epochs=1, batch_size=4, global_batch_size=4, seed=0)
+    saved: dict[str, Any] = {}
+    for ids in (mine, []):
+        samples = BrokenSamples(CONFIG, session, samples=12)
+        samples.resume(saved)
+        known = samples.of(stream).of(source, ValidationImages(image_size=8))
+        assert not known.examine(ids)
+        samples.exchange()
+        saved = samples.state()
+        found.append(np.flatnonzero(known.sound).tolist())
+    return found
