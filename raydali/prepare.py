@@ -169,11 +169,12 @@ def _images(data: str) -> tuple["Files", list[str]]:
     if any({f"{split}img", f"{split}gt"} <= listing.keys() for split in ("", "train/", "test/")):
         raise UsageError(f"{data} holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}")
     selected, skipped = select_files(listing, EXTENSIONS)
-    images = {folder: sorted(selected[folder]) for folder in sorted(selected)}
+    images = {folder: sorted(selected.pop(folder)) for folder in sorted(selected)}
     skipped.warn(root, EXTENSIONS)
     if not any(images.values()):
         raise UsageError(f"no images in the folders of {data}, {', '.join(EXTENSIONS)}: {wanted}")
-    return Files.from_folders(root, images.items()), [*images]
+    folders = [*images]
+    return Files.from_folders(root, ((folder, images.pop(folder)) for folder in folders)), folders
 
 
 @contextmanager

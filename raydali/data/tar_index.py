@@ -88,7 +88,8 @@ def _part(path: str, size: int) -> Part:
             f'.json with a "label", or a key that begins with its class and a slash'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
-    skipped["with a label but no image"] += len(said.keys() - images.keys() - others.keys())
+    alone = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
+    skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in alone)  # README.txt is none
     return Part(
         [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
     )

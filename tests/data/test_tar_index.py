@@ -156,7 +156,15 @@ def test_joined_archives_are_read_to_the_end(pack: Pack, caplog: pytest.LogCaptu
 
 
 def test_what_is_skipped_is_counted_by_kind(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
-    made = {"c/1.jpg": b"", "c/1.depth.npy": b"", "c/2.jxl": b"", "c/2.json": b"{}", "d/3.AVIF": b"", "README": b""}
+    made = {
+        "c/1.jpg": b"",
+        "c/1.depth.npy": b"",
+        "c/2.jxl": b"",
+        "c/2.json": b"{}",
+        "d/3.AVIF": b"",
+        "README": b"",
+        "c/license.txt": b"",
+    }
     hidden = {".ipynb_checkpoints/1.jpg": b"", "c/.cache/2.jpg": b"", "../up/1.jpg": b"", "c/./4.jpg": b""}
     shards = TarShards.scan(str(pack("0.tar", made | hidden)))
     assert [shards.path(id).partition(":")[2] for id in range(3)] == ["c/1.jpg", "../up/1.jpg", "c/./4.jpg"]
