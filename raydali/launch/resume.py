@@ -70,8 +70,9 @@ def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any
         UsageError: naming every changed setting with both values.
     """
     if changed := changes(earlier, settings, names):
+        words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
         raise UsageError(
-            f"{folder} cannot be resumed with other settings ({'; '.join(in_words(changed))}): "
+            f"{folder} cannot be resumed with other settings ({'; '.join([*words, *in_words(changed)])}): "
             "give the earlier ones, or another --name"
         )
 
@@ -85,6 +86,12 @@ def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """A phrase for each setting that changed."""
     return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
+
+
+def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Both training sets, which differ in names or labels."""
+    before, after = (f"{each.get('data') or 'built in'} ({each.get('samples')} samples)" for each in (was, now))
+    return f"data was {before}, now {after if after != before else 'there with other names or labels'}"
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

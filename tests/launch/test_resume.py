@@ -62,6 +62,26 @@ def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"data": "/b", "samples": 7}, "(data was /a (5 samples), now /b (7 samples); seed was 0, now 1)"),
+        ({"data": "/a", "samples": 5}, "(data was /a (5 samples), now there with other names or labels; seed"),
+        ({"data": None, "samples": 7}, "(data was /a (5 samples), now built in (7 samples); seed"),
+    ],
+)
+def test_other_data_are_named_by_place_and_size(tmp_path: Path, now: dict[str, Any], words: str) -> None:
+    was = SETTINGS | {"fingerprint": "85297afb", "data": "/a", "samples": 5}
+    with pytest.raises(UsageError) as error:
+        check_unchanged(
+            folder_of(tmp_path),
+            Earlier(was, False),
+            SETTINGS | {"fingerprint": "fd35ee76", "seed": 1} | now,
+            ("fingerprint", *FIXED),
+        )
+    assert words in str(error.value) and "fd35ee76" not in str(error.value)
+
+
 def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Path) -> None:
     earlier = Earlier({name: value for name, value in SETTINGS.items() if name != "seed"}, False)
     with pytest.raises(UsageError, match=re.escape("(seed was None, now 0)")):
