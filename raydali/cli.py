@@ -27,6 +27,7 @@ from raydali.bench.strategies_bench import StrategiesBench
 from raydali.bench.train_bench import TrainBench
 from raydali.bench.video_bench import VideoBench
 from raydali.chaos.command import Chaos
+from raydali.command_output import mark_warnings
 from raydali.completion import Completion
 from raydali.data.object_store import refuse_secrets
 from raydali.doctor.command import Doctor
@@ -45,6 +46,7 @@ Exit codes: 0 done, 1 something failed or is not as it should be, 2 bad usage, 1
 def main(args: Sequence[str] | None = None) -> None:
     """Parse the command line, run the subcommand and leave with its exit code."""
     given = sys.argv[1:] if args is None else list(args)
+    mark_warnings()
     if given == ["--version"]:
         from importlib.metadata import version
 

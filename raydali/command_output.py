@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,12 @@ JsonFile = Annotated[
 """Type of the option --json of every command; cli.py knows what `-` is."""
 VERSIONS = {"raydali": "raydali", "torch": "torch", "dali": "nvidia-dali-cuda120"}
 WIDTH_IN_FILES = 200
+
+
+def mark_warnings() -> None:
+    """Have warnings of a command that nobody else takes begin with "warning: ", on standard error."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
 
 
 def machine() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tyro
 
+from raydali.command_output import mark_warnings
 from raydali.data.cache import also_keep_in
 from raydali.data.object_store import refuse_secrets
 from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
@@ -29,6 +30,7 @@ def parse(config: type[Config], *, demo: Config) -> Config:
     Raises:
         UsageError: an argument holds a key.
     """
+    mark_warnings()
     for argument in sys.argv[1:]:
         refuse_secrets(argument)
     style = (tyro.conf.DisallowNone,)

@@ -1,5 +1,7 @@
 """Files that are no samples and could be: counted and told, once; what is common beside samples is not mentioned."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,9 @@ def test_verify_tells_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     Path(source.path(1)).write_bytes(b"")
     with pytest.raises(DataError, match=f"1 of 3 samples are broken: .*; {told}"):
         main(Verify(data=source.root, workers=1))
+    command = [str(Path(sys.executable).with_name("raydali")), "verify", source.root, "--workers", "1"]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    assert said.startswith(f"warning: {source.root}: {told} ('0' 2, '1' 1); only .jpg, ")
 
 
 def test_prepare_leaves_them_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
