@@ -58,20 +58,23 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
     if not stream.shuffle_block or labels is None:
         return ""
     said, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
+    if mixing.is_enough and is_useful(stream):
+        return ""
+    fitted = replace(stream, shuffle_window=fitting_window(labels, stream))
+    if is_useful(fitted):
+        remedy = f"--shuffle-window {fitted.shuffle_window}"
+    else:
+        block = useful_block(labels, stream)
+        remedy = f"--shuffle-block {block}" if block else "no --shuffle-block"
     if not mixing.is_enough:
-        window = fitting_window(labels, stream)
         return (
             f"{said}: a global batch holds {mixing.in_blocks} classes (median), with all samples shuffled "
-            f"{mixing.in_full}: a new --name with --shuffle-window {window} has nearly as many"
+            f"{mixing.in_full}: a new --name with {remedy} has nearly as many"
         )
-    if not is_useful(stream):
-        block = useful_block(labels, stream)
-        remedy = f"try --shuffle-block {block}" if block else "leave it out"
-        return (
-            f"{said}: for {mixing.in_full} classes in a global batch it mixes blocks from all over the data, "
-            f"and keeps no neighbours together: {remedy}"
-        )
-    return ""
+    return (
+        f"{said}: for {mixing.in_full} classes in a global batch it mixes blocks from all over the data, "
+        f"and keeps no neighbours together: try {remedy}"
+    )
 
 
 def crop_warning(options: LaunchOptions) -> str:

@@ -191,9 +191,10 @@ def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:
     old = replace(IN_BLOCKS, shuffle_window=0)
     mixing = ClassMixing.of(SORTED, old.stream(len(SORTED)))
     said = window_warning(old, len(SORTED), SORTED)
-    assert f"{mixing.in_blocks} classes" in said and f" {mixing.in_full}:" in said and "--shuffle-window 128" in said
+    assert f"{mixing.in_blocks} classes" in said and f" {mixing.in_full}:" in said and "with no --shuffle-block" in said
     too_large = with_window(replace(IN_BLOCKS, shuffle_block=100), len(SORTED), SORTED)
-    assert "leave it out" in window_warning(too_large, len(SORTED), SORTED)
+    assert "try no --shuffle-block" in window_warning(too_large, len(SORTED), SORTED)
     assert window_warning(CONFIG, len(SORTED), SORTED) == window_warning(old, len(SORTED), None) == ""
     many = SORTED.repeat(10)
+    assert "with --shuffle-window 64" in window_warning(old, len(many), many)
     assert window_warning(with_window(IN_BLOCKS, len(many), many), len(many), many) == ""
