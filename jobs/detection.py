@@ -14,20 +14,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from raydali.data.coco import Coco
-from raydali.data.coco_folder import train_and_val
-from raydali.data.detection import PADDING, TrainImages, ValidationImages
-from raydali.data.exclusion import exclude
-from raydali.data.shapes import shapes_folder
-from raydali.data.stream import OrderedPass
+from raydali.data.sources.builtin.shapes import shapes_folder
+from raydali.data.sources.coco import Coco
+from raydali.data.sources.coco_folder import train_and_val
+from raydali.data.sources.exclusion import exclude
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.detection import PADDING, TrainImages, ValidationImages
 from raydali.errors import UsageError
-from raydali.launch.command import exit_with, parse
-from raydali.launch.launcher import Job, launch
+from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
-    from raydali.launch.session import Session
+    from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -116,14 +116,14 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loader import Batch, make_loader
-    from raydali.data.stream import MicroBatch
-    from raydali.launch.training_run import TrainingRun
+    from raydali.data.loading.loader import Batch, make_loader
+    from raydali.data.stream.stream import MicroBatch
+    from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
     from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.detection import Detection, evaluate
-    from raydali.train.detection_models import build_detector
-    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.train.evaluation.detection import Detection, evaluate
+    from raydali.train.models.detection import build_detector
+    from raydali.train.optim import learning_rate, parameter_groups
     from raydali.train.precision import Precision
 
     if config.data is None:  # each node draws the shapes for itself
@@ -256,7 +256,7 @@ def main() -> None:
     console = Console()
     make_pipelines(config, max_boxes=1)
     if config.model not in (SHAPES.model, Config.model):
-        from raydali.train.detection_models import check_detector  # imports torchvision: seconds
+        from raydali.train.models.detection import check_detector  # imports torchvision: seconds
 
         check_detector(config.model)
     data = index(config)

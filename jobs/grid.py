@@ -18,12 +18,12 @@ from nvidia.dali import fn
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
-from raydali.data.labeled_files import LabeledFiles
-from raydali.data.labeled_images import labeled_images
-from raydali.data.loader import make_loader
-from raydali.data.pipeline import Inputs, Pipeline
-from raydali.data.stream import Stream
-from raydali.launch.command import exit_with
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.pipeline import Inputs, Pipeline
+from raydali.launch.driver.command import exit_with
 
 
 def quarters(image: Any) -> tuple[Any, ...]:

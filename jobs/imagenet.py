@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.digits import digits_folder
-from raydali.data.exclusion import exclude
-from raydali.data.labeled_files import LabeledSource
-from raydali.data.labeled_images import train_and_val
-from raydali.data.stream import OrderedPass
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.labeled import LabeledSource
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import UsageError
-from raydali.launch.command import exit_with, parse
-from raydali.launch.launcher import Job, launch
+from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
-    from raydali.launch.session import Session
+    from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -117,16 +117,16 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    from raydali.data.loader import Batch, make_loader
-    from raydali.data.stream import MicroBatch
-    from raydali.launch.training_run import TrainingRun
+    from raydali.data.loading.loader import Batch, make_loader
+    from raydali.data.stream.stream import MicroBatch
+    from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
     from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.evaluation import Validation, evaluate
+    from raydali.train.evaluation.classification import Validation, evaluate
     from raydali.train.mixing import mixing
-    from raydali.train.models import build_model
-    from raydali.train.normalisation import Normalized
-    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.train.models.classification import build_model
+    from raydali.train.models.normalized import Normalized
+    from raydali.train.optim import learning_rate, parameter_groups
     from raydali.train.precision import Precision
     from raydali.train.step import ForwardBackward
 
@@ -256,7 +256,7 @@ def main() -> None:
     make_pipelines(config)
     unchangeable = ["model"]
     if config.model not in (DIGITS.model, Config.model):
-        from raydali.train.models import check_model, has_one_size  # imports torchvision: seconds
+        from raydali.train.models.classification import check_model, has_one_size  # imports torchvision: seconds
 
         check_model(config.model, config.image_size)
         unchangeable += ["image_size"] if has_one_size(config.model) else []

@@ -16,20 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raydali.data.blurred import blurred_folder
-from raydali.data.exclusion import exclude
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.restoration import TrainPairs, ValidationPairs
-from raydali.data.stream import OrderedPass
-from raydali.data.validation_set import warn_of_overlap
+from raydali.data.sources.builtin.blurred import blurred_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.validation_set import warn_of_overlap
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
-from raydali.launch.command import exit_with, parse
-from raydali.launch.launcher import Job, launch
+from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
-    from raydali.launch.session import Session
+    from raydali.launch.worker.session import Session
 
 SSIM_WINDOW = 11
 ROWS_SHOWN = 6
@@ -108,17 +108,17 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loader import Batch, make_loader
-    from raydali.data.permutation import Permutation
-    from raydali.data.stream import MicroBatch
-    from raydali.launch.training_run import TrainingRun
+    from raydali.data.loading.loader import Batch, make_loader
+    from raydali.data.stream.permutation import Permutation
+    from raydali.data.stream.stream import MicroBatch
+    from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
-    from raydali.report.run_folder import SAMPLES
-    from raydali.report.triptychs import draw
-    from raydali.train.normalisation import Normalized
-    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.report.comparison_grid import draw
+    from raydali.run.folder import SAMPLES
+    from raydali.train.evaluation.restoration import Restoration, RestorationNetwork, charbonnier, evaluate, restore
+    from raydali.train.models.normalized import Normalized
+    from raydali.train.optim import learning_rate, parameter_groups
     from raydali.train.precision import Precision
-    from raydali.train.restoration import Restoration, RestorationNetwork, charbonnier, evaluate, restore
     from raydali.train.step import ForwardBackward
 
     if config.data is None:  # each node writes the photographs for itself

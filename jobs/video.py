@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from raydali.data.exclusion import exclude
-from raydali.data.labeled_images import train_and_val
-from raydali.data.moving_discs import moving_discs_folder
-from raydali.data.stream import OrderedPass
-from raydali.data.video import TrainClips, ValidationClips
-from raydali.data.video_clips import VideoClips, check_clips, scan_videos
+from raydali.data.sources.builtin.moving_discs import moving_discs_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.errors import UsageError
-from raydali.launch.command import exit_with, parse
-from raydali.launch.launcher import Job, launch
+from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import TrainingOptions, require
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
-    from raydali.launch.session import Session
+    from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -119,18 +119,18 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loader import Batch
-    from raydali.data.stream import MicroBatch
-    from raydali.data.video_loader import make_video_loader
-    from raydali.launch.training_run import TrainingRun
+    from raydali.data.loading.loader import Batch
+    from raydali.data.loading.video_loader import make_video_loader
+    from raydali.data.stream.stream import MicroBatch
+    from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter
     from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.evaluation import Validation, evaluate
-    from raydali.train.normalisation import Normalized
-    from raydali.train.optimisation import learning_rate, parameter_groups
+    from raydali.train.evaluation.classification import Validation, evaluate
+    from raydali.train.models.normalized import Normalized
+    from raydali.train.models.video import KINETICS_MEAN, KINETICS_STD, build_video_model
+    from raydali.train.optim import learning_rate, parameter_groups
     from raydali.train.precision import Precision
     from raydali.train.step import ForwardBackward
-    from raydali.train.video_models import KINETICS_MEAN, KINETICS_STD, build_video_model
 
     if config.data is None:  # each node writes the discs for itself
         root = moving_discs_folder()
@@ -261,7 +261,7 @@ def main() -> None:
     console = Console()
     make_pipelines(config)
     if config.model != DISCS.model:
-        from raydali.train.video_models import check_video_model  # imports torchvision: seconds
+        from raydali.train.models.video import check_video_model  # imports torchvision: seconds
 
         check_video_model(config.model, config.sequence_length, config.image_size)
     data = index(config)

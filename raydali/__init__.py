@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raydali.data.classification import TrainImages, ValidationImages
-    from raydali.data.labeled_images import labeled_images
-    from raydali.data.loader import make_loader
-    from raydali.data.stream import OrderedPass, Stream
+    from raydali.data.loading.loader import make_loader
+    from raydali.data.sources.formats import labeled_images
+    from raydali.data.stream.stream import OrderedPass, Stream
+    from raydali.data.tasks.classification import TrainImages, ValidationImages
     from raydali.errors import DataError, UsageError
     from raydali.own_loop import measured
-    from raydali.train.normalisation import Normalized
+    from raydali.train.models.normalized import Normalized
 
 __all__ = [
     "DataError",
@@ -31,14 +31,14 @@ __all__ = [
 
 _HOME = {
     "DataError": "errors",
-    "Normalized": "train.normalisation",
-    "OrderedPass": "data.stream",
-    "Stream": "data.stream",
-    "TrainImages": "data.classification",
+    "Normalized": "train.models.normalized",
+    "OrderedPass": "data.stream.stream",
+    "Stream": "data.stream.stream",
+    "TrainImages": "data.tasks.classification",
     "UsageError": "errors",
-    "ValidationImages": "data.classification",
-    "labeled_images": "data.labeled_images",
-    "make_loader": "data.loader",
+    "ValidationImages": "data.tasks.classification",
+    "labeled_images": "data.sources.formats",
+    "make_loader": "data.loading.loader",
     "measured": "own_loop",
 }
 """The module of each name."""

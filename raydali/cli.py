@@ -20,23 +20,23 @@ from typing import Any
 import tyro
 from tyro.extras import SubcommandApp
 
-from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.scale_bench import ScaleBench
-from raydali.bench.soak_bench import SoakBench
-from raydali.bench.strategies_bench import StrategiesBench
-from raydali.bench.train_bench import TrainBench
-from raydali.bench.video_bench import VideoBench
-from raydali.chaos.command import Chaos
-from raydali.command_output import mark_warnings
+from raydali.bench.loader.command import LoaderBench
+from raydali.bench.scale.command import ScaleBench
+from raydali.bench.soak import SoakBench
+from raydali.bench.strategies.command import StrategiesBench
+from raydali.bench.train.command import TrainBench
+from raydali.bench.video.command import VideoBench
+from raydali.commands.chaos.command import Chaos
+from raydali.commands.doctor.command import Doctor
+from raydali.commands.local_cluster.command import Down, Status, Up
+from raydali.commands.prepare import Prepare
+from raydali.commands.preview import Preview
+from raydali.commands.report import Report
+from raydali.commands.verify import Verify
 from raydali.completion import Completion
-from raydali.data.object_store import refuse_secrets
-from raydali.doctor.command import Doctor
+from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
-from raydali.local_cluster.command import Down, Status, Up
-from raydali.prepare import Prepare
-from raydali.preview import Preview
-from raydali.report.command import Report
-from raydali.verify import Verify
+from raydali.output import mark_warnings
 
 DESCRIPTION = """Measure, look at and check what raydali's jobs train on and run on.
 

@@ -6,7 +6,7 @@
             epoch.add(loss)
         record = epoch.record()          of all ranks, on rank 0
 
-The jobs of raydali do the same by themselves (launch/training_run.py).
+The jobs of raydali do the same by themselves (launch/worker/training_run.py).
 """
 
 import platform
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from raydali.data.loader import Batch, Loader
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import epoch_record, segment_of

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.imagenet import DIGITS, Data
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.image_folder import ImageFolder
 
 SHORT = replace(DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True)
 """Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not. Steps 0..14 close the

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raydali.launch.checkpoint_store import CheckpointStore
-from raydali.launch.notices import Notice
-from raydali.measure.pulse import Figures
-from raydali.report.run_folder import RunFolder
+from raydali.launch.worker.stop_signal import Notice
+from raydali.measure.live_metrics import Figures
+from raydali.run.checkpoints import CheckpointStore
+from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import raydali
-from raydali.data.image_folder import ImageFolder
-from raydali.data.quarantine import Quarantine
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.sources.image_folder import ImageFolder
 from tests.cluster.support import ROOT, descendants, environment, kill
 from tests.data import broken
 from tests.data.pictures import encoded, photograph

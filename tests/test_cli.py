@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from raydali import cli
-from raydali.bench import loader_bench
-from raydali.bench.loader_bench import LoaderBench
+from raydali.bench.loader import command
+from raydali.bench.loader.command import LoaderBench
 from raydali.errors import CommandFailed, UsageError
 
 HEAVY = ("torch", "ray", "nvidia.dali", "matplotlib", "pyarrow")
@@ -127,7 +127,7 @@ def test_exit_codes(
         if error:
             raise error
 
-    monkeypatch.setattr(loader_bench, "main", main)
+    monkeypatch.setattr(command, "main", main)
     args = ["bench", "loader", "--gpus", "1,2", "--batch-size", "8"]
     if error:
         with pytest.raises(SystemExit) as left:

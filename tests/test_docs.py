@@ -14,7 +14,7 @@ import yaml
 
 from jobs.imagenet import Config
 from raydali.cli import _commands
-from raydali.data.stream import Stream
+from raydali.data.stream.stream import Stream
 from tests.cluster.support import ROOT
 from tests.test_cli import COMMANDS
 
@@ -105,7 +105,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
         )
         assert not fetched, name
         assert 'href="../' not in page, name  # out of the site
-    assert "samples_consumed" in pages["api"] and 'id="raydali.data.stream.Stream"' in pages["api"]
+    assert "samples_consumed" in pages["api"] and 'id="raydali.data.stream.stream.Stream"' in pages["api"]
 
 
 def test_the_version_is_the_same_everywhere() -> None:

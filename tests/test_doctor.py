@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from raydali.doctor import checks, command
-from raydali.doctor.checks import Node, Row, rows, unfit
-from raydali.doctor.command import Doctor, main
-from raydali.doctor.host import Gpu, Host, this_host
-from raydali.doctor.storage import Marker
+from raydali.commands.doctor import command
+from raydali.commands.doctor.command import Doctor, main
+from raydali.commands.doctor.storage import Marker
 from raydali.errors import UsageError
+from raydali.host import checks
+from raydali.host.checks import Node, Row, rows, unfit
+from raydali.host.facts import Gpu, Host, this_host
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.15.0", "raydali": "0.1.0"}
 GPU = Gpu(name="NVIDIA H200", free=138 << 30, total=140 << 30)
@@ -46,7 +47,7 @@ def test_a_good_host_passes() -> None:
 
 
 def test_on_a_machine_with_no_gpu_nothing_of_gpus_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.doctor.host._kernel_sees_gpu", lambda: False)
+    monkeypatch.setattr("raydali.host.facts._kernel_sees_gpu", lambda: False)
     found = {row.check: row for row in rows([Node(name="cpu", host=CPU_ONLY)])}
     for check in ("driver", "nvJPEG", "NVDEC", "GPU memory"):
         assert (found[check].status, found[check].found) == ("none", "no GPU")
@@ -73,7 +74,7 @@ def test_what_is_not_well_is_named_with_its_remedy(
 
 
 def test_a_gpu_without_its_driver_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.doctor.host._kernel_sees_gpu", lambda: True)
+    monkeypatch.setattr("raydali.host.facts._kernel_sees_gpu", lambda: True)
     found = failing(replace(CPU_ONLY, nvjpeg="", nvdec=""))
     assert [(row.check, row.found) for row in found] == [("driver", "GPUs, but no driver that answers")]
 
@@ -132,11 +133,11 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_the_exit_code_says_whether_a_row_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raydali.doctor.host.this_host", lambda: GOOD)
+    monkeypatch.setattr("raydali.host.facts.this_host", lambda: GOOD)
     main(Doctor())
     table = capsys.readouterr().out
     assert "580.95.05" in table and "remedy" in table
-    monkeypatch.setattr("raydali.doctor.host.this_host", lambda: replace(GOOD, nvjpeg="[Errno 2] no"))
+    monkeypatch.setattr("raydali.host.facts.this_host", lambda: replace(GOOD, nvjpeg="[Errno 2] no"))
     with pytest.raises(SystemExit) as left:
         main(Doctor())
     assert left.value.code == 1

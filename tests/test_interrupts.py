@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from raydali import interrupts
-from raydali.interrupts import SAME_SECONDS, Interrupt, deferred_signals
-from raydali.report.run_folder import RunFolder
+from raydali.host import interrupts
+from raydali.host.interrupts import SAME_SECONDS, Interrupt, deferred_signals
+from raydali.run.folder import RunFolder
 from tests.data.object_stores import PutObjects, s3, s3_url
 
 __all__ = ["s3", "s3_url"]
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 
 APPEND_FOR_EVER = """
 import itertools, sys
-from raydali.interrupts import raise_on_signals
-from raydali.report.run_folder import RunFolder
+from raydali.host.interrupts import raise_on_signals
+from raydali.run.folder import RunFolder
 folder = RunFolder(sys.argv[1], "run")
 raise_on_signals()
 print("ready", flush=True)
@@ -88,7 +88,7 @@ def test_code_asks_from_another_thread_and_says_why() -> None:
 
 def test_the_third_signal_ends_the_process() -> None:
     waits = (
-        "import time; from raydali.interrupts import *; raise_on_signals()\n"
+        "import time; from raydali.host.interrupts import *; raise_on_signals()\n"
         "with Interrupt().on_signals():\n    print('ready', flush=True)\n    while True: time.sleep(9)"
     )
     with subprocess.Popen([sys.executable, "-c", waits], cwd=ROOT, stdout=subprocess.PIPE) as process:

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from raydali import cli
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import make_loader
-from raydali.data.pillow_images import decoded
-from raydali.data.stream import OrderedPass
+from raydali.commands.prepare import Prepare, main
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError, UsageError
-from raydali.prepare import Prepare, main
 from tests.data.broken import CONTENTS, damage, folder, jpeg
 from tests.data.object_stores import PutObjects, s3, s3_url  # noqa: F401 (fixtures)
 from tests.data.pictures import assert_like_pillow, encoded, one_batch, photograph

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Config
-from raydali import cli, preview
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_images import labeled_images
-from raydali.data.loader import make_loader
-from raydali.data.stream import OrderedPass, Stream
+from raydali import cli
+from raydali.commands import preview
+from raydali.commands.preview import Preview, _pipeline, main
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
-from raydali.preview import Preview, _pipeline, main
-from raydali.report import sheet
-from raydali.report.sheet import Sheet
+from raydali.report import contact_sheet
+from raydali.report.contact_sheet import Sheet
 from tests.data.pictures import encoded, photograph
 
 SMALL: dict[str, Any] = {"batch_size": 4, "image_size": 32, "resize_size": 40, "device": "cpu"}
@@ -41,13 +42,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
     """The sheets that are drawn from here on."""
     drawn: list[Sheet] = []
-    as_png = sheet.as_png
+    as_png = contact_sheet.as_png
 
     def keep(made: Sheet) -> bytes:
         drawn.append(made)
         return as_png(made)
 
-    monkeypatch.setattr(sheet, "as_png", keep)
+    monkeypatch.setattr(contact_sheet, "as_png", keep)
     return drawn
 
 

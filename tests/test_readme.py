@@ -16,10 +16,10 @@ from PIL import Image
 
 from jobs import detection, restoration, video
 from jobs.imagenet import DIGITS, Config
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.image_folder import ImageFolder
 from raydali.measure.records import RankRecord
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import ROOT, committed, descendants, environment, head, kill, wait_until_gone
 from tests.measure.records import epoch_line, rank_record
 

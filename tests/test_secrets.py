@@ -6,10 +6,10 @@ import pytest
 
 from jobs import imagenet
 from raydali import cli
-from raydali.data.files import absolute
-from raydali.data.object_store import refuse_secrets
+from raydali.data.sources.files import absolute
+from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 
 URIS = [
     "s3://HUSH:HUSH@bucket/runs",

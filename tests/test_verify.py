@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.data.exclusion import exclude, read_list
-from raydali.data.image_folder import ImageFolder
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.tar_shards import TarShards
+from raydali.commands.verify import Kind, Verify, main
+from raydali.data.sources.exclusion import exclude, read_list
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.tar import TarShards
 from raydali.errors import DataError, UsageError
-from raydali.verify import Kind, Verify, main
 from tests.data.broken import CONTENTS, KINDS, folder, jpeg
 from tests.data.pictures import photograph
 from tests.data.tars import packed, tar_cache  # noqa: F401 (a fixture)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from raydali.data.stream import Stream
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.data.stream.stream import Stream
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 
 
 def assert_whole(folder: RunFolder, stream: Stream) -> None:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
-from raydali.data.settings import default_resize_size
+from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
+from raydali.data.tasks.settings import default_resize_size
+from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
 from raydali.launch.options import LaunchOptions
-from raydali.measure.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
-from raydali.report.run_folder import CONFIG
+from raydali.run.folder import CONFIG
 
 if TYPE_CHECKING:
-    from raydali.launch.session import Session
+    from raydali.launch.worker.session import Session
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from raydali.data.stream import Stream
+from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import asked_trackers
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from raydali.host.cpu_times import cpu_times
+from raydali.host.hardware import has_bf16
 from raydali.measure.clock import StageClock
-from raydali.measure.hardware import has_bf16
-from raydali.measure.host import cpu_times
 from raydali.measure.records import RankRecord
 
 if TYPE_CHECKING:
-    from raydali.data.loader import Loader
+    from raydali.data.loading.loader import Loader
 
 
 class EpochMeter:

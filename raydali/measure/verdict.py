@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from raydali.measure.verdict_words import Finding, said
+from raydali.measure.verdict_text import Finding, said
 
 Kind = Literal[
     "step-bound",

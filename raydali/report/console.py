@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raydali.report.live import Display, in_digits
+from raydali.report.progress_display import Display, in_digits
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -43,7 +43,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 class Console:
-    """Shows messages from the workers. A line an epoch; what goes on between, live.py shows."""
+    """Shows messages from the workers. A line an epoch; what goes on between, progress_display.py shows."""
 
     def __init__(self) -> None:
         self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)

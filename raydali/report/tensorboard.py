@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydali.report.run_folder import EPOCHS, RunFolder
 from raydali.report.scalars import scalars
+from raydali.run.folder import EPOCHS, RunFolder
 
 FOLDER = "tensorboard"
 _BEFORE, _AFTER = 12, 4  # bytes around a message: its length and a checksum; another one

@@ -16,9 +16,9 @@ from threading import Thread
 from typing import Any, Literal, Protocol
 
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
 from raydali.report.scalars import scalars
 from raydali.report.tensorboard import TensorBoard
+from raydali.run.folder import RunFolder
 
 IDS = "tracking.json"
 PROJECT = "raydali"

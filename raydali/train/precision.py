@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from raydali.measure.hardware import PrecisionName as PrecisionName
-from raydali.measure.hardware import fastest_precision, has_bf16
+from raydali.host.hardware import PrecisionName as PrecisionName
+from raydali.host.hardware import fastest_precision, has_bf16
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raydali.train.checkpoints import packed, with_tensors
+from raydali.train.checkpoint_file import packed, with_tensors
 
 HIGHEST_PRIORITY = -5
 """Of a CUDA stream; a GPU that has fewer takes its highest."""

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
-from raydali.bench import loader_bench, table_640
-from raydali.bench.loader_bench import LoaderBench
-from raydali.bench.loaders import LOADERS, Measured, Pixels, Task
-from raydali.bench.measurement import Delivered, MeasurementFailed, measure
-from raydali.bench.photographs import make_photographs, photographs
-from raydali.bench.results import NOT_INSTALLED
-from raydali.data.loader import Batch
+from raydali.bench.common.results import NOT_INSTALLED
+from raydali.bench.common.synthetic_images import make_photographs, photographs
+from raydali.bench.loader import command, published_baseline
+from raydali.bench.loader.command import LoaderBench
+from raydali.bench.loader.contenders import LOADERS, Measured, Pixels, Task
+from raydali.bench.loader.measurement import Delivered, MeasurementFailed, measure
+from raydali.data.loading.loader import Batch
 from raydali.errors import CommandFailed, UsageError
-from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
 
@@ -41,8 +41,8 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("measured what should have been refused")
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", refuse)
-    monkeypatch.setattr("raydali.bench.photographs.make_photographs", refuse)
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", refuse)
+    monkeypatch.setattr("raydali.bench.common.synthetic_images.make_photographs", refuse)
 
 
 def size_of(picture: Path) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def test_rows_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str
     json_file, picture = tmp_path / "loaders.json", tmp_path / "loaders.png"
     names = ["raydali", "native", "torchvision", "synthetic"]
     options = replace(OPTIONS, loaders=",".join(names), pixels="float32", json=str(json_file), plot=str(picture))
-    result = loader_bench.main(options)
+    result = command.main(options)
 
     assert [(row["loader"], row["pixels"]) for row in result["rows"]] == [(name, "float32") for name in names]
     for row in result["rows"]:
@@ -111,14 +111,14 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     def measured(task: Task, gpus: int) -> list[Delivered]:
         return [Delivered(images[task.loader, task.pixels], 1.0)]
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
     options = replace(OPTIONS, data=str(folder), loaders="raydali,native,torchvision,synthetic")
-    rows = {(row["loader"], row["pixels"]): row for row in loader_bench.main(options)["rows"]}
+    rows = {(row["loader"], row["pixels"]): row for row in command.main(options)["rows"]}
     assert rows.keys() == images.keys()
     assert (rows["raydali", "uint8"]["to_torchvision"], rows["raydali", "float32"]["to_torchvision"]) == (1.5, 2.5)
     assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
     with pytest.raises(UsageError, match="--pixels uint8,half: 'half' is none of them"):
-        loader_bench.main(replace(options, pixels="uint8,half"))
+        command.main(replace(options, pixels="uint8,half"))
 
 
 def test_a_loader_that_fails_loses_no_other_row(
@@ -129,12 +129,12 @@ def test_a_loader_that_fails_loses_no_other_row(
             raise MeasurementFailed("native, rank 0: Traceback ...\nOSError: no disk")
         return [Delivered(100, 0.5)]
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
     monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", pixels="uint8", json=str(file))
     with pytest.raises(CommandFailed, match=r"(?s)native on CPU: .*no disk"):
-        loader_bench.main(options)
+        command.main(options)
     native, raydali, spdl = json.loads(file.read_text())["rows"]
     assert "no disk" in native["error"] and native["images_per_second"] is None
     assert raydali["images_per_second"] == 200 and raydali["to_native"] is None and raydali["error"] is None
@@ -152,7 +152,8 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_killed_benchmark_leaves_no_process_behind(folder: Path) -> None:
     task = Task(loader="synthetic", root=str(folder), batch_size=4, image_size=32, threads=1, workers=1, seconds=60)
-    code = f"from raydali.bench.measurement import measure; from raydali.bench.loaders import Task; measure({task}, 0)"
+    imports = "from raydali.bench.loader.measurement import measure; from raydali.bench.loader.contenders import Task"
+    code = f"{imports}; measure({task}, 0)"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         while not (started := [pid for pid in children.read_text().split() if is_rank(pid)]):
@@ -181,11 +182,11 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
         each = images[task.loader, gpus].pop(0)
         return [Delivered(each // gpus, 1.0)] * gpus
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"] * 4)
     options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, pixels="uint8")
     options = replace(options, loaders="raydali,torchvision")
-    one, four, torchvision = loader_bench.main(options)["rows"]
+    one, four, torchvision = command.main(options)["rows"]
     assert (one["images_per_second"], one["low"], one["high"], one["scaling"]) == (100, 90, 130, 1)
     assert (four["gpus"], four["images_per_second"], four["scaling"], four["to_torchvision"]) == (4, 380, 3.8, 38)
     assert (torchvision["gpus"], torchvision["to_native"]) == (1, None)
@@ -200,15 +201,17 @@ def test_the_published_table(
         asked.append(task)
         return [Delivered(200, 1.0)] if not gpus else [Delivered(4000, 1.0)] * gpus
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"] * 4)
-    monkeypatch.setattr("raydali.bench.photographs.make_photographs", lambda root, count: make_photographs(root, 20))
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr(
+        "raydali.bench.common.synthetic_images.make_photographs", lambda root, count: make_photographs(root, 20)
+    )
     picture = tmp_path / "table.png"
-    result = loader_bench.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4", plot=str(picture)))
+    result = command.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4", plot=str(picture)))
     assert {(task.image_size, task.batch_size, task.threads, task.workers) for task in asked} == {(640, 32, 8, 8)}
     cpu, one, two, four = result["rows"]
     assert cpu["published_seconds"] == 101.06 and cpu["published_scaling"] is None and cpu["gpus"] == 0
-    assert cpu["pass_seconds"] == table_640.PUBLISHED_IMAGES / 200
+    assert cpu["pass_seconds"] == published_baseline.PUBLISHED_IMAGES / 200
     assert one["to_torchvision"] == 20 and round(one["published_to_torchvision"], 1) == 16.2
     assert two["scaling"] == 2 and round(four["published_scaling"], 2) == 3.97 and four["scaling"] == 4
     assert "16.20" in capsys.readouterr().out
@@ -235,15 +238,15 @@ def test_the_published_table(
 )
 @pytest.mark.usefixtures("no_measuring")
 def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["Some GPU"])
+    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"])
     with pytest.raises(UsageError, match=message):
-        loader_bench.main(replace(OPTIONS, **changes))
+        command.main(replace(OPTIONS, **changes))
 
 
 @pytest.mark.usefixtures("no_measuring")
 def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
     with pytest.raises(UsageError, match=f"20 images in {folder} are fewer than the 32"):
-        loader_bench.main(replace(OPTIONS, data=str(folder), batch_size=32))
+        command.main(replace(OPTIONS, data=str(folder), batch_size=32))
 
 
 def test_made_images_are_the_same_each_time_and_gone_afterwards(folder: Path) -> None:

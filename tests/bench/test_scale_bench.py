@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import scale_bench, scale_parts
-from raydali.bench.scale_bench import ScaleBench
+from raydali.bench.scale import command, components
+from raydali.bench.scale.command import ScaleBench
 from raydali.errors import CommandFailed, UsageError
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 
 OPTIONS = ScaleBench(ranks="1,4,16", samples=20_000, epochs=3, batch_size=64)
 
 
 def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scale.json"
-    result = scale_bench.main(replace(OPTIONS, json=str(path)))
+    result = command.main(replace(OPTIONS, json=str(path)))
     assert json.loads(path.read_text())["rows"][0]["figures"].keys() == {"1", "4", "16"}
     figures = {row["name"]: row["figures"] for row in result["rows"]}
     assert all(value is not None and value > 0 for row in figures.values() for value in row.values())
@@ -32,8 +32,8 @@ def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_line_is_as_long_as_a_run_writes_it(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
-    folder.append("epochs.jsonl", scale_parts._line(4))
-    assert (tmp_path / "run/epochs.jsonl").stat().st_size == scale_parts.line_bytes(4)
+    folder.append("epochs.jsonl", components._line(4))
+    assert (tmp_path / "run/epochs.jsonl").stat().st_size == components.line_bytes(4)
 
 
 def test_what_cannot_be_measured_is_said_behind_the_rest(
@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
     with pytest.raises(
         CommandFailed, match=r"meet at the store, 1: 1002 files must be open at once, and .* allows 256"
     ):
-        scale_bench.main(replace(OPTIONS, ranks="1"))
+        command.main(replace(OPTIONS, ranks="1"))
     assert "epochs.jsonl of the run" in capsys.readouterr().out
 
 
@@ -60,4 +60,4 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        scale_bench.main(replace(OPTIONS, **options))
+        command.main(replace(OPTIONS, **options))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import soak_bench
-from raydali.bench.soak_bench import LIMITS, SoakBench, judged, series
+from raydali.bench import soak
+from raydali.bench.soak import LIMITS, SoakBench, judged, series
 from raydali.errors import CommandFailed, UsageError
 
 EPOCHS = range(1, 201)
@@ -50,13 +50,13 @@ def test_processes_that_come_and_go_are_left_out() -> None:
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
-        soak_bench.main(SoakBench(**options))
+        soak.main(SoakBench(**options))
     assert str(refused.value).startswith(message)
 
 
 @pytest.mark.slow
 def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = soak_bench.main(SoakBench(epochs=16, json=str(tmp_path / "soak.json")))
+    result = soak.main(SoakBench(epochs=16, json=str(tmp_path / "soak.json")))
     rows = {(row["process"], row["figure"]): row for row in result["rows"]}
     assert {process for process, _ in rows} >= {"driver", "controller", "rank 0", "rank 1"}
     for process in ("driver", "rank 0", "rank 1"):

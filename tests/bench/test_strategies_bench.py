@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import strategies_bench
-from raydali.bench.ranks import RanksFailed
-from raydali.bench.strategies_bench import STRATEGIES, StrategiesBench, strategy_name
-from raydali.bench.strategies_figures import NOTHING, balance, figures, to_one
-from raydali.bench.strategies_plot import plot
-from raydali.bench.strategies_rank import StrategyTask, covered, is_computing
+from raydali.bench.common.processes import RanksFailed
+from raydali.bench.strategies import command
+from raydali.bench.strategies.command import STRATEGIES, StrategiesBench, strategy_name
+from raydali.bench.strategies.metrics import NOTHING, balance, figures, to_one
+from raydali.bench.strategies.plot import plot
+from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
 from raydali.errors import CommandFailed, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,7 +55,7 @@ def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    for module in ("bench.strategies_bench", "bench.asked", "command_output"):
+    for module in ("bench.strategies.command", "bench.common.shared_options", "output"):
         monkeypatch.setattr(f"raydali.{module}.gpu_names", lambda: ["A"] * gpus)
 
 
@@ -65,7 +65,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 
 def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
-    result = strategies_bench.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
+    result = command.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
     assert json.loads(Path(files["json"]).read_text()) == result
     assert Path(files["plot"]).read_bytes().startswith(PNG)
     assert result["command"] == "bench strategies"
@@ -88,10 +88,10 @@ def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytes
     def here(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
         return [function(task, 0, 0)]
 
-    monkeypatch.setattr("raydali.bench.ranks.run_ranks", here)
+    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", here)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is so again afterwards
     options = replace(OPTIONS, strategies="one", precisions="amp", loaders="torch", workers=2, repeats=1)
-    (row,) = strategies_bench.main(options)["rows"]
+    (row,) = command.main(options)["rows"]
     assert (row["precision"], row["loader"], row["error"]) == ("amp", "torch", None)
     assert row["images_per_second"] > 0 and row["to_one"] == 1
 
@@ -107,12 +107,12 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             raise RanksFailed("rank 0: Traceback\nout of memory")
         return [measured(100, task.gpus)]
 
-    monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
+    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
     with_gpus(monkeypatch, 4)
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
     with pytest.raises(CommandFailed, match=r"DataParallel, 4 GPUs, amp, dali: .*\nout of memory"):
-        strategies_bench.main(options)
+        command.main(options)
     written = json.loads(Path(files["json"]).read_text())
     assert written["settings"]["gpus"] == 4
     rows = written["rows"]
@@ -142,10 +142,10 @@ def test_what_needs_several_gpus_is_left_out(
     gpus: int, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "raydali.bench.ranks.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
+        "raydali.bench.common.processes.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
     )
     with_gpus(monkeypatch, gpus)
-    result = strategies_bench.main(replace(OPTIONS, gpus=None))
+    result = command.main(replace(OPTIONS, gpus=None))
     assert [row["strategy"] for row in result["rows"]] == needed.split(",")
     said = "left out: DataParallel, DDP, DDP + SyncBatchNorm: they need at least 2 GPUs, and this is on 1 GPU\n"
     assert (said in capsys.readouterr().err) == (gpus == 1)
@@ -254,12 +254,12 @@ def test_names() -> None:
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        strategies_bench.main(replace(OPTIONS, **changed))
+        command.main(replace(OPTIONS, **changed))
 
 
 def test_options_are_cheap_to_import() -> None:
     code = (
-        "import sys, raydali.bench.strategies_bench; "
+        "import sys, raydali.bench.strategies.command; "
         "assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import train_bench
-from raydali.bench.loaders import Task
-from raydali.bench.photographs import make_photographs
-from raydali.bench.ranks import RanksFailed, run_ranks
-from raydali.bench.train_bench import TrainBench
-from raydali.bench.train_plot import lost, plot
-from raydali.bench.train_rank import TrainTask, measure
-from raydali.bench.train_split import NOTHING, against_one_gpu, figures, split
-from raydali.bench.train_stretches import beside
+from raydali.bench.common.processes import RanksFailed, run_ranks
+from raydali.bench.common.synthetic_images import make_photographs
+from raydali.bench.loader.contenders import Task
+from raydali.bench.train import command
+from raydali.bench.train.breakdown import NOTHING, against_one_gpu, figures, split
+from raydali.bench.train.command import TrainBench
+from raydali.bench.train.plot import lost, plot
+from raydali.bench.train.rank import TrainTask, measure
+from raydali.bench.train.segments import beside
 from raydali.errors import CommandFailed, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ ROUND = rates(
 
 def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
-    result = train_bench.main(replace(OPTIONS, **files))
+    result = command.main(replace(OPTIONS, **files))
     assert json.loads(Path(files["json"]).read_text()) == result
     assert Path(files["plot"]).read_bytes().startswith(PNG)
     assert result["command"] == "bench train"
@@ -139,10 +139,10 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             raise answer
         return [answer]
 
-    monkeypatch.setattr("raydali.bench.ranks.run_ranks", run)
+    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
     with pytest.raises(CommandFailed, match=r"digits, raydali, CPU: .*\nout of memory"):
-        train_bench.main(replace(OPTIONS, **files))
+        command.main(replace(OPTIONS, **files))
     failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
     assert failed["real_images_per_second"] is None
     assert failed["scaling"] is None
@@ -284,9 +284,11 @@ def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        train_bench.main(replace(OPTIONS, **changed))
+        command.main(replace(OPTIONS, **changed))
 
 
 def test_options_are_cheap_to_import() -> None:
-    code = "import sys, raydali.bench.train_bench; assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
+    code = (
+        "import sys, raydali.bench.train.command; assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,11 +14,11 @@ from nvidia.dali import Pipeline as DaliPipeline
 from nvidia.dali import fn
 from torch.nn.functional import interpolate
 
-from raydali.bench import video_bench
-from raydali.bench.loaders import Pixels
-from raydali.bench.made_videos import Made, make_videos
-from raydali.bench.video_bench import VideoBench
-from raydali.bench.video_loaders import (
+from raydali.bench.common.synthetic_videos import Made, make_videos
+from raydali.bench.loader.contenders import Pixels
+from raydali.bench.video import command
+from raydali.bench.video.command import VideoBench
+from raydali.bench.video.contenders import (
     VIDEO_LOADERS,
     VideoTask,
     read_by_pyav,
@@ -26,11 +26,11 @@ from raydali.bench.video_loaders import (
     square_of,
     squares,
 )
-from raydali.data.loader import Batch
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_pyav import rgb_clip
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.tasks.video_pyav import rgb_clip
 from raydali.errors import CommandFailed, UsageError
-from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 
 OPTIONS = VideoBench(
     gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
@@ -64,7 +64,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
 
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
-    result = video_bench.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
+    result = command.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
     ours, pyav, torchcodec = result["rows"]
     assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav", "torchcodec"]
     for row in (ours, pyav):
@@ -140,19 +140,19 @@ def test_the_reader_s_graph_sees_a_square_of_the_frames(pixels: Any) -> None:
 def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     rates = {("raydali", 1): 4000.0, ("raydali", 2): 8000.0, ("reader", 1): 1000.0, ("pyav", 1): 500.0}
 
-    monkeypatch.setattr("raydali.bench.asked.gpu_names", lambda: ["GPU"] * 2)
+    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["GPU"] * 2)
 
     def deliver(task: Any, gpus: int) -> list[Any]:
-        from raydali.bench.measurement import Delivered, MeasurementFailed
+        from raydali.bench.loader.measurement import Delivered, MeasurementFailed
 
         assert (task.batch_size, task.sequence_length, task.threads, task.workers) == (8, 30, 8, 8)
         if (task.loader, gpus) not in rates:
             raise MeasurementFailed("it broke")
         return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]
 
-    monkeypatch.setattr("raydali.bench.measurement.measure", deliver)
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", deliver)
     with pytest.raises(CommandFailed, match="reader on 2 GPUs: it broke"):
-        video_bench.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
+        command.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
     output = capsys.readouterr().out
     for text in ("12.97", "97.45", "48.28", "103.80", "59.01", "8.00", "failed: see below"):
         assert text in output, text
@@ -175,6 +175,6 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
 def test_what_cannot_be_met_is_refused(
     monkeypatch: pytest.MonkeyPatch, folder: str, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("raydali.bench.measurement.measure", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", lambda *args: pytest.fail("measured"))
     with pytest.raises(UsageError, match=message):
-        video_bench.main(replace(OPTIONS, data=folder, **options))
+        command.main(replace(OPTIONS, data=folder, **options))

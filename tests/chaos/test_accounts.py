@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydali.chaos import command
-from raydali.chaos.accounts import Losses, Samples, Suffered, first, lost_and_repeated, reached, shares
-from raydali.chaos.command import NAMES, Chaos, failures
-from raydali.chaos.faults import FAULTS
-from raydali.data.stream import Stream
+from raydali.commands.chaos import command
+from raydali.commands.chaos.accounting import Losses, Samples, Suffered, first, lost_and_repeated, reached, shares
+from raydali.commands.chaos.command import NAMES, Chaos, failures
+from raydali.commands.chaos.faults import FAULTS
+from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 
 STREAM = Stream(samples=10, epochs=3, batch_size=2, global_batch_size=4, seed=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.chaos.hosts import Host, hosts, small_disk, why_no_cables, why_no_disk
+from raydali.commands.chaos.virtual_hosts import Host, hosts, small_disk, why_no_cables, why_no_disk
 
 SERVER = "import socket; s = socket.create_server(('', 5000)); print(flush=True)\nwhile True: s.accept()"
 CLIENT = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=1)"

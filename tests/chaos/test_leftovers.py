@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydali.chaos import leftovers
-from raydali.chaos.hosts import LOCAL, Host
-from raydali.local_cluster.processes import Process
+from raydali.commands.chaos import leaks
+from raydali.commands.chaos.virtual_hosts import LOCAL, Host
+from raydali.host.processes import Process
 
 LISTENER = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
 
@@ -28,19 +28,19 @@ def listener() -> Iterator[tuple[Process, int]]:
 def test_ports_are_those_of_the_processes_asked_about(listener: tuple[Process, int]) -> None:
     process, port = listener
     with socket.create_server((LOCAL, 0)) as other:
-        assert leftovers.ports_of([[process]]) == {port}
+        assert leaks.ports_of([[process]]) == {port}
         assert {port, other.getsockname()[1]} <= Host("here", LOCAL).listening()
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert leftovers.ports_of([[process]]) == set() and port not in Host("here", LOCAL).listening()
+    assert leaks.ports_of([[process]]) == set() and port not in Host("here", LOCAL).listening()
 
 
-@pytest.mark.skipif(not leftovers.SHARED_MEMORY.is_dir(), reason="no /dev/shm")
+@pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="no /dev/shm")
 def test_shared_memory_counts_once_nobody_uses_it() -> None:
-    file = leftovers.SHARED_MEMORY / f"raydali-test-{os.getpid()}"
+    file = leaks.SHARED_MEMORY / f"raydali-test-{os.getpid()}"
     try:
         with file.open("wb"):
-            assert file.name not in leftovers.shared_memory()
-        assert file.name in leftovers.shared_memory()
+            assert file.name not in leaks.shared_memory()
+        assert file.name in leaks.shared_memory()
     finally:
         file.unlink()

@@ -1,4 +1,4 @@
-"""Hosts of raydali.chaos.hosts behind firewalls that open a few ports, and an address of this machine among them."""
+"""Hosts of `raydali chaos` behind firewalls that open a few ports, and an address of this machine among them."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.chaos.hosts import Host, hosts, why_no_cables
+from raydali.commands.chaos.virtual_hosts import Host, hosts, why_no_cables
 
 EPHEMERAL = (40000, 60999)
 """The ports that a host's kernel gives out: torch's store and the connections between ranks."""

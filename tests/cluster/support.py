@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from raydali.launch.checkpoint_store import newest_first
-from raydali.report.run_folder import RunFolder
-from raydali.train.checkpoints import MANIFEST
+from raydali.run.checkpoints import newest_first
+from raydali.run.folder import RunFolder
+from raydali.train.checkpoint_file import MANIFEST
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))

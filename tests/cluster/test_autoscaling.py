@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
 
 IDLE_SECONDS = 15

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.chaos.faults import FAULTS
+from raydali.commands.chaos.faults import FAULTS
 from tests.cluster.support import ROOT
 
 COMMAND = str(Path(sys.executable).with_name("raydali"))

@@ -6,7 +6,7 @@ import shlex
 import tyro
 
 from jobs.imagenet import Config
-from raydali.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.ray_up_files import CLOUDS, prepared
 from tests.cluster.support import ROOT
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 from tests.cluster.support import (
     RAY,
     ROOT,
@@ -91,7 +91,8 @@ def test_a_rank_that_hangs_before_its_first_step_is_named_ended_and_started_agai
     env: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "hanging.py").write_text(
-        "import os, time\nimport torch\nimport jobs.imagenet as job\nfrom raydali.launch.command import exit_with\n"
+        "import os, time\nimport torch\nimport jobs.imagenet as job\n"
+        "from raydali.launch.driver.command import exit_with\n"
         "true_train = job.train\n"
         "def train(options, data, session):\n"
         f"    if session.worker.rank == 1 and not os.path.exists('{tmp_path}/hung'):\n"
@@ -143,7 +144,7 @@ def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: P
     (tmp_path / "broken.py").write_text(
         "import runpy, sys\nimport jobs.imagenet as job\n"
         "def train(*a):\n    raise ValueError('the mixer is broken')\n"
-        "job.train = train\nfrom raydali.launch.command import exit_with\nexit_with(job.main)\n"
+        "job.train = train\nfrom raydali.launch.driver.command import exit_with\nexit_with(job.main)\n"
     )
     command = [sys.executable, str(tmp_path / "broken.py"), "--name", "run", "--storage", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import committed, descendants, environment, kill, start_job
 from tests.disks import small_disk
 from tests.traces import assert_whole

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray.dashboard.modules.reporter.reporter_agent as reporter
 
-from raydali.launch.metrics import GAUGES, IMAGES, QUARANTINED, RESTARTS
+from raydali.launch.driver.prometheus import GAUGES, IMAGES, QUARANTINED, RESTARTS
 from tests.cluster.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

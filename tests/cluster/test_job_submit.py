@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from raydali.local_cluster.head import HEAD_ENVIRONMENT
-from raydali.report.run_folder import RunFolder
+from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.run.folder import RunFolder
 from tests.cluster.support import RAY, ROOT, committed, environment, head
 
 
@@ -70,7 +70,7 @@ SLOW_SAVES = """
 import time
 import torch
 import jobs.imagenet as job
-from raydali.launch.command import exit_with
+from raydali.launch.driver.command import exit_with
 train = job.train
 def slowly(*given):
     save = torch.save

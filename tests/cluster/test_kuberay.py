@@ -10,7 +10,7 @@ import tyro
 import yaml
 
 from jobs.imagenet import Config
-from raydali.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.manifests import FOLDER, KINDS, VARIANTS, Manifest, clusters, containers, manifest, render
 from tests.cluster.support import ROOT
 

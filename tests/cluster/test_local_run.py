@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 from tests.cluster.support import (
     committed,
     descendants,

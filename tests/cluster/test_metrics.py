@@ -19,9 +19,9 @@ from urllib.request import Request, urlopen
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from raydali.launch.metrics import GAUGES
-from raydali.report.run_folder import RunFolder
+from raydali.launch.driver.prometheus import GAUGES
 from raydali.report.tensorboard import events_of
+from raydali.run.folder import RunFolder
 from tests.cluster.dashboard import GPU_ONLY, expressions, metrics, metrics_in
 from tests.cluster.support import ROOT, environment, free_ports, head
 

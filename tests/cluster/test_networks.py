@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import Config
-from raydali.chaos.hosts import Host
-from raydali.data.digits import digits_folder
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.commands.chaos.virtual_hosts import Host
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 from tests.cluster.networks import firewalled_hosts, require_hosts
 from tests.cluster.support import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
 from tests.traces import assert_whole

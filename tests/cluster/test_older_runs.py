@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import environment, run_job
 from tests.traces import assert_whole
 

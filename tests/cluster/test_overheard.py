@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import ROOT, environment
 
 JOB = """
@@ -21,7 +21,7 @@ def train(config, data, session):
     import logging
     import warnings
 
-    from raydali.launch.training_run import TrainingRun
+    from raydali.launch.worker.training_run import TrainingRun
 
     trained, rank = TrainingRun.trained, session.worker.rank
 

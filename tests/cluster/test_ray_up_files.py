@@ -19,7 +19,7 @@ from googleapiclient.discovery_cache import get_static_doc
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from raydali.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
 from tests.cluster.ray_up_files import load, prepared, text
 from tests.cluster.support import ROOT
 
@@ -190,7 +190,7 @@ def test_the_dashboard_is_not_public(cloud: str) -> None:
 
 
 def test_runs_and_data_have_a_bucket(cloud: str) -> None:
-    from raydali.report.run_folder import RunFolder
+    from raydali.run.folder import RunFolder
 
     header = text(cloud).partition("cluster_name")[0]
     assert f"--storage {BUCKET[cloud]}" in header

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from raydali.data.digits import digits_folder
-from raydali.report.run_folder import RunFolder
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.run.folder import RunFolder
 from tests.cluster.support import ROOT, committed, descendants, environment, kill, name_of, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,7 +64,7 @@ def job(using: dict[str, str], tmp_path: Path, *options: str, patch: str = "") -
     """The image job, with Python that runs in its workers first."""
     script = tmp_path / "patched.py"
     script.write_text(
-        "import os\nimport jobs.imagenet as job\nfrom raydali.launch.command import exit_with\n"
+        "import os\nimport jobs.imagenet as job\nfrom raydali.launch.driver.command import exit_with\n"
         "trained = job.train\ndef train(config, data, session):\n"
         f"{textwrap.indent(textwrap.dedent(patch), '    ')}\n    trained(config, data, session)\n"
         "job.train = train\nexit_with(job.main)\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.driver_node import DRAINING
-from raydali.report.run_folder import RunFolder
+from raydali.launch.driver.driver_node import DRAINING
+from raydali.run.folder import RunFolder
 from tests.cluster.metadata_server import metadata_server
 from tests.cluster.support import RAY, ROOT, alive, committed, descendants, environment, kill, nodes, start_job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.image_folder import ImageFolder
 from tests.data.pictures import encoded, photograph
 
 SOUND = "sound"

@@ -11,11 +11,11 @@ import torch
 from PIL import ExifTags, Image
 from sklearn.datasets import load_sample_images
 
-from raydali.data.dali_refusals import Once
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import Loader, make_loader
-from raydali.data.pipeline import Pipeline, Source
-from raydali.data.stream import MicroBatch
+from raydali.data.loading.dali_bisect import Once
+from raydali.data.loading.loader import Loader, make_loader
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.pipeline import Pipeline, Source
 
 
 def files(folder: Path, **contents: bytes) -> ImageFolder:

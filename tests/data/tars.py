@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.tar_shards import TarShards
+from raydali.data.sources.tar import TarShards
 from tests.data.pictures import encoded, photograph
 
 Members = dict[str, bytes]

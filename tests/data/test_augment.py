@@ -12,8 +12,8 @@ from scipy.stats import chi2_contingency, ks_2samp
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from raydali.data.augment import ATTEMPTS, CROP_UNIFORMS, Range, crop_windows, draw_crops
-from raydali.data.hashing import uniforms
+from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.random_crops import ATTEMPTS, CROP_UNIFORMS, Range, crop_windows, draw_crops
 
 Shape = tuple[int, int]
 

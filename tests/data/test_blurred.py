@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.data.blurred import BLURS, SIDE, blurred_folder
-from raydali.data.image_pairs import ImagePairs
+from raydali.data.sources.builtin.blurred import BLURS, SIDE, blurred_folder
+from raydali.data.sources.image_pairs import ImagePairs
 
 
 @pytest.fixture(scope="module")

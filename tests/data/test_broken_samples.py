@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn
 
-from raydali.data import patience
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.dali_loader import DaliLoader
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import LabeledSource
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.pipeline import Device, Inputs
-from raydali.data.quarantine import Quarantine, substitute
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.dali_loader import DaliLoader
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine, substitute
+from raydali.data.sources import retry
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledSource
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.pipeline import Device, Inputs
 from raydali.errors import DataError, StorageAway
 from tests.data.broken import KINDS, folder
 from tests.data.pictures import assert_like_pillow
@@ -247,7 +247,7 @@ def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[
 def test_storage_that_fails_is_not_the_samples_fault(
     tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    monkeypatch.setattr(retry, "SECONDS", 0.5)
 
     class Failing(ImageFolder):
         def read(self, id: int) -> bytes:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raydali.data.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
-from raydali.data.stream import Stream
+from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
+from raydali.data.stream.stream import Stream
 
 IMAGENET = np.sort(np.random.default_rng(0).integers(0, 1000, 1_281_167))
 """Labels of as many images, sorted by class."""

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from tests.data.pictures import assert_like_pillow, encoded, files, one_batch, oriented, photograph
 

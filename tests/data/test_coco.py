@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from raydali.data.coco import Coco
-from raydali.data.coco_folder import train_and_val
-from raydali.data.exclusion import exclude
+from raydali.data.sources.coco import Coco
+from raydali.data.sources.coco_folder import train_and_val
+from raydali.data.sources.exclusion import exclude
 from raydali.errors import UsageError
 from tests.data.pictures import encoded, photograph
 

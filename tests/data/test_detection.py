@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.coco import Coco
-from raydali.data.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.sources.coco import Coco
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted
 from raydali.errors import DataError, UsageError
 from tests.data.pictures import Keys, assert_like_pillow, by_key, encoded, one_batch, oriented, photograph
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from raydali.data import digits
-from raydali.data.digits import digits_folder
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import check_classes
+from raydali.data.sources.builtin import digits
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import check_classes
 from raydali.errors import UsageError
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data import exclusion
-from raydali.data.exclusion import as_line, exclude
-from raydali.data.image_folder import ImageFolder
-from raydali.data.image_pairs import ImagePairs
+from raydali.commands.verify import Verify, main
+from raydali.data.sources import exclusion
+from raydali.data.sources.exclusion import as_line, exclude
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.image_pairs import ImagePairs
 from raydali.errors import DataError
-from raydali.verify import Verify, main
 from tests.data.broken import jpeg
 from tests.data.trees import grow
 

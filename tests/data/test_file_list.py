@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.exclusion import exclude
-from raydali.data.file_list import FileList, is_list
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_images import labeled_images, train_and_val
+from raydali.commands.verify import Verify, main
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.formats import labeled_images, train_and_val
+from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import DataError, UsageError
-from raydali.verify import Verify, main
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, read_by_dali, samples
 

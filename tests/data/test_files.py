@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.files import Files
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.files import Files
+from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, read_by_dali, samples

@@ -6,18 +6,18 @@ import warnings
 import pytest
 import torch
 
-from raydali.data import hardware_queues
+from raydali.host import cuda_queues
 
 
 def test_is_asked_for_until_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hardware_queues.VARIABLE, "1")
+    monkeypatch.setenv(cuda_queues.VARIABLE, "1")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.warns(UserWarning, match="CUDA_DEVICE_MAX_CONNECTIONS is 1 and CUDA is in use"):
-        hardware_queues.widen()
-    assert os.environ[hardware_queues.VARIABLE] == "1"
+        cuda_queues.widen()
+    assert os.environ[cuda_queues.VARIABLE] == "1"
     with warnings.catch_warnings(action="error"):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-        hardware_queues.widen()
-        assert os.environ[hardware_queues.VARIABLE] == "32"
+        cuda_queues.widen()
+        assert os.environ[cuda_queues.VARIABLE] == "32"
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        hardware_queues.widen()  # it is set by now
+        cuda_queues.widen()  # it is set by now

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from raydali.data.hashing import keyed, mix, uniforms
+from raydali.data.stream.counter_rng import keyed, mix, uniforms
 
 INTEGERS = st.integers(0, 2**63 - 1)
 
@@ -54,7 +54,7 @@ def test_uniforms_are_uniform(seed: int) -> None:
 
 
 def test_uniforms_never_reach_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.data.hashing.keyed", lambda *_: np.array([0, 2**64 - 1], np.uint64))
+    monkeypatch.setattr("raydali.data.stream.counter_rng.keyed", lambda *_: np.array([0, 2**64 - 1], np.uint64))
     assert uniforms(2, 0).tolist() == [0, 1 - 2**-53]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torchvision
 
-from raydali.data.image_folder import ImageFolder
+from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import UsageError
 from tests.clocks import least_cpu_seconds
 from tests.data.object_stores import PutObjects

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.pillow_images import decoded
-from raydali.data.quarantine import Quarantine
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError
 from tests.data.broken import folder
 from tests.data.pictures import encoded, files, one_batch, photograph

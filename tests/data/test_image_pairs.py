@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.image_pairs import ImagePairs
+from raydali.data.sources.image_pairs import ImagePairs
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, read_by_dali

@@ -15,10 +15,10 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
         "import jobs.imagenet as job; job.make_pipelines(job.DIGITS)",
         "import jobs.restoration as job; job.make_pipelines(job.BLURRED)",
         "import jobs.video as job; job.make_pipelines(job.DISCS)",
-        "import raydali.data.classification",
-        "import raydali.data.digits",
-        "import raydali.data.image_folder",
-        "import raydali.data.stream",
+        "import raydali.data.tasks.classification",
+        "import raydali.data.sources.builtin.digits",
+        "import raydali.data.sources.image_folder",
+        "import raydali.data.stream.stream",
     ],
 )
 def test_the_driver_imports_nothing_heavy(code: str) -> None:

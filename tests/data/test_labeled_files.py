@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torchvision
 
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import LabeledFiles, check_classes
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles, check_classes
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, samples

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data.image_folder import ImageFolder
-from raydali.data.listing import list_tree
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.listing import list_tree
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects, serve
 from tests.data.trees import grow, samples

@@ -14,13 +14,13 @@ import pytest
 import torch
 from nvidia.dali import fn
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.dali_loader import PREFETCHED_BATCHES
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import Batch, LoaderName, make_loader
-from raydali.data.pipeline import Inputs, Pipeline
-from raydali.data.preparation import PREPARED_BATCHES
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
+from raydali.data.loading.loader import Batch, LoaderName, make_loader
+from raydali.data.loading.prefetch import PREPARED_BATCHES
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.errors import DataError
 from tests.data.pictures import assert_like_pillow, encoded, files, photograph
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data import object_store
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.sources import storage
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError
 from tests.data.object_stores import PutObjects
 from tests.data.pictures import encoded, files, photograph
@@ -51,10 +51,10 @@ def test_read_gives_the_files_bytes(local: ImageFolder, remote: ImageFolder) -> 
 
 
 def test_a_process_opens_a_store_once_and_for_itself(remote: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = object_store.file_system(remote.root)
-    assert object_store.file_system(remote.path(3)) is opened
+    opened = storage.file_system(remote.root)
+    assert storage.file_system(remote.path(3)) is opened
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert object_store.file_system(remote.root) is not opened
+    assert storage.file_system(remote.root) is not opened
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.quarantine import Quarantine
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.stream.stream import Stream
 from tests.data.pictures import encoded, files, oriented, photograph
 
 DOCUMENT = Path(__file__).parents[2] / "docs/own-data.md"

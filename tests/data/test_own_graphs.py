@@ -7,10 +7,10 @@ import torch
 from nvidia.dali import fn
 from nvidia.dali.auto_aug import auto_augment, rand_augment, trivial_augment
 
-from raydali.data.classification import TrainImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import make_loader
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages
 from tests.data.pictures import encoded, files, photograph
 
 STREAM = Stream(samples=12, epochs=2, batch_size=4, global_batch_size=4, seed=0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency, chisquare
 
-from raydali.data.permutation import WINDOW_BLOCKS, BlockPermutation, Permutation
+from raydali.data.stream.permutation import WINDOW_BLOCKS, BlockPermutation, Permutation
 from tests.clocks import least_cpu_seconds
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.restoration import Pairs, TrainPairs, ValidationPairs, windows
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.restoration import Pairs, TrainPairs, ValidationPairs, windows
 from raydali.errors import DataError, UsageError
 from tests.data.pictures import Keys, by_key, encoded, oriented, photograph
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS, Config
-from raydali.data.cache import BESIDE_RUNS, also_keep_in
-from raydali.data.tar_shards import TarShards
-from raydali.data.tfrecord import TFRecords
-from raydali.launch.command import parse
+from raydali.data.sources.cache import BESIDE_RUNS, also_keep_in
+from raydali.data.sources.tar import TarShards
+from raydali.data.sources.tfrecord import TFRecords
+from raydali.launch.driver.command import parse
 from tests.data.object_stores import FlakyS3
 from tests.data.tars import packed, samples
 from tests.data.tfrecords import tfrecords

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data.image_folder import ImageFolder
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.video_clips import scan_videos
+from raydali.commands.prepare import Prepare
+from raydali.commands.prepare import main as prepare
+from raydali.commands.verify import Verify, main
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.video.clips import scan_videos
 from raydali.errors import DataError, UsageError
-from raydali.prepare import Prepare
-from raydali.prepare import main as prepare
-from raydali.verify import Verify, main
 from tests.data.broken import folder
 from tests.data.object_stores import PutObjects
 from tests.data.trees import grow, samples

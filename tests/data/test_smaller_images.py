@@ -9,9 +9,9 @@ import pytest
 from nvidia.dali import Pipeline, fn
 from PIL import ExifTags, Image
 
-from raydali.data.pillow_images import decoded
-from raydali.data.quarantine import why_broken
-from raydali.data.smaller_images import smaller
+from raydali.commands.downscale import smaller
+from raydali.data.loading.quarantine import why_broken
+from raydali.data.tasks.pillow import decoded
 from tests.data.broken import CONTENTS, jpeg
 from tests.data.pictures import oriented, photograph
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data import patience
-from raydali.data.classification import TrainImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.patience import OUTAGES, retries
-from raydali.data.quarantine import Quarantine
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.sources import retry
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.retry import OUTAGES, retries
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages
 from raydali.errors import StorageAway
 from tests.data.broken import folder
 from tests.data.object_stores import FlakyS3, flaky_s3
@@ -82,7 +82,7 @@ def test_a_file_server_that_fails_for_a_second(
 def test_one_that_stays_away_is_no_sample_s_fault(
     disk: FailingDisk, name: LoaderName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 1.0)
+    monkeypatch.setattr(retry, "SECONDS", 1.0)
     source, quarantine = ImageFolder.scan(str(disk.path)), Quarantine(SAMPLES, seed=3)
     with (
         make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader,
@@ -97,7 +97,7 @@ def test_one_that_stays_away_is_no_sample_s_fault(
 def test_a_ceiling_is_not_measured_on_a_storage_that_is_away(
     disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    monkeypatch.setattr(retry, "SECONDS", 0.5)
     source = ImageFolder.scan(str(disk.path))
     disk.fail(errno.ETIMEDOUT)
     with make_loader("synthetic", source, TRAIN, STREAM) as loader, pytest.raises(StorageAway):
@@ -143,7 +143,7 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
             if (error := next(calls)) is not None:
                 raise error
 
-        patience.patiently(call, "a disk")
+        retry.patiently(call, "a disk")
 
     process = get_context("fork").Process(target=repeat)
     process.start()
@@ -154,7 +154,7 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
 def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
     OUTAGES.take()
     back, warnings = time.monotonic() + 0.5, list[str]()
 
@@ -164,7 +164,7 @@ def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest
         return True
 
     with ThreadPoolExecutor(16) as threads:
-        answers = threads.map(lambda _: patience.patiently(call, "/data", warnings.append), range(16))
+        answers = threads.map(lambda _: retry.patiently(call, "/data", warnings.append), range(16))
         assert all(answers)
     assert len(warnings) == 1 and "/data" in warnings[0] and "Stale file handle" in warnings[0]
     (outage,) = OUTAGES.take()

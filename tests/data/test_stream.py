@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydali.data.permutation import BlockPermutation, Permutation
-from raydali.data.stream import MicroBatch, OrderedPass, Stream
+from raydali.data.stream.permutation import BlockPermutation, Permutation
+from raydali.data.stream.stream import MicroBatch, OrderedPass, Stream
 from raydali.errors import UsageError
 from tests.clocks import least_cpu_seconds
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from raydali.data import tar_index, tar_members
-from raydali.data.labeled_images import labeled_images
-from raydali.data.tar_shards import TarShards
+from raydali.data.sources import tar_headers, tar_index
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.tar import TarShards
 from raydali.errors import UsageError
 from tests.clocks import least_cpu_seconds
 from tests.data.tars import Members, Pack, packed, samples
@@ -185,7 +185,7 @@ def test_members_beyond_8_gibibytes() -> None:
         def read(offset: int, length: int, front: bytes = front) -> bytes:
             return (front + bytes(length))[min(offset, len(front)) :][:length]
 
-        assert [*tar_members.members(read, len(front) + info.size + 1024)] == [(b"big.jpg", len(front), info.size)]
+        assert [*tar_headers.members(read, len(front) + info.size + 1024)] == [(b"big.jpg", len(front), info.size)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

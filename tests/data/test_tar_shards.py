@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data import local_shards
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_images import train_and_val
-from raydali.data.loader import make_loader
-from raydali.data.patterns import find_files
-from raydali.data.stream import OrderedPass, Stream
-from raydali.data.tar_shards import TarShards, is_shards
-from raydali.data.timing import reading_seconds
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources import local_shards
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.patterns import find_files
+from raydali.data.sources.read_timing import reading_seconds
+from raydali.data.sources.tar import TarShards, is_shards
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.tars import Pack, packed, photographs, samples

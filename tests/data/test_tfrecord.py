@@ -11,22 +11,22 @@ import pytest
 import torch
 
 from jobs.imagenet import Data, train
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.exclusion import exclude
-from raydali.data.image_folder import ImageFolder
-from raydali.data.labeled_files import LabeledSource
-from raydali.data.labeled_images import labeled_images, train_and_val
-from raydali.data.loader import LoaderName, make_loader
-from raydali.data.quarantine import Quarantine, substitute
-from raydali.data.stream import OrderedPass, Stream
-from raydali.data.tfrecord import TFRecords, names_tfrecords
+from raydali.commands.prepare import Prepare
+from raydali.commands.prepare import main as prepare
+from raydali.commands.preview import Preview
+from raydali.commands.preview import main as preview
+from raydali.commands.verify import Verify
+from raydali.commands.verify import main as verify
+from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine, substitute
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.formats import labeled_images, train_and_val
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
-from raydali.prepare import Prepare
-from raydali.prepare import main as prepare
-from raydali.preview import Preview
-from raydali.preview import main as preview
-from raydali.verify import Verify
-from raydali.verify import main as verify
 from tests.data.broken import CONTENTS, folder
 from tests.data.object_stores import PutObjects
 from tests.data.tfrecords import tfrecords

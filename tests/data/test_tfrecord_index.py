@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydali.data import tfrecord_index
-from raydali.data.labeled_images import labeled_images
-from raydali.data.read_ahead import open_ahead
-from raydali.data.shard_index import Part
-from raydali.data.tfrecord import TFRecords
+from raydali.data.sources import tfrecord_index
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.read_ahead import open_ahead
+from raydali.data.sources.shard_index import Part
+from raydali.data.sources.tfrecord import TFRecords
 from raydali.errors import UsageError
 from tests.data.tfrecords import Value, example, imagenet, record, tfrecords
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from nvidia.dali import fn
 
-from raydali.data.classification import ValidationImages
-from raydali.data.loader import make_loader
-from raydali.data.pipeline import Inputs
-from raydali.data.stream import OrderedPass
-from raydali.data.timing import PythonTime, Waits, reading, reading_seconds
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.read_timing import PythonTime, Waits, reading, reading_seconds
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.classification import ValidationImages
+from raydali.data.tasks.pipeline import Inputs
 from tests.data.pictures import encoded, files, one_batch, photograph
 
 
 def test_time_inside_another_cause_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("raydali.data.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("raydali.data.sources.read_timing.time.perf_counter", lambda: now[0])
     waits = Waits()
     with waits.by(lambda seconds: {"cpu decode": seconds / 4, "python": seconds * 3 / 4}):
         now[0] += 1.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.labeled_images import train_and_val
-from raydali.data.validation_set import warn_of_overlap
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.validation_set import warn_of_overlap
 from tests.data.trees import grow
 
 PICTURES = ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loader import Batch, Loader
-from raydali.data.patience import Patience
-from raydali.data.quarantine import Quarantine
-from raydali.data.stream import OrderedPass, Stream
-from raydali.data.video import Clips, TrainClips, ValidationClips
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_loader import make_video_loader
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.loading.video_loader import make_video_loader
+from raydali.data.sources.retry import Patience
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
 from raydali.errors import DataError, UsageError
 from tests.data.videos import decoded_by_pyav, moving, uneven, write_video
 

@@ -9,11 +9,11 @@ import av
 import numpy as np
 import pytest
 
-from raydali.data.file_list import FileList
-from raydali.data.labeled_files import LabeledFiles
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_packets import cut, read_facts
-from raydali.data.video_pyav import COLOURS, decoded, rgb_clip
+from raydali.data.sources.file_list import FileList
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.sources.video.packets import cut, read_facts
+from raydali.data.tasks.video_pyav import COLOURS, decoded, rgb_clip
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
@@ -155,7 +155,7 @@ def test_a_cut_is_found_by_seeking(tmp_path: Path, container: str, monkeypatch: 
     options = {"x264-params": ORDERS["b-frames"]}
     path = write_video(tmp_path / f"1.{container}", moving(60), "h264", options=options)
     # Where seeking fails, a video is read from its start.
-    monkeypatch.delattr("raydali.data.video_packets._from_start")
+    monkeypatch.delattr("raydali.data.sources.video.packets._from_start")
     assert_frames(path, 60)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data import video_index
-from raydali.data.file_list import FileList
-from raydali.data.video_clips import VideoClips, scan_videos
-from raydali.data.video_index import VideoTable, video_table
-from raydali.data.video_packets import VideoFacts, read_facts
+from raydali.data.sources.file_list import FileList
+from raydali.data.sources.video import table
+from raydali.data.sources.video.clips import VideoClips, scan_videos
+from raydali.data.sources.video.packets import VideoFacts, read_facts
+from raydali.data.sources.video.table import VideoTable, video_table
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
 from tests.data.videos import moving, write_video
@@ -36,7 +36,7 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append("/".join(path.split("/")[-2:]))
         return read_facts(path)
 
-    monkeypatch.setattr(video_index, "read_facts", noted)
+    monkeypatch.setattr(table, "read_facts", noted)
     return names
 
 

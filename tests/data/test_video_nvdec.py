@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data import video_nvdec
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_nvdec import NvdecDecoder
+from raydali.data.sources.video import nvdec
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.sources.video.nvdec import NvdecDecoder
 from tests.data.videos import alternate_references, moving, write_video
 
 FFMPEG = {"h264": "h264", "hevc": "hevc", "vp8": "vp8", "vp9": "vp9", "mpeg4": "mpeg4"}
@@ -71,7 +71,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
     packet = {"decode_flag": 0}
     nvc = SimpleNamespace(PacketData=lambda: SimpleNamespace(**packet), VideoPacketFlag=SimpleNamespace(ENDOFSTREAM=1))
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", nvc)
-    monkeypatch.setattr(video_nvdec, "_new_decoder", new_decoder)
+    monkeypatch.setattr(nvdec, "_new_decoder", new_decoder)
     yield made
 
 
@@ -182,8 +182,8 @@ def test_a_clip_that_was_broken_off_leaves_nothing_to_the_next(
 def test_a_driver_without_video_engines_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a driver")
-    video_nvdec._library.cache_clear()
+    nvdec._library.cache_clear()
     for codec in ("h264", "hevc", "h264"):
-        assert not video_nvdec.decodable(torch.device("cuda", 0), codec, 144, 256)
+        assert not nvdec.decodable(torch.device("cuda", 0), codec, 144, 256)
     (record,) = caplog.records
     assert "FFmpeg decodes on the host: Failed to load NVENC library" in record.getMessage()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from nvidia.dali import fn
 
-from raydali.data.video import Clips, TrainClips, ValidationClips
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_dali import planes_graph
-from raydali.data.video_gpu import Colours, Planes, colours_of, nv12, to_rgb
-from raydali.data.video_pyav import decoded
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
+from raydali.data.tasks.video_dali import planes_graph
+from raydali.data.tasks.video_gpu import Colours, Planes, colours_of, nv12, to_rgb
+from raydali.data.tasks.video_pyav import decoded
 from tests.data.videos import moving, write_video
 
 VIDEOS = {

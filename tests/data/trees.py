@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 
-from raydali.data.labeled_files import LabeledFiles
+from raydali.data.sources.labeled import LabeledFiles
 
 NASTY = [
     "cat/1.jpg",

@@ -10,7 +10,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.video_pyav import COLOURS
+from raydali.data.tasks.video_pyav import COLOURS
 
 Frames = NDArray[np.uint8]
 

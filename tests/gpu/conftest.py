@@ -2,6 +2,6 @@
 
 import os
 
-from raydali.data.hardware_queues import HARDWARE_QUEUES, VARIABLE
+from raydali.host.cuda_queues import HARDWARE_QUEUES, VARIABLE
 
 os.environ[VARIABLE] = str(HARDWARE_QUEUES)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import make_loader
-from raydali.data.quarantine import Quarantine
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import make_loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.data.broken import KINDS, folder
 
 pytestmark = pytest.mark.gpu

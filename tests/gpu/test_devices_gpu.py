@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from jobs.restoration import BLURRED, Data, train
-from raydali.data.blurred import blurred_folder
-from raydali.data.image_pairs import ImagePairs
+from raydali.data.sources.builtin.blurred import blurred_folder
+from raydali.data.sources.image_pairs import ImagePairs
 from tests.support import CPU, LocalSession, Stopped, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

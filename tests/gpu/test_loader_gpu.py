@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
-from raydali.data.classification import TrainImages, ValidationImages
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import make_loader
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.data.pictures import encoded, files, photograph
 
 pytestmark = pytest.mark.gpu

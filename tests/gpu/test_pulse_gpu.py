@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
+from raydali.measure.live_metrics import Figures, Pulse
 from raydali.measure.meter import EpochMeter
-from raydali.measure.pulse import Figures, Pulse
 from tests.clocks import least_cpu_seconds
 
 pytestmark = pytest.mark.gpu
@@ -17,7 +17,7 @@ CYCLES = 20_000_000
 
 def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("PULSE_SECONDS", "SHORTEST_SECONDS"):
-        monkeypatch.setattr(f"raydali.measure.pulse.{limit}", 0.0)
+        monkeypatch.setattr(f"raydali.measure.live_metrics.{limit}", 0.0)
     meter = EpochMeter(DEVICE, rank=0, world_size=1, node="here")
     published: list[Figures] = []
     pulse = Pulse(

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.loader import make_loader
-from raydali.data.restoration import TrainPairs, ValidationPairs
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import make_loader
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import DataError
 from tests.data.pictures import encoded, photograph
 

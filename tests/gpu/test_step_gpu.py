@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.models import digits_network
+from raydali.train.models.classification import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jobs.imagenet import DIGITS
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.traces import assert_whole
 
 ROOT = Path(__file__).parents[2]

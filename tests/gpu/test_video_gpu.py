@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.stream import OrderedPass, Stream
-from raydali.data.video import TrainClips, ValidationClips
-from raydali.data.video_clips import VideoClips
-from raydali.data.video_loader import make_video_loader, video_engines
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.data.loading.video_loader import make_video_loader, video_engines
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.video import TrainClips, ValidationClips
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 from tests.data.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 
 from jobs.imagenet import DIGITS, train
 from raydali.measure import ceiling
-from raydali.train import rehearsal
+from raydali.train import warmup
 from tests.digits import digits_data
 from tests.support import LocalSession, folder_of
 
@@ -25,7 +25,7 @@ def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compi
         measured.append(ceiling.ceiling_images_per_second(*args) / (1 if measured else 10_000))
         return measured[-1]
 
-    monkeypatch.setattr(rehearsal, "ceiling_images_per_second", slow)
+    monkeypatch.setattr(warmup, "ceiling_images_per_second", slow)
     session = LocalSession(folder_of(path, f"{measures}"), device=torch.device("cuda", 0))
     train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
     session.finish()

@@ -13,9 +13,9 @@ from PIL import Image
 
 from jobs import grid
 from jobs.grid import Grid, quarters
-from raydali.data.image_folder import ImageFolder
-from raydali.data.loader import Batch, LoaderName, make_loader
-from raydali.data.stream import Stream
+from raydali.data.loading.loader import Batch, LoaderName, make_loader
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import Stream
 from raydali.errors import DataError
 from tests.data.pictures import encoded, files, photograph
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.launch.cluster import WORKERS_PER_CORE
+from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
 from tests.support import context
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from raydali.launch.checkpoint_store import CheckpointStore
-from raydali.report.run_folder import RunFolder
+from raydali.run.checkpoints import CheckpointStore
+from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
 

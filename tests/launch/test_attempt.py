@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from raydali.errors import Superseded, UsageError
-from raydali.launch.attempt import Attempt
-from raydali.launch.launcher import _begin
-from raydali.launch.resume import Earlier
-from raydali.report.html_live import LiveReport
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import drop_samples
+from raydali.launch.driver.launcher import _begin
+from raydali.launch.driver.resume import Earlier
+from raydali.report.html.live import LiveReport
+from raydali.run.attempt import Attempt
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import drop_samples
 from tests.data.object_stores import s3, s3_url
 from tests.launch.stores import newest, save, state_of, store_of
 from tests.report.conftest import folder

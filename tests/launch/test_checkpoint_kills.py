@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.data.object_stores import PutObjects, s3, s3_url
 from tests.launch import stores
 from tests.launch.stores import Told, state_of, store_of

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from raydali.errors import StorageError
-from raydali.launch.checkpoint_store import KEPT, CheckpointStore
-from raydali.report.run_folder import RunFolder
-from raydali.train import checkpoints
+from raydali.run.checkpoints import KEPT, CheckpointStore
+from raydali.run.folder import RunFolder
+from raydali.train import checkpoint_file
 from tests.data.object_stores import s3, s3_url
 from tests.launch.stores import Told, newest, save, state_of, store_of
 from tests.report.conftest import folder
@@ -71,7 +71,7 @@ class Planted:
 
 
 def described(contents: bytes, step: int = 10) -> bytes:
-    return checkpoints.manifest({"state.pt": memoryview(contents)}, step=step, world_size=1)
+    return checkpoint_file.manifest({"state.pt": memoryview(contents)}, step=step, world_size=1)
 
 
 def truncate(folder: RunFolder) -> None:

@@ -13,16 +13,16 @@ import torch
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
-from raydali.data.class_mixing import ClassMixing
-from raydali.data.permutation import BlockPermutation, Permutation
+from raydali.data.stream.class_mixing import ClassMixing
+from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
+from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
 from raydali.launch import choices
 from raydali.launch.choices import OF_EARLIER_VERSIONS, chosen, crop_warning, window_warning, with_kept, with_window
-from raydali.launch.launcher import Job, launch
-from raydali.launch.resume import Earlier, changes, earlier_run
-from raydali.measure.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
+from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.resume import Earlier, changes, earlier_run
 from raydali.report.console import Console
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.support import LocalSession, folder_of, run_ranks
 
 CONFIG = Config(name="run", epochs=1, batch_size=4, global_batch_size=8)

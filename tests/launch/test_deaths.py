@@ -48,7 +48,7 @@ def killed_by(number: int) -> tuple[tuple[str, int], str]:
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "crashed: SIGSEGV")])
 def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], number: int, said: str) -> None:
-    from raydali.launch.deaths import describe_deaths
+    from raydali.launch.driver.deaths import describe_deaths
 
     place, error = killed_by(number)
     text = describe_deaths([3], {3: place}, error)
@@ -57,7 +57,7 @@ def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], n
 
 
 def test_ranks_of_a_node_that_is_gone_are_said_together(cluster: list[str]) -> None:
-    from raydali.launch.deaths import describe_deaths
+    from raydali.launch.driver.deaths import describe_deaths
 
     gone = {rank: ("0123456789abcdef", rank) for rank in range(12)}
     text = describe_deaths(list(range(12)), gone, "the actor died")

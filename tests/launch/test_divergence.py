@@ -8,9 +8,9 @@ import torch
 
 from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
-from raydali.launch.broken_samples import BrokenSamples
-from raydali.launch.run_state import RunState
-from raydali.train.checkpoints import is_finite
+from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.checkpointing import RunState
+from raydali.train.checkpoint_file import is_finite
 from tests.digits import digits_data
 from tests.support import LocalSession, folder_of
 

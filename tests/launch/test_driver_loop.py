@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import TrainingFailed, UsageError
-from raydali.launch.driver_loop import explained, health_check_seconds, left_behind
+from raydali.launch.driver.loop import explained, health_check_seconds, left_behind
 from tests.launch.stores import save
 from tests.support import folder_of
 

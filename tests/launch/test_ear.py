@@ -6,10 +6,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from raydali.launch.ear import Ear
-from raydali.launch.hangs import HangWatch
-from raydali.launch.restart_policy import RestartPolicy
-from raydali.report.run_folder import RunFolder
+from raydali.launch.driver.event_router import Ear
+from raydali.launch.driver.hang_detection import HangWatch
+from raydali.launch.driver.restart_policy import RestartPolicy
+from raydali.run.folder import RunFolder
 from tests.support import folder_of
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from raydali.launch.environment import Place, environment, place_of
+from raydali.launch.worker.environment import Place, environment, place_of
 from raydali.train.worker import Worker
 
 VERSIONS = {"python": "3.11.7", "torch": "2.15.0", "nvidia-dali-cuda120": ""}

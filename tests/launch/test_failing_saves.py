@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydali.data import patience
+from raydali.data.sources import retry
 from raydali.errors import StorageAway, StorageError
-from raydali.launch import checkpoint_store
-from raydali.launch.checkpoint_store import MOST_FAILURES
-from raydali.report.run_folder import RunFolder
-from raydali.train import checkpoints
+from raydali.run import checkpoints
+from raydali.run.checkpoints import MOST_FAILURES
+from raydali.run.folder import RunFolder
+from raydali.train import checkpoint_file
 from tests.disks import small_disk
 from tests.launch.stores import Told, newest, save, state_of, store_of
 from tests.support import folder_of
@@ -46,7 +46,7 @@ def test_the_manifest_alone_does_not_fit(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=2000) as disk:
         folder, told = folder_of(disk.path), Told()
         save(folder, 5)
-        disk.fill(leave=-(-len(checkpoints.packed(state_of(10))) // 4096) * 4096)  # whole pages
+        disk.fill(leave=-(-len(checkpoint_file.packed(state_of(10))) // 4096) * 4096)  # whole pages
         store = store_of(folder, told)
         store.save(10, state_of(10))
         store.wait()
@@ -88,14 +88,14 @@ def test_failures_in_a_row_end_the_run_once_they_last(tmp_path: Path, monkeypatc
             store.save(step, state_of(step))
         store.wait()
         assert [event["in_a_row"] for event in told] == [*range(1, MOST_FAILURES + 6)]
-        later = time.monotonic() + checkpoint_store.MOST_SECONDS
+        later = time.monotonic() + checkpoints.MOST_SECONDS
         monkeypatch.setattr(time, "monotonic", lambda: later)
         with pytest.raises(StorageError, match=r"10 checkpoints in a row .* 600 s, to .*run: .*Read-only file"):
             store.save(20, state_of(20))
 
 
 def test_few_failures_do_not_end_it_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_store, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "MOST_SECONDS", 0.0)
     store = store_of(folder_of(tmp_path), told := Told())
     for step in range(MOST_FAILURES):
         store.save(step, state_of(step), hindered="[Errno 116] Stale file handle")
@@ -122,7 +122,7 @@ def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         assert len(warnings) == 1 and f"{folder} does not answer" in warnings[0]
 
         disk.read_only(True)
-        monkeypatch.setattr(patience, "SECONDS", 1.0)
+        monkeypatch.setattr(retry, "SECONDS", 1.0)
         stuck = RunFolder(str(disk.path), "run")
         store = store_of(stuck)
         store.save(10, state_of(10))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.launch import checkpoint_store
-from raydali.report.run_folder import RunFolder
+from raydali.run import checkpoints
+from raydali.run.folder import RunFolder
 from tests.digits import SHORT, digits_data
 from tests.disks import Disk, small_disk
 from tests.support import LocalSession, Stopped, folder_of, run_ranks
@@ -44,7 +44,7 @@ def full_from_7_to_18(config: Config, data: Data, folder: RunFolder, disk: Disk)
 
 
 def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
-    checkpoint_store.MOST_SECONDS = 0
+    checkpoints.MOST_SECONDS = 0
     session = Disturbed(folder, {7: lambda: disk.read_only(True)})
     try:
         train(config, data, session)

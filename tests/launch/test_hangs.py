@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.launch import hangs
-from raydali.launch.hangs import BEAT_SECONDS, HangWatch, Heartbeat
+from raydali.launch.driver import hang_detection
+from raydali.launch.driver.hang_detection import BEAT_SECONDS, HangWatch, Heartbeat
 from raydali.train.worker import Worker
 from tests.support import run_ranks
 
@@ -145,7 +145,7 @@ def test_a_timeout_of_0_is_none() -> None:
 
 def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
     told: list[dict[str, Any]] = []
-    hangs.BEAT_SECONDS, before = 0.02, hangs.BEAT_SECONDS
+    hang_detection.BEAT_SECONDS, before = 0.02, hang_detection.BEAT_SECONDS
     try:
         count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
         assert stuck.wait(120)
         beat.close()
     finally:
-        hangs.BEAT_SECONDS = before
+        hang_detection.BEAT_SECONDS = before
     assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
     assert told[0]["place"] == 7.5
     assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
@@ -169,7 +169,7 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
 
 def wait_at_a_barrier(seen: Path) -> None:
     """Rank 1 comes once the heartbeat of rank 0 has said that it waits."""
-    hangs.BEAT_SECONDS = 0.02
+    hang_detection.BEAT_SECONDS = 0.02
     worker = Worker.join(torch.device("cpu"), cpus=1, node="")
     while worker.rank == 1 and not seen.exists():
         time.sleep(0.02)
@@ -186,16 +186,16 @@ def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path)
 def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        begun = hangs.started(process.pid)
+        begun = hang_detection.started(process.pid)
         assert begun is not None
         killed: list[int] = []
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", lambda pid, _: killed.append(pid))
             for other in (begun - 1, None):
-                hangs.kill_process(process.pid, other)
+                hang_detection.kill_process(process.pid, other)
         assert not killed
-        hangs.kill_process(process.pid, begun)
+        hang_detection.kill_process(process.pid, begun)
         assert process.wait(60) == -signal.SIGKILL
-        assert hangs.started(process.pid) is None
+        assert hang_detection.started(process.pid) is None
     finally:
         process.kill()

@@ -11,9 +11,17 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch import metrics
-from raydali.launch.metrics import GAUGES, IMAGES, QUARANTINED, RESTARTS, RankMetrics, RunMetrics, resident_bytes
-from raydali.measure.pulse import Figures
+from raydali.launch.driver import prometheus
+from raydali.launch.driver.prometheus import (
+    GAUGES,
+    IMAGES,
+    QUARANTINED,
+    RESTARTS,
+    RankMetrics,
+    RunMetrics,
+    resident_bytes,
+)
+from raydali.measure.live_metrics import Figures
 from tests.clocks import least_cpu_seconds
 
 FIGURES = Figures(
@@ -58,8 +66,8 @@ class Double:
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Double]:
     """All that were made, by their names."""
     monkeypatch.setattr(Double, "made", {}, raising=False)
-    monkeypatch.setattr(metrics, "Counter", Double)
-    monkeypatch.setattr(metrics, "Gauge", Double)
+    monkeypatch.setattr(prometheus, "Counter", Double)
+    monkeypatch.setattr(prometheus, "Gauge", Double)
     return Double.made
 
 

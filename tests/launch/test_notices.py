@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import train
-from raydali.launch.notices import Interrupted
-from raydali.report.run_folder import RunFolder
+from raydali.launch.worker.stop_signal import Interrupted
+from raydali.run.folder import RunFolder
 from tests.digits import SHORT, digits_data
 from tests.support import LocalSession, folder_of, run_ranks
 from tests.traces import assert_whole

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.launch.overheard import GATHER_SECONDS, MORE, MOST_LINES, MOST_TEXTS, Overheard, overheard
+from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MORE, MOST_LINES, MOST_TEXTS, Overheard, overheard
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:

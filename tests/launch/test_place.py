@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.cluster import _own_cpus
+from raydali.launch.driver.placement import Cluster, place
+from raydali.launch.driver.ray_cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
-from raydali.launch.preflight import Cluster, place
 
 
 def cluster(*nodes: tuple[float, float]) -> Cluster:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch import growth
-from raydali.launch.growth import UNKNOWN, Group, Growth, config_on_head, growth_of
+from raydali.launch.driver import autoscaler
+from raydali.launch.driver.autoscaler import UNKNOWN, Group, Growth, config_on_head, growth_of
+from raydali.launch.driver.placement import Cluster, Placement, place
 from raydali.launch.options import LaunchOptions
-from raydali.launch.preflight import Cluster, Placement, place
 
 CONFIG: dict[str, Any] = {
     "max_workers": 6,
@@ -222,7 +222,7 @@ def test_on_kubernetes_the_raycluster_says_it(monkeypatch: pytest.MonkeyPatch, t
 
     cluster = RAYCLUSTER
     (tmp_path / "namespace").write_text("n")
-    monkeypatch.setattr(growth, "KUBERNETES_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(autoscaler, "KUBERNETES_NAMESPACE", tmp_path / "namespace")
     monkeypatch.setattr(node_provider, "KubernetesHttpApiClient", Client)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("RAY_CLUSTER_NAME", "c")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from raydali.launch.ray_start import KEPT_DAYS, tidy
+from raydali.launch.driver.ray_start import KEPT_DAYS, tidy
 from tests.cluster.support import environment
 
 START = """
 import sys, ray, ray._private.services as services
-from raydali.launch import ray_start
-from raydali.launch.cluster import connect
-from raydali.launch.command import exit_with
+from raydali.launch.driver import ray_start
+from raydali.launch.driver.ray_cluster import connect
+from raydali.launch.driver.command import exit_with
 from raydali.launch.options import LaunchOptions
 
 ray_start.SAY_SECONDS = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from raydali.launch.restart_policy import Decision, RestartPolicy
+from raydali.launch.driver.restart_policy import Decision, RestartPolicy
 
 
 def error(text: str, step: int, node: str = "a", **flags: bool) -> dict[str, Any]:

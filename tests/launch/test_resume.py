@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.resume import Earlier, changes, check_unchanged, earlier_run, in_words
+from raydali.launch.driver.resume import Earlier, changes, check_unchanged, earlier_run, in_words
 from tests.support import folder_of
 
 SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}

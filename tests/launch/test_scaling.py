@@ -16,9 +16,9 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from raydali.launch import scaling
-from raydali.launch.mailbox import Board
-from raydali.launch.scaling import START_TIMEOUT, ElasticPolicy, FixedPolicy
+from raydali.launch.channel import Board
+from raydali.launch.controller import scaling
+from raydali.launch.controller.scaling import START_TIMEOUT, ElasticPolicy, FixedPolicy
 
 
 class Desk:
@@ -58,7 +58,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("raydali.launch.scaling.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("raydali.launch.controller.scaling.time.monotonic", lambda: now[0])
     return now
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from raydali.report.run_folder import RunFolder
-from raydali.train.checkpoints import packed
+from raydali.run.folder import RunFolder
+from raydali.train.checkpoint_file import packed
 from tests.launch.stores import save
 from tests.support import LocalSession, folder_of, run_ranks
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data import patience
-from raydali.data.digits import digits_folder
+from raydali.data.sources import retry
+from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
-from raydali.launch.ray_session import _described
-from raydali.report.run_folder import RunFolder
+from raydali.launch.worker.ray_session import _described
+from raydali.run.folder import RunFolder
 from tests.data.object_stores import FlakyS3, flaky_s3
 from tests.digits import SHORT, digits_data
 from tests.failing_disk import FailingDisk, failing_disk
@@ -68,7 +68,7 @@ def test_checkpoints_are_read_once_the_file_server_answers_again(
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk that can be written to, unlike the failing one."""
-    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    monkeypatch.setattr(retry, "SECONDS", 0.5)
     folder, read = folder_of(tmp_path), RunFolder.read
     save(folder, 5, 10)
 
@@ -95,7 +95,7 @@ def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
     disk.fail(errno.ESTALE, seconds=0.8)
     with folder.must_answer():
         assert folder.rows("epochs.jsonl") == []
-    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    monkeypatch.setattr(retry, "SECONDS", 0.5)
     disk.fail(errno.ESTALE)
     with pytest.raises(StorageAway, match="Stale file handle"), folder.must_answer():
         folder.rows("epochs.jsonl")
@@ -105,7 +105,7 @@ def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
 
 
 def newest_of(folder: RunFolder) -> str:
-    patience.SECONDS = 0.5
+    retry.SECONDS = 0.5
     try:
         return str(LocalSession(folder).latest())
     except StorageAway as away:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.growth import Group, Growth
-from raydali.launch.preflight import Placement
-from raydali.launch.waiting import Moment, Waiting, in_words
+from raydali.launch.driver.autoscaler import Group, Growth
+from raydali.launch.driver.pending_resources import Moment, Waiting, in_words
+from raydali.launch.driver.placement import Placement
 
 HEAD = (0.0, 0.0)
 ASKED = Placement(3, 3, cpus=2, gpu=True, reachable=3)

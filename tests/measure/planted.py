@@ -15,14 +15,14 @@ from nvidia.dali import fn
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import raydali.data.classification_dali
-import raydali.train.models
+import raydali.data.tasks.classification_dali
+import raydali.train.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
-from raydali.data.classification import TrainImages
-from raydali.data.dali_loader import DaliLoader
-from raydali.data.files import Files
-from raydali.data.image_folder import ImageFolder
-from raydali.report.run_folder import RunFolder
+from raydali.data.loading.dali_loader import DaliLoader
+from raydali.data.sources.files import Files
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.tasks.classification import TrainImages
+from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 from tests.data.pictures import encoded, photograph
 from tests.support import LocalSession, folder_of, run_ranks
@@ -125,13 +125,13 @@ def busy(image: Any) -> Any:
 
 def slow_python(rank: int) -> None:
     """20 ms of Python for each image, in DALI's graph."""
-    graph = raydali.data.classification_dali.train_graph
+    graph = raydali.data.tasks.classification_dali.train_graph
 
     def with_python(*inputs: Any, **options: Any) -> Any:
         images, *rest = graph(*inputs, **options)
         return fn.python_function(images, function=busy, output_layouts="HWC"), *rest
 
-    raydali.data.classification_dali.train_graph = with_python
+    raydali.data.tasks.classification_dali.train_graph = with_python
 
 
 def slow_inputs(rank: int) -> None:
@@ -147,8 +147,8 @@ def slow_inputs(rank: int) -> None:
 
 
 def _with_model(change: Callable[[nn.Module], nn.Module]) -> None:
-    build = raydali.train.models.build_model
-    raydali.train.models.build_model = lambda *args, **options: change(build(*args, **options))
+    build = raydali.train.models.classification.build_model
+    raydali.train.models.classification.build_model = lambda *args, **options: change(build(*args, **options))
 
 
 def slow_rank_1(rank: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.measure.host import CpuTimes, cpu_times, usable_cores
+from raydali.host.cpu_times import CpuTimes, cpu_times, usable_cores
 
 
 def compute(seconds: float) -> None:
@@ -47,7 +47,7 @@ def refuse(_: int) -> None:
 
 
 def test_a_host_that_says_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.measure.host.os.sched_getaffinity", refuse)
+    monkeypatch.setattr("raydali.host.cpu_times.os.sched_getaffinity", refuse)
     assert cpu_times() is None
 
 
@@ -75,7 +75,7 @@ def test_a_containers_quota_limits_the_cores(
     for name, text in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text + "\n")
-    monkeypatch.setattr("raydali.measure.host._PROC_CGROUP", str(tmp_path / "self"))
-    monkeypatch.setattr("raydali.measure.host._CGROUPS", str(tmp_path / "fs"))
+    monkeypatch.setattr("raydali.host.cpu_times._PROC_CGROUP", str(tmp_path / "self"))
+    monkeypatch.setattr("raydali.host.cpu_times._CGROUPS", str(tmp_path / "fs"))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores() == expected

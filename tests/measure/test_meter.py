@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data.timing import PythonTime, Waits
+from raydali.data.sources.read_timing import PythonTime, Waits
 from raydali.measure.meter import EpochMeter
 
 Clock = list[float]

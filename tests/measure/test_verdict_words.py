@@ -9,7 +9,7 @@ import pytest
 from jobs import detection, imagenet, restoration, video
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
-from raydali.measure.verdict_words import _SENTENCES, Finding, said
+from raydali.measure.verdict_text import _SENTENCES, Finding, said
 
 JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
 FOUND: dict[str, Any] = {

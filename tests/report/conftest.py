@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.data.object_stores import s3, s3_url
 
 __all__ = ["s3", "s3_url"]

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from raydali.report.html_history import History
+from raydali.report.html.history import History
 
 VOID = {"meta", "link", "img", "br", "path"}
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.measure.records import rank_record
 
 BEGUN = 1_790_000_000.0

@@ -181,7 +181,7 @@ def pulse(rank: int, wait: float | None, of_ceiling: float | None = 0.9) -> dict
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in a list of one that the test may change."""
     now = [1000.0]
-    monkeypatch.setattr("raydali.report.live.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("raydali.report.progress_display.time.monotonic", lambda: now[0])
     return now
 
 

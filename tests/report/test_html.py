@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.html_compare import compare_page
-from raydali.report.html_history import History
-from raydali.report.html_page import SAMPLES_BYTES, metric_groups, run_page
-from raydali.report.html_words import seconds, shown
-from raydali.report.run_folder import RunFolder
+from raydali.report.html.compare import compare_page
+from raydali.report.html.history import History
+from raydali.report.html.page import SAMPLES_BYTES, metric_groups, run_page
+from raydali.report.html.text import seconds, shown
+from raydali.run.folder import RunFolder
 from tests.clocks import least_cpu_seconds
 from tests.report.pages import charts, history, text, tree
 from tests.report.runs import event, record, start, write

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.html_compare import compare_page
-from raydali.report.html_history import History
-from raydali.report.html_page import run_page
+from raydali.report.html.compare import compare_page
+from raydali.report.html.history import History
+from raydali.report.html.page import run_page
 from tests.report.browser import Browser, chromium
 from tests.report.runs import event, record, start
 

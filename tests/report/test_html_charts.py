@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.html_charts import Line, lines, stack
-from raydali.report.html_heat import heat_map
+from raydali.report.html.charts import Line, lines, stack
+from raydali.report.html.heatmap import heat_map
 
 
 def test_a_heat_map_keeps_what_stands_out() -> None:

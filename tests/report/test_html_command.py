@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raydali import cli
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.report.runs import event, record, start, write
 
 

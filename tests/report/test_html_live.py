@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from raydali.report import html_live
-from raydali.report.html_live import PAUSE_SECONDS, LiveReport
-from raydali.report.run_folder import RunFolder
+from raydali.report.html import live
+from raydali.report.html.live import PAUSE_SECONDS, LiveReport
+from raydali.run.folder import RunFolder
 from tests.report.runs import event, record, start, write
 
 
@@ -77,7 +77,7 @@ def test_pauses_grow_with_what_a_page_takes(tmp_path: Path, clock: Clock, monkey
         clock.now += 2
         return b""
 
-    monkeypatch.setattr(html_live, "run_page", slow)
+    monkeypatch.setattr(live, "run_page", slow)
     report = LiveReport(folder, refuse, clock)
     for _ in range(250):
         report.epoch(record(0))
@@ -101,7 +101,7 @@ def wrong(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def page(*_: Any, **__: Any) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(html_live, "run_page", page)
+    monkeypatch.setattr(live, "run_page", page)
 
 
 @pytest.mark.parametrize(

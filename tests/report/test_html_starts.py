@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydali.report.html_compare import compare_page
-from raydali.report.html_page import run_page
-from raydali.report.html_timeline import marks
-from raydali.report.html_words import environment, state
+from raydali.report.html.compare import compare_page
+from raydali.report.html.page import run_page
+from raydali.report.html.text import environment, state
+from raydali.report.html.timeline import marks
 from tests.report.pages import charts, history, text
 from tests.report.runs import event, record, start
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.disks import small_disk
 
 ROWS: list[dict[str, Any]] = [{"step": 1, "text": 'a "line"\nand a ü'}, {"step": 2, "loss": 0.1}, {"step": 3}]
@@ -111,7 +111,7 @@ def test_a_broken_last_line_that_was_ended_is_an_error(folder: RunFolder) -> Non
 
 WRITE_FOR_EVER = """
 import itertools, sys
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 folder = RunFolder(sys.argv[1], "run")
 folder.create()
 for number in itertools.count():

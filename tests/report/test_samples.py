@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from raydali.data.stream import Stream
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import SCHEMA, SampleTrace, drop_samples, read_samples
+from raydali.data.stream.stream import Stream
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import SCHEMA, SampleTrace, drop_samples, read_samples
 
 STREAM = Stream(samples=50, epochs=3, batch_size=4, global_batch_size=24, seed=5)  # 6 steps, the third across a seam
 BATCHES = list(STREAM.micro_batches(0, 1))

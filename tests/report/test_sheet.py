@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.sheet import SIDE, Picture, Sheet, _fitting, _font, as_html, as_png
+from raydali.report.contact_sheet import SIDE, Picture, Sheet, _fitting, _font, as_html, as_png
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30))
 GOOD, BAD = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)

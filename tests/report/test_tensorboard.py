@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tensorboardX.record_writer import masked_crc32c
 
-from raydali.report.run_folder import RunFolder
 from raydali.report.scalars import scalars
 from raydali.report.tensorboard import FOLDER, TensorBoard, events_of
+from raydali.run.folder import RunFolder
 
 
 def row(epoch: int, **more: Any) -> dict[str, Any]:

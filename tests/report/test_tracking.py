@@ -11,8 +11,8 @@ import pytest
 
 from raydali.errors import UsageError
 from raydali.launch.options import LaunchOptions
-from raydali.report.run_folder import RunFolder
 from raydali.report.tracking import IDS, asked_trackers, tracked
+from raydali.run.folder import RunFolder
 from tests.support import folder_of
 
 SETTINGS = {"epochs": 3, "workers": None}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.report.triptychs import draw
+from raydali.report.comparison_grid import draw
 
 
 @pytest.mark.parametrize(("height", "width", "scale"), [(64, 96, 3), (300, 200, 1), (1, 5, 192)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydali.measure import ceiling
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from raydali.train import precision
 from tests.support import LocalSession
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data.classification import ValidationImages
-from raydali.data.digits import digits_folder
-from raydali.data.exclusion import exclude
-from raydali.data.loader import make_loader
-from raydali.data.quarantine import Quarantine, substitute
-from raydali.data.stream import OrderedPass, Stream
+from raydali.data.loading.loader import make_loader
+from raydali.data.loading.quarantine import Quarantine, substitute
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
-from raydali.launch.broken_samples import BrokenSamples, allowed
-from raydali.report.run_folder import RunFolder
-from raydali.report.samples import read_samples
+from raydali.launch.worker.bad_samples import BrokenSamples, allowed
+from raydali.run.folder import RunFolder
+from raydali.run.sample_trace import read_samples
 from tests.data.broken import KINDS, damage
 from tests.data.pictures import encoded, files, photograph
 from tests.digits import SHORT, digits_data

@@ -15,10 +15,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from jobs.detection import SHAPES, Config, Data, index, train
-from raydali.data.coco import Coco
+from raydali.data.sources.coco import Coco
 from raydali.errors import UsageError
-from raydali.train.detection import Found, mean_average_precision
-from raydali.train.detection_models import build_detector, check_detector
+from raydali.train.evaluation.detection import Found, mean_average_precision
+from raydali.train.models.detection import build_detector, check_detector
 from raydali.train.precision import Precision
 from tests.support import Stopped, folder_of, run_ranks
 from tests.traces import assert_whole

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.data.loader import Batch
-from raydali.data.stream import OrderedPass
+from raydali.data.loading.loader import Batch
+from raydali.data.stream.stream import OrderedPass
 from raydali.errors import DataError
-from raydali.train import detection, restoration
-from raydali.train.evaluation import Validation, evaluate
+from raydali.train.evaluation import detection, restoration
+from raydali.train.evaluation.classification import Validation, evaluate
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 from tests.support import run_ranks

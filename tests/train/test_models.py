@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydali.errors import UsageError
-from raydali.train.models import build_model, check_model
+from raydali.train.models.classification import build_model, check_model
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
-from raydali.train.normalisation import IMAGENET_MEAN, IMAGENET_STD, Normalized
+from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
 
 
 def test_it_is_torchvisions() -> None:

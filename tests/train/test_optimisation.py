@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.optimisation import learning_rate, load_optimizer, parameter_groups
+from raydali.train.optim import learning_rate, load_optimizer, parameter_groups
 
 
 def test_warm_up_then_half_a_cosine() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
-from raydali.report.run_folder import RunFolder
+from raydali.run.folder import RunFolder
 from tests.digits import digits_data
 from tests.support import LocalSession, folder_of, run_ranks
 from tests.train.ranks import train_rank

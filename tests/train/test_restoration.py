@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.data.loader import Batch
-from raydali.data.stream import OrderedPass
+from raydali.data.loading.loader import Batch
+from raydali.data.stream.stream import OrderedPass
+from raydali.train.evaluation.restoration import HIGHEST_PSNR, RestorationNetwork, charbonnier, evaluate, restore
 from raydali.train.precision import Precision
-from raydali.train.restoration import HIGHEST_PSNR, RestorationNetwork, charbonnier, evaluate, restore
 from raydali.train.worker import Worker
 
 CPU = torch.device("cpu")

@@ -16,11 +16,11 @@ from PIL import Image
 
 from jobs import restoration
 from jobs.restoration import BLURRED, ROWS_SHOWN, Config, Data, main, train
-from raydali.data.blurred import blurred_folder
-from raydali.data.image_pairs import ImagePairs
-from raydali.data.permutation import Permutation
+from raydali.data.sources.builtin.blurred import blurred_folder
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.stream.permutation import Permutation
 from raydali.errors import UsageError
-from raydali.report.triptychs import draw
+from raydali.report.comparison_grid import draw
 from tests.data.pictures import photograph
 from tests.data.trees import grow
 from tests.support import Stopped, folder_of, run_ranks
@@ -154,7 +154,7 @@ def drawing_slowly(*args: Any) -> None:
         return draw(*images)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raydali.report.triptychs.draw", slow_draw)
+        patch.setattr("raydali.report.comparison_grid.draw", slow_draw)
         in_single(*args)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.models import digits_network
+from raydali.train.models.classification import digits_network
 from raydali.train.precision import Precision, PrecisionName
-from raydali.train.rehearsal import rehearse
 from raydali.train.step import ForwardBackward
+from raydali.train.warmup import rehearse
 from raydali.train.worker import Worker
 from tests.support import run_ranks
 from tests.train.ranks import undisturbed

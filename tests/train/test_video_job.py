@@ -10,7 +10,7 @@ import pytest
 
 from jobs.video import DISCS, Config, Data, index, train
 from raydali.errors import UsageError
-from raydali.train.video_models import build_video_model, check_video_model
+from raydali.train.models.video import build_video_model, check_video_model
 from tests.support import Stopped, folder_of, run_ranks
 from tests.traces import assert_whole
 from tests.train.ranks import train_rank, train_rank_in_double

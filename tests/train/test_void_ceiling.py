@@ -14,10 +14,10 @@ from torch import nn
 
 from jobs.imagenet import train
 from raydali.measure import ceiling
-from raydali.report.run_folder import RunFolder
-from raydali.train import rehearsal
+from raydali.run.folder import RunFolder
+from raydali.train import warmup
 from raydali.train.precision import Precision
-from raydali.train.rehearsal import rehearse
+from raydali.train.warmup import rehearse
 from raydali.train.worker import Worker
 from tests.digits import SHORT, digits_data
 from tests.support import CPU, LocalSession, folder_of, run_ranks
@@ -35,7 +35,7 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
         return measured[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "ceiling_images_per_second", slow)
+        patch.setattr(warmup, "ceiling_images_per_second", slow)
         patch.setattr(ceiling, "VOID_ABOVE", 5.0)  # a load may come and go
         patch.setattr(ceiling, "MOST_FOREIGN", 2.0)
         session = LocalSession(folder)
@@ -82,7 +82,7 @@ def rehearsed() -> ceiling.Ceiling:
 
 
 def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(warmup, "LONGEST_SECONDS", 0.0)
     measured = rehearsed()
     assert measured.images_per_second is None and not measured.void and "a step takes" in measured.why
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jobs.imagenet import Data, train
-from raydali.report.samples import read_samples
+from raydali.run.sample_trace import read_samples
 from tests.digits import SHORT, digits_data
 from tests.support import Stopped, folder_of, run_ranks
 from tests.traces import assert_whole

@@ -1,0 +1,56 @@
+"""Whole images resized to a square, nothing random: the plainest work that loaders are compared by."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.tasks.classification import Images
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizedImages(Pipeline[LabeledFiles]):
+    """Images in 8 bits, on GPUs too.
+
+    Args:
+        image_size: height and width of what comes out, pixels; aspect ratios are not kept.
+    """
+
+    image_size: int
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        return "images", "labels"
+
+    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        """Files and labels (N,) int64."""
+        return source.files(ids), source.labels[ids]
+
+    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Reads, decodes, resizes with antialiasing."""
+        from nvidia.dali import fn
+
+        from raydali.data.tasks.dali_ops import decoder
+
+        files, labels = inputs
+        contents = fn.io.file.read(files) if source.dali_reads else files
+        images = fn.decoders.image(contents, **decoder(device, Images.hw_decoder_load))
+        images = fn.resize(images, size=(self.image_size, self.image_size))
+        return images, labels.gpu() if device == "gpu" else labels
+
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
+        import torch
+        from torchvision.transforms.v2 import functional as F
+
+        from raydali.data.tasks.pillow import decoded
+
+        image = F.resize(decoded(source.read(id)), [self.image_size] * 2)
+        return F.pil_to_tensor(image), torch.tensor(source.labels[id])

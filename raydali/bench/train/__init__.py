@@ -1,0 +1,1 @@
+"""`raydali bench train`."""

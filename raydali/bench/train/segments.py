@@ -1,0 +1,203 @@
+"""The stretches that a rank of `raydali bench train` measures, in turn, so that a machine's drift hits all alike:
+
+    rehearsal                compile, tune, capture, before a loader is there
+    ceiling before           the step on one resident batch of noise
+    loader starts, some batches are kept
+    each round:
+      (the loader's queues fill, then it rests)
+      ceiling                the same again, the loader resting
+      replay                 the step on kept batches, the loader resting
+      contention             the step on the resident batch; of the loader a batch a step, thrown away
+      real                   the step on the loader's batches
+      alone                  batches taken, nothing done with them
+      (rests)
+      host_contention        the step on the resident batch; beside it the same loader decodes on the CPU alone
+
+A stretch ends when this rank's stream is done, not the device: a loader that works ahead is not waited for. Before
+stretches with a loader, what it had in store is used up by steps that do not count.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from raydali.bench.loader.contenders import LOADERS, Task
+from raydali.bench.train.feed import Feed, Pair
+
+if TYPE_CHECKING:
+    import torch
+
+    from raydali.train.worker import Worker
+
+KEPT_BATCHES = {"cuda": 16, "cpu": 4}
+AWAKE_STEPS = {"cuda": 5, "cpu": 1}
+"""Until clocks are up again after a rest."""
+REST_SECONDS = 0.5
+HOST_LOADERS = ("raydali", "native")
+"""Loaders whose work on the host is measured without the GPU; torchvision's is on the host anyway."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a rank saw of a stretch: its length, how long the device had no data, how long the host was in `next`."""
+
+    seconds: float
+    loader_wait_seconds: float = 0.0
+    host_wait_seconds: float = 0.0
+
+
+def is_plain(delivery: Task) -> bool:
+    """Whether training is the loop that most write: on the default stream, kernels launched one by one."""
+    return delivery.loader == "native"
+
+
+class Stretches:
+    """The stretches of a rank; every rank must call the same ones."""
+
+    def __init__(
+        self,
+        delivery: Task,
+        feed: Feed,
+        step: "Callable[[torch.Tensor, torch.Tensor], None]",
+        worker: "Worker",
+        *,
+        steps: int,
+        split: bool,
+    ) -> None:
+        self._delivery, self._feed, self._step, self._worker = delivery, feed, step, worker
+        self._steps, self._split = steps, split
+        self._kept: list[Pair] = []
+        self._seconds_per_batch = 0.0
+        self._has_host = split and delivery.gpu and delivery.loader in HOST_LOADERS
+        on_host = replace(delivery, gpu=False, pixels="float32" if delivery.loader == "native" else "uint8")
+        self._on_host = LOADERS[delivery.loader].deliver(on_host)
+
+    def before(self) -> Stretch:
+        """Rehearse, measure the ceiling before there is a loader, then start it."""
+        from raydali.train.step import WARM_UP_STEPS
+
+        on = self._worker.device.type
+        # A CPU has nothing to capture; what it tunes, it does in the first step.
+        for _ in range(WARM_UP_STEPS + 1 if on == "cuda" else 1):
+            self._step(*self._feed.resident)
+        ceiling = self._on_device(self._resident)
+        self._kept = [self._clone()]
+        began = time.perf_counter()
+        self._kept += [self._clone() for _ in range(KEPT_BATCHES[on] - 1)]
+        self._seconds_per_batch = (time.perf_counter() - began) / (KEPT_BATCHES[on] - 1)
+        if not is_plain(self._delivery):  # as raydali's jobs do
+            gc.collect()
+            gc.freeze()
+        return ceiling
+
+    def round(self) -> dict[str, Stretch]:
+        """Each stretch once."""
+        stretches = {}
+        self._rest()
+        stretches["ceiling"] = self._on_device(self._resident)
+        if self._split:
+            stretches["replay"] = self._on_device(lambda i: self._step(*self._kept[i % len(self._kept)]))
+            stretches["contention"] = self._with_loader(lambda batch: self._step(*self._feed.resident))
+        stretches["real"] = self._with_loader(lambda batch: self._step(*batch))
+        stretches["alone"] = alone = self._with_loader(lambda batch: None)
+        self._seconds_per_batch = max(self._seconds_per_batch, alone.seconds / self._steps)
+        if self._has_host:
+            next(self._on_host)  # the first one starts it
+            self._rest()
+            with beside(self._on_host) as taken:
+                began = time.perf_counter()
+                stretches["host_contention"] = self._on_device(self._resident)
+                seconds = time.perf_counter() - began
+            self._seconds_per_batch = max(self._seconds_per_batch, seconds / max(1, len(taken)))
+        return stretches
+
+    def close(self) -> None:
+        """End the loader that decodes on the host."""
+        self._on_host.close()
+
+    def _resident(self, i: int) -> None:
+        self._step(*self._feed.resident)
+
+    def _clone(self) -> "Pair":
+        images, labels = next(self._feed.batches)
+        return images.clone(), labels.clone()
+
+    def _rest(self) -> None:
+        """Until loaders have filled their queues and stand still."""
+        time.sleep(max(REST_SECONDS, 2 * self._feed.store * self._seconds_per_batch))
+
+    def _on_device(self, body: Callable[[int], None]) -> Stretch:
+        """Steps on batches that lie on the device; the first after a rest do not count."""
+        for i in range(AWAKE_STEPS[self._worker.device.type]):
+            body(i)
+        return self._timed(body)
+
+    def _with_loader(self, use: "Callable[[Pair], None]") -> Stretch:
+        """Take a batch and use it, as often as a stretch has steps."""
+        from raydali.measure.clock import StageClock
+
+        for _ in range(self._feed.store + 1):
+            use(next(self._feed.batches))
+        clock = StageClock(self._worker.device)
+        waited = 0.0
+
+        def body(i: int) -> None:
+            nonlocal waited
+            clock.enter("loader_wait")
+            began = time.perf_counter()
+            batch = next(self._feed.batches)
+            waited += time.perf_counter() - began
+            clock.enter("step")
+            use(batch)
+
+        stretch = self._timed(body)
+        return replace(stretch, loader_wait_seconds=clock.totals()["loader_wait"], host_wait_seconds=waited)
+
+    def _timed(self, body: Callable[[int], None]) -> Stretch:
+        self._finish()
+        self._worker.barrier()
+        began = time.perf_counter()
+        for i in range(self._steps):
+            body(i)
+        self._finish()
+        return Stretch(time.perf_counter() - began)
+
+    def _finish(self) -> None:
+        if self._worker.device.type == "cuda":
+            import torch
+
+            torch.cuda.current_stream(self._worker.device).synchronize()
+
+
+@contextmanager
+def beside(batches: Iterator[Any]) -> Iterator[list[None]]:
+    """Inside, a thread takes batches as fast as they come and throws them away; yields a list as long as they are many.
+
+    Raises:
+        Exception: what the batches raised, behind the block.
+    """
+    over = threading.Event()
+    taken: list[None] = []
+    errors: list[Exception] = []
+
+    def take() -> None:
+        try:
+            while not over.is_set():
+                next(batches)
+                taken.append(None)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take, name="loader on the host")
+    thread.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,248 @@
+"""The loaders of clips that are measured: ours, and the ways in which others read videos, as their users would.
+
+    raydali      VideoClips in the stream's order, with some decoders on a GPU
+    reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
+    pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
+    torchcodec   the same with torchcodec, where it is installed
+
+Each is an endless generator of batches of clips, and all do the same work: of frames whose shorter side is resized to
+`image_size` a random square, mirrored or not, RGB in 8 bits or as normalised floats, on the device. So of 1920 x 1080
+pixels 1080 x 1080 are resized, by an antialiasing triangle, and the others are not looked at once they are decoded,
+as far as a loader can do without. Layouts of memory differ.
+
+A loader runs in a process of its own, so whatever is slow to import is imported inside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from raydali.bench.loader.contenders import EPOCHS, Deliveries, Measured, Task, endless, normalised
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.tasks.video import TrainClips
+
+SHUFFLED_AT_ONCE = 16
+"""Clips in the native reader's buffer: each is decoded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoTask(Task):
+    """What one process measures.
+
+    Attributes:
+        batch_size: clips of a batch.
+        sequence_length: frames of a clip.
+        stride: from one frame of a clip to its next.
+        decoders: of raydali on a GPU; None for as many as by default.
+    """
+
+    sequence_length: int
+    stride: int
+    decoders: int | None = None
+
+    @property
+    def measured(self) -> Measured:
+        """How the loader is measured."""
+        return VIDEO_LOADERS[self.loader]
+
+    def clips(self) -> VideoClips:
+        """The clips of the videos below the root."""
+        return VideoClips.scan(self.root, sequence_length=self.sequence_length, stride=self.stride)
+
+    def drawn(self) -> TrainClips:
+        """The crops and flips of all loaders."""
+        return TrainClips(seed=0, image_size=self.image_size, resize_size=self.image_size)
+
+
+class Square(NamedTuple):
+    """What is seen of a clip's frames: a square, in pixels of the video, mirrored or not."""
+
+    top: int
+    left: int
+    side: int
+    mirrored: bool
+
+
+def _raydali(task: Any) -> Deliveries:
+    import torch
+
+    from raydali.data.loading.video_loader import make_video_loader
+
+    if task.gpu:
+        torch.cuda.set_device(task.device)
+    clips = task.clips()
+    order = endless(len(clips), task.batch_size, task.world_size)
+    where = {"rank": task.rank, "world_size": task.world_size, "device": task.device, "threads": task.threads}
+    with make_video_loader("dali", clips, task.drawn(), order, decoders=task.decoders, **where) as loader:
+        yield from normalised(task, loader, "clips")
+
+
+def _reader(task: Any) -> Deliveries:
+    from nvidia.dali import Pipeline as DaliPipeline
+    from nvidia.dali import fn
+
+    videos = task.clips().videos
+    pipeline = DaliPipeline(
+        batch_size=task.batch_size,
+        num_threads=task.threads,
+        device_id=task.rank,
+        prefetch_queue_depth=2,
+        seed=1 + task.rank,
+    )
+    with pipeline:
+        read: Any = fn.readers.video(
+            device="gpu",
+            filenames=[videos.path(id) for id in range(len(videos))],
+            labels=videos.labels.tolist(),
+            sequence_length=task.sequence_length,
+            stride=task.stride,
+            random_shuffle=True,
+            initial_fill=SHUFFLED_AT_ONCE,
+            shard_id=task.rank,
+            num_shards=task.world_size,
+        )
+        clips, labels = read
+        pipeline.set_outputs(squares(task, clips), labels)
+    pipeline.build()
+    while True:
+        yield pipeline.run()
+
+
+def squares(task: Any, clips: Any) -> Any:
+    """In a DALI graph a random square of each clip's frames, (frames, height, width, 3) before and after."""
+    from nvidia.dali import fn, types
+
+    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+
+    shape = clips.shape(dtype=types.FLOAT)[1:3]
+    side = fn.reductions.min(shape)
+    start = fn.random.uniform(range=[0.0, 1.0], shape=[2]) * (shape - side)
+    clips = fn.resize(clips, size=[task.image_size] * 2, roi_start=start, roi_end=start + side)
+    mirror = fn.random.coin_flip()
+    if not task.normalised:
+        return fn.flip(clips, horizontal=mirror)
+    mean, std = ([255 * value for value in values] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return fn.crop_mirror_normalize(clips, mean=mean, std=std, dtype=types.FLOAT, output_layout="FHWC", mirror=mirror)
+
+
+def _pyav(task: Any) -> Deliveries:
+    return _data_loader(task, read_by_pyav, channels=-1)
+
+
+def _torchcodec(task: Any) -> Deliveries:
+    return _data_loader(task, read_by_torchcodec, channels=1)
+
+
+def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channels: int) -> Deliveries:
+    """Clips that `read` gives in 8 bits, by a DataLoader; `channels` is the place of the channels in them."""
+    import torch
+    from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+
+    torch.set_num_threads(1)  # inherited by the workers: else each starts as many threads as there are cores
+    clips = task.clips()
+    mean, std = (255 * torch.tensor(values) for values in (IMAGENET_MEAN, IMAGENET_STD))
+
+    class Clips(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return len(clips)
+
+        def __getitem__(self, id: int) -> tuple[torch.Tensor, int]:
+            video = int(clips.places(torch.tensor([id]).numpy())[0][0])
+            frames = read(task, clips, id).movedim(channels, -1)
+            if task.normalised:
+                frames = frames.float().sub_(mean).div_(std)
+            return frames.movedim(-1, channels), int(clips.videos.labels[video])
+
+    loader = DataLoader(
+        Clips(),
+        batch_size=task.batch_size,
+        sampler=RandomSampler(range(len(clips)), num_samples=len(clips) * EPOCHS),
+        num_workers=task.workers,
+        multiprocessing_context="fork",  # what users get; processes that were spawned themselves would spawn
+        persistent_workers=True,
+        pin_memory=task.gpu,
+        drop_last=True,
+    )
+    for clips_and_labels in loader:
+        yield [tensor.to(task.device, non_blocking=True) for tensor in clips_and_labels]
+
+
+def _frames_of(task: Any, clips: VideoClips, id: int) -> tuple[str, list[int]]:
+    import numpy as np
+
+    (video,), (first,) = (part.tolist() for part in clips.places(np.array([id])))
+    wanted = np.minimum(first + task.stride * np.arange(task.sequence_length), clips.frames[video] - 1)
+    return clips.videos.path(video), wanted.tolist()
+
+
+def square_of(task: Any, clips: VideoClips, id: int) -> Square:
+    """A random one, of torch's random numbers, as `TrainClips` draws it; at even places, as colours are coded."""
+    import numpy as np
+    import torch
+
+    ids = np.array([id])
+    drawn = task.drawn().crops(clips, ids, torch.randint(EPOCHS, (1,)).numpy())
+    (shape,) = clips.shapes[clips.places(ids)[0]]
+    side = int(shape.min())
+    top, left = (np.minimum(drawn.starts[0] * shape // drawn.resized[0], shape - side) // 2 * 2).tolist()
+    return Square(top, left, side, bool(drawn.flips[0]))
+
+
+def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
+    """A clip (frames, image_size, image_size, 3), uint8; sought by time, at a constant frame rate.
+
+    FFmpeg's filters crop before they resize and convert.
+    """
+    import av
+    import numpy as np
+    import torch
+
+    path, wanted = _frames_of(task, clips, id)
+    square, side = square_of(task, clips, id), str(task.image_size)
+    opened: Any = av.open(path)
+    with opened as container:
+        stream = container.streams.video[0]
+        graph: Any = av.filter.Graph()
+        graph.link_nodes(
+            graph.add_buffer(template=stream),
+            graph.add("crop", f"{square.side}:{square.side}:{square.left}:{square.top}"),
+            graph.add("scale", f"{side}:{side}:flags=bilinear"),
+            graph.add("format", "rgb24"),
+            graph.add("hflip" if square.mirrored else "null"),
+            graph.add("buffersink"),
+        ).configure()
+        step = 1 / (stream.average_rate * stream.time_base)
+        begin = stream.start_time or 0
+        container.seek(int(begin + wanted[0] * step), stream=stream)
+        found = {}
+        for frame in container.decode(stream):
+            place = round((frame.pts - begin) / step)
+            if place in wanted:
+                graph.push(frame)
+                found[place] = graph.pull().to_ndarray()
+            if place >= wanted[-1]:
+                break
+    return torch.from_numpy(np.stack([found[place] for place in wanted]))
+
+
+def read_by_torchcodec(task: Any, clips: VideoClips, id: int) -> Any:
+    """A clip (frames, 3, image_size, image_size), uint8."""
+    from torch.nn.functional import interpolate
+    from torchcodec.decoders import VideoDecoder
+
+    path, wanted = _frames_of(task, clips, id)
+    top, left, side, mirrored = square_of(task, clips, id)
+    frames = VideoDecoder(path, num_ffmpeg_threads=1).get_frames_at(wanted).data
+    frames = frames[..., top : top + side, left : left + side]
+    frames = interpolate(frames, size=(task.image_size, task.image_size), mode="bilinear", antialias=True)
+    return frames.flip(-1) if mirrored else frames
+
+
+VIDEO_LOADERS = {
+    "raydali": Measured(deliver=_raydali, all_queues=True),
+    "reader": Measured(deliver=_reader),
+    "pyav": Measured(deliver=_pyav, parallel=True),
+    "torchcodec": Measured(deliver=_torchcodec, parallel=True, module="torchcodec"),
+}

@@ -1,0 +1,1 @@
+"""What `raydali NAME` runs, apart from benchmarks; imported by `cli` alone."""

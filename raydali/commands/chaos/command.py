@@ -1,0 +1,123 @@
+"""`raydali chaos`: a training run on several nodes of this machine, and all that may happen to one.
+
+    raydali chaos                                   all faults, as root; others leave out what needs root
+    raydali chaos --faults worker,disk --nodes 2 --json chaos.json
+
+    undisturbed   the built-in digits, once, for its losses
+    disturbed     the same; each fault comes once training has got on since the last one
+    accounts      the trace of samples against the stream, the losses, and what is left on the machine
+
+The cluster is a real one, with processes, ports and a folder of its own; no other Ray is touched.
+"""
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydali.errors import CommandFailed, UsageError
+from raydali.output import JsonFile, machine, number, require_writable, show, write_json
+
+NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
+MOST_NODES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """Kill, cut, freeze, fill and damage a run on a cluster of its own, and count what it lost."""
+
+    faults: str = ",".join(NAMES)
+    """What happens, in this order."""
+    nodes: int = 3
+    """Of the cluster, on this machine; a worker on each."""
+    epochs: int = 60
+    """Of the run: enough that it goes on until the last fault."""
+    json: JsonFile = None
+
+
+def main(options: Chaos) -> dict[str, Any]:
+    """Run, show, write.
+
+    Returns:
+        What --json writes: {"command", "machine", "settings", "left_out": why by fault, "rows", "same_stream",
+        "losses": {"undisturbed" and "disturbed": of each epoch, "largest_difference", "agree"},
+        "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row: {"fault", "noticed_seconds", "noticed_by",
+        "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+
+    Raises:
+        UsageError: an option that cannot be met; before anything is started.
+        CommandFailed: the run did not go on, lost or repeated samples, or left something behind.
+    """
+    faults = _faults(options.faults)
+    if not 2 <= options.nodes <= MOST_NODES:
+        raise UsageError(f"--nodes must be from 2 to {MOST_NODES}, not {options.nodes}")
+    if options.epochs < 1:
+        raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
+    require_writable("--json", options.json)
+    from raydali.commands.chaos.experiment import Ordeal  # Ray, torch: seconds
+
+    ordeal = Ordeal(faults, nodes=options.nodes, epochs=options.epochs, say=_say)
+    began = time.monotonic()
+    found = ordeal.endure()
+    result = {
+        "command": "chaos",
+        "machine": machine(),
+        "settings": asdict(options),
+        **found,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if options.json:
+        write_json(result, options.json)
+    _show(result)
+    if wrong := failures(result):
+        raise CommandFailed("; ".join(wrong))
+    return result
+
+
+def failures(result: dict[str, Any]) -> list[str]:
+    """What is not as it should be, in words; empty for nothing."""
+    rows, left = result["rows"], result["left"]
+    lost, repeated = sum(row["lost"] for row in rows), sum(row["repeated"] for row in rows)
+    counted = [
+        (lost, f"{lost} samples were lost"),
+        (repeated, f"{repeated} samples were repeated"),
+        (not result["same_stream"], "the samples came in another order than the stream's"),
+        (not result["losses"]["agree"], f"losses differ by up to {result['losses']['largest_difference']:.2g}"),
+        *((what, f"left behind, {name.replace('_', ' ')}: {', '.join(map(str, what))}") for name, what in left.items()),
+    ]
+    return [text for wrong, text in counted if wrong]
+
+
+def _show(result: dict[str, Any]) -> None:
+    lines = [
+        [
+            row["fault"],
+            number(row["noticed_seconds"], ".1f", " s"),
+            row["noticed_by"],
+            number(row["resumed_seconds"], ".1f", " s"),
+            number(row["repeated_steps"]),
+            number(row["lost"]),
+            number(row["repeated"]),
+        ]
+        for row in result["rows"]
+    ]
+    columns = ["fault", "noticed after", "by", "resumed after", "steps done again", "samples lost", "repeated"]
+    show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", columns, lines)
+    losses, left = result["losses"], result["left"]
+    epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
+    print(f"losses of {epochs} epochs differ from the undisturbed run's by {largest:.2g} at most")
+    print(", ".join(f"{name.replace('_', ' ')} left: {len(what)}" for name, what in left.items()))
+
+
+def _faults(listed: str) -> list[str]:
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"no fault is called {name!r}: --faults takes {','.join(NAMES)}")
+    if not names:
+        raise UsageError(f"--faults names none: choose from {','.join(NAMES)}")
+    return names
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,61 @@
+"""What runs may leave on a machine: ports at which somebody listens, and shared memory that nobody uses."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from raydali.host.processes import Process
+
+SHARED_MEMORY = Path("/dev/shm")
+_LISTENING = "0A"
+
+
+def listening(table: str) -> set[tuple[int, str]]:
+    """Port and inode of each listening socket in a table as /proc/net/tcp is one."""
+    rows = (line.split() for line in table.splitlines())
+    return {(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTENING}
+
+
+def ports_of(groups: Iterable[Iterable[Process]]) -> set[int]:
+    """The TCP ports at which these processes listen, each on its own host."""
+    found: set[int] = set()
+    for process in (process for group in groups for process in group):
+        with suppress(OSError):
+            folder = Path(f"/proc/{process.pid}")
+            mine = set(_open_files(folder))
+            for table in ("tcp", "tcp6"):
+                sockets = listening((folder / "net" / table).read_text())
+                found |= {port for port, inode in sockets if f"socket:[{inode}]" in mine}
+    return found
+
+
+def shared_memory() -> set[str]:
+    """This user's files there that no living process has mapped or open."""
+    with suppress(FileNotFoundError):
+        files = {file.name for file in SHARED_MEMORY.iterdir() if file.lstat().st_uid == os.getuid()}
+        return files - _in_use() if files else files
+    return set()
+
+
+def _in_use() -> set[str]:
+    names: set[str] = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with suppress(OSError):
+            rows = process.joinpath("maps").read_text(errors="replace").splitlines()
+            targets = [row.split(maxsplit=5)[-1] for row in rows if f" {SHARED_MEMORY}/" in row]
+            targets += _open_files(process)
+            names |= {Path(target).name for target in targets if target.startswith(f"{SHARED_MEMORY}/")}
+    return names
+
+
+def _open_files(process: Path) -> list[str]:
+    """What a process of /proc has open; nothing where it may not be looked at."""
+    found = []
+    with suppress(OSError):
+        for link in process.joinpath("fd").iterdir():
+            with suppress(FileNotFoundError):  # closed again
+                found.append(os.readlink(link))
+    return found

@@ -1,0 +1,106 @@
+"""Every node of the cluster at RAY_ADDRESS asked the same as this host, by an actor on each that needs no CPU."""
+
+import logging
+import os
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from raydali.commands.doctor.storage import Marker
+from raydali.errors import UsageError
+from raydali.host.checks import Node
+from raydali.host.facts import Host, this_host
+
+ANSWER_SECONDS = 60
+"""For all nodes together; a node must start a process and may have to fetch raydali first."""
+CLOCK_CALLS = 5
+PACKAGE: dict[str, Any] = {"py_modules": [str(Path(__file__).parents[1])], "excludes": ["**/__pycache__"]}
+"""The runtime environment that brings raydali along."""
+
+
+class Probe:
+    """Runs on a node and answers for it."""
+
+    def host(self) -> Host:
+        """What the node has."""
+        return this_host()
+
+    def clock(self) -> float:
+        """Its time, in seconds since 1970."""
+        return time.time()
+
+    def storage(self, marker: Marker) -> str:
+        """Why the storage cannot be used there; empty where it can."""
+        return marker.why_not_here()
+
+
+def nodes_of_cluster(storage: str | None) -> list[Node]:
+    """Every node that is alive.
+
+    Raises:
+        UsageError: no Ray answers at RAY_ADDRESS.
+    """
+    import ray
+
+    # Nodes need not have raydali: it travels with a job, and else this very folder is sent.
+    send = None if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else PACKAGE
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=send)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
+    try:
+        return _asked([node for node in ray.nodes() if node["Alive"]], storage)
+    finally:
+        ray.shutdown()
+
+
+def _asked(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    marker = Marker(storage, uuid.uuid4().hex) if storage is not None else None
+    wrong = marker.place() if marker is not None else ""
+    probes, answers = {}, {}
+    for node in alive:
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        actor: Any = ray.remote(Probe)
+        probe = actor.options(num_cpus=0, scheduling_strategy=here).remote()
+        probes[node["NodeID"]] = probe
+        answers[node["NodeID"]] = probe.host.remote()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    hosts = Counter(node["NodeManagerHostname"] for node in alive)
+    nodes = []
+    for node in alive:
+        key, name = node["NodeID"], node["NodeManagerHostname"]
+        if hosts[name] > 1:  # several nodes on one host
+            name = f"{name} ({key[:4]}...{key[-4:]})"
+        left = max(1.0, deadline - time.monotonic())
+        try:
+            host = ray.get(answers[key], timeout=left)
+            seen: str | None = None
+            if marker is not None:
+                seen = wrong or ray.get(probes[key].storage.remote(marker), timeout=left)
+            nodes.append(Node(name=name, host=host, skew=_skew(probes[key]), storage=seen))
+        except ray.exceptions.GetTimeoutError:
+            nodes.append(Node(name=name, silence=f"no answer within {ANSWER_SECONDS} s"))
+        except ray.exceptions.RayError as error:
+            nodes.append(Node(name=name, silence=str(error).strip().splitlines()[-1]))
+    if marker is not None:
+        marker.remove()
+    return nodes
+
+
+def _skew(probe: Any) -> tuple[float, float]:
+    """Seconds that the node's clock is ahead of this one's, and half of the shortest call, which bounds the error."""
+    import ray
+
+    best = (0.0, float("inf"))
+    for _ in range(CLOCK_CALLS):
+        began = time.time()
+        there = ray.get(probe.clock.remote(), timeout=10)
+        ended = time.time()
+        if (ended - began) / 2 < best[1]:
+            best = there - (began + ended) / 2, (ended - began) / 2
+    return best

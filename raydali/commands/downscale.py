@@ -1,0 +1,70 @@
+"""An image file's content made smaller: fewer pixels, the same format.
+
+    JPEG decoded at 1/2, 1/4 or 1/8 --> resized, antialiased --> upright --> encoded
+         where that is twice the size still
+
+What comes out holds the pixels that the loaders take from a file, and no more: 8 bits, grey or RGB, without alpha,
+colour profile and EXIF.
+"""
+
+import io
+from typing import Any
+
+from PIL import ExifTags, Image, ImageOps
+
+from raydali.data.tasks.pillow import decoded, in_8_bits, opened
+
+_GREY = "1", "L", "LA", "La"
+_NOT_OF_8_BITS = "I", "F"
+"""Modes whose values have no range that is known: those images stay as they are."""
+_DECODED_SIDE = 2
+"""The shorter side of a JPEG that is decoded at a fraction of its size, in those of the result."""
+
+
+def smaller(data: bytes, shorter_side: int, quality: int) -> bytes | None:
+    """The content of the same image with a shorter side of `shorter_side` pixels; None: it is not above that already.
+
+    Args:
+        data: of a file in any format that Pillow reads; of several pictures the first.
+        shorter_side: at least 1; the other side is rounded.
+        quality: 1..100, of JPEG and of WebP that is not lossless.
+
+    Returns:
+        JPEG, PNG, WebP, BMP, PNM or TIFF as before, other formats as PNG.
+
+    Raises:
+        Exception: exactly when `decoded` has one.
+    """
+    image = opened(data)
+    if min(image.size) <= shorter_side or image.mode in _NOT_OF_8_BITS:
+        decoded(data)
+        return None
+    drafted = image.draft(None, (_DECODED_SIDE * shorter_side,) * 2)
+    image.load()
+    box = drafted[1] if drafted else (0, 0, *image.size)  # in a fraction, the last row and column may be one too
+    size = [max(1, round(shorter_side * side / min(box[2:]))) for side in box[2:]]
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    small = in_8_bits(image)
+    small = small.convert("L" if small.mode in _GREY else "RGB")
+    small = small.resize((size[0], size[1]), Image.Resampling.LANCZOS, box)
+    small.info = {}
+    small.getexif()[ExifTags.Base.Orientation] = orientation
+    return _encoded(ImageOps.exif_transpose(small), image.format, data, quality)
+
+
+def _encoded(image: Image.Image, format: str | None, before: bytes, quality: int) -> bytes:
+    options: dict[str, Any]
+    match format:
+        case "JPEG" | "MPO":
+            format, options = "JPEG", {"quality": quality}
+        case "WEBP":
+            options = {"quality": quality, "lossless": b"VP8L" in before}
+        case "TIFF":
+            options = {"compression": "tiff_lzw"}
+        case "PNG" | "BMP" | "PPM":
+            options = {}
+        case _:
+            format, options = "PNG", {}
+    data = io.BytesIO()
+    image.save(data, format, **options)
+    return data.getvalue()

@@ -1,0 +1,149 @@
+"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, as cluster/local.yaml says.
+
+    raydali cluster up
+    source /tmp/raydali-1000/env
+    ray job submit --working-dir . -- python jobs/imagenet.py --workers 3
+    raydali cluster down
+
+The nodes are processes, their GPUs are declared only. Only holders of a random token get in.
+"""
+
+import sys
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from raydali.commands.local_cluster import state
+from raydali.errors import UsageError
+from raydali.output import JsonFile, require_writable, write_json
+
+STANDARD = "cluster/local.yaml"
+
+
+def _standard_file() -> str:
+    here = Path(STANDARD)
+    return STANDARD if here.exists() else str(Path(__file__).parents[2] / STANDARD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cluster:
+    folder: str | None = None
+    """Where the cluster's files are kept, token included; short. Default: /tmp/raydali- and your user's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up(_Cluster):
+    """Start the cluster: a head that takes no work, and nodes as jobs ask for them."""
+
+    file: str | None = None
+    """Node types, limits and the idle timeout, as `ray up` has them. Default: cluster/local.yaml."""
+    port: int = 26379
+    """Of Ray itself, at this machine's address; 0: any."""
+    dashboard_port: int = 28265
+    """Of the dashboard, which takes jobs, on this machine only; 0: any."""
+    client_port: int = 26380
+    """Of Ray's client server; 0: any."""
+    timeout: float = 120.0
+    """Seconds for the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Down(_Cluster):
+    """End the cluster: all processes that it has started, and no others; its files go too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(_Cluster):
+    """Show the cluster's nodes. Exit code 1: none is up."""
+
+    json: JsonFile = None
+
+
+def main(options: Up | Down | Status) -> None:
+    """Do as asked.
+
+    Raises:
+        UsageError: an option that cannot be met.
+    """
+    folder = state.checked(options.folder or state.default_folder())
+    if isinstance(options, Up):
+        _up(options, folder)
+    elif isinstance(options, Down):
+        _down(folder)
+    else:
+        _status(options, folder)
+
+
+def _up(options: Up, folder: Path) -> None:
+    from raydali.commands.local_cluster import head
+    from raydali.host import processes
+
+    earlier = state.read(folder)
+    if earlier is not None:
+        if processes.members(earlier.mark):
+            raise UsageError(f"a cluster is up in {folder}: raydali cluster down ends it, another --folder has another")
+        state.remove(folder)
+    file = options.file or _standard_file()
+    config = head.config_of(file)
+    ports = head.Ports.checked(options.port, options.dashboard_port, options.client_port)
+    address = head.address_of_this_machine()
+    state.make(folder)
+    cluster = state.State(
+        mark=uuid.uuid4().hex,
+        head=f"{address}:{ports.ray}",
+        dashboard=f"http://127.0.0.1:{ports.dashboard}",
+        started=time.time(),
+    )
+    up = False
+    try:
+        state.write(folder, cluster)
+        head.start(folder, cluster, ports, config, timeout=options.timeout)
+        up = True
+    finally:
+        if not up:
+            processes.end(cluster.mark)
+    print(f"up: {cluster.dashboard}, and {cluster.head} for ray start; files in {folder}")
+    print(f"to use it: source {folder}/env")
+
+
+def _down(folder: Path) -> None:
+    from raydali.host import processes
+
+    cluster = state.read(folder)
+    if cluster is None:
+        print(f"no cluster in {folder}")
+        return
+    number = len(processes.members(cluster.mark))
+    left = processes.end(cluster.mark)
+    if left:
+        listed = "; ".join(f"{process.pid} {process.command[:60]}" for process in left)
+        print(f"error: {len(left)} processes do not end: {listed}", file=sys.stderr)
+        sys.exit(1)
+    state.remove(folder)
+    print(f"down: {number} processes ended, {folder} is gone")
+
+
+def _status(options: Status, folder: Path) -> None:
+    from raydali.commands.local_cluster import head
+    from raydali.host import processes
+
+    require_writable("--json", options.json)
+    cluster = state.read(folder)
+    running = processes.members(cluster.mark) if cluster is not None else []
+    if cluster is None or not running:
+        print(f"no cluster is up in {folder}: raydali cluster up starts one")
+        sys.exit(1)
+    try:
+        nodes = head.nodes(cluster.dashboard, state.token(folder))
+    except OSError as error:
+        print(f"{len(running)} processes in {folder}, but {cluster.dashboard} does not answer: {error}")
+        sys.exit(1)
+    if options.json:
+        found = {"dashboard": cluster.dashboard, "head": cluster.head, "processes": len(running)}
+        write_json(found | {"nodes": [asdict(node) for node in nodes]}, options.json)
+    minutes = (time.time() - cluster.started) / 60
+    print(f"up for {minutes:.0f} min: {cluster.dashboard}, {len(running)} processes, files in {folder}")
+    for node in sorted(nodes, key=lambda node: not node.head):
+        kind = "head" if node.head else "node"
+        print(f"{kind}  {node.id[:4]}...{node.id[-4:]}  {node.cpus:g} CPUs, {node.gpus:g} GPUs")

@@ -1,0 +1,188 @@
+"""The head of a cluster on this machine: its start, and what its dashboard says of the nodes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from raydali.commands.local_cluster.state import State
+from raydali.errors import UsageError
+from raydali.host.processes import MARK
+
+NOT_INHERITED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+HEAD_ENVIRONMENT = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "5",
+    "RAY_JOB_STOP_WAIT_TIME_S": "60",
+}
+"""The environment of every head beside Ray's defaults. A node whose processes are gone is given up after 5 s instead of
+15, one that no packet reaches after 20 s instead of 65. A job that is stopped has 60 s instead of 3 for its last
+checkpoint."""
+LAST_LINES = 15
+"""Of the head's log, shown where it does not start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """All of which were free a moment ago."""
+
+    ray: int
+    dashboard: int
+    client: int
+
+    @classmethod
+    def checked(cls, ray: int, dashboard: int, client: int) -> "Ports":
+        """With each 0 replaced by a free port.
+
+        Raises:
+            UsageError: somebody listens there already, or it is no port.
+        """
+        taken = []
+        with ExitStack() as stack:
+            for option, port in (("port", ray), ("dashboard-port", dashboard), ("client-port", client)):
+                try:
+                    server = stack.enter_context(socket.create_server(("", port)))
+                except (OSError, OverflowError) as error:
+                    reason = getattr(error, "strerror", None) or str(error)
+                    raise UsageError(f"--{option} {port} cannot be had: {reason}; give another, or 0 for any") from None
+                taken.append(server.getsockname()[1])
+        return cls(ray=taken[0], dashboard=taken[1], client=taken[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOfCluster:
+    """A node that is alive."""
+
+    id: str
+    head: bool
+    cpus: float
+    gpus: float
+
+
+def config_of(file: str) -> dict[str, Any]:
+    """What a file says of the cluster.
+
+    Raises:
+        UsageError: there is no such file, or it is another sort of cluster.
+    """
+    import yaml
+
+    try:
+        config = yaml.safe_load(Path(file).expanduser().read_text())
+    except OSError as error:
+        raise UsageError(
+            f"--file {file} cannot be read: {error.strerror}; give one such as cluster/local.yaml"
+        ) from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"--file {file} is no YAML: {' '.join(str(error).split())}") from None
+    provider = config.get("provider", {}) if isinstance(config, dict) else {}
+    if not str(provider.get("module", "")).endswith(".FakeMultiNodeProvider") or "head_node_id" not in provider:
+        raise UsageError(f"--file {file} is not for one machine, as cluster/local.yaml is: start it with ray up")
+    assert isinstance(config, dict)
+    if config.get("head_node_type") not in config.get("available_node_types", {}):
+        raise UsageError(f"--file {file}: head_node_type must be one of available_node_types")
+    return config
+
+
+def address_of_this_machine() -> str:
+    """The address that nodes of Ray find by themselves, and meet at."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("8.8.8.8", 80))  # as Ray does: nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *, timeout: float) -> None:
+    """Start the head, and wait until it takes jobs.
+
+    Raises:
+        UsageError: it ended, or does not answer within `timeout` seconds; with the end of its log.
+    """
+    provider = config["provider"] | {"gcs_address": cluster.head}
+    (folder / "config.yaml").write_text(json.dumps(config | {"provider": provider}, indent=1))  # JSON is YAML
+    kind = config["head_node_type"]
+    resources = config["available_node_types"][kind]["resources"]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command += [f"--num-cpus={resources.get('CPU', 0)}", f"--num-gpus={resources.get('GPU', 0)}"]
+    command += [f"--node-ip-address={cluster.head.rpartition(':')[0]}", f"--port={ports.ray}"]
+    command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
+    command += ["--dashboard-agent-listen-port=0", f"--ray-client-server-port={ports.client}"]
+    command += [f"--temp-dir={folder / 'ray'}", f"--autoscaling-config={folder / 'config.yaml'}"]
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    settings = {
+        MARK: cluster.mark,
+        "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', os.defpath)}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_NODE_TYPE_NAME": kind,
+        "RAY_CLOUD_INSTANCE_ID": provider["head_node_id"],
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        **HEAD_ENVIRONMENT,
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    }
+    log = folder / "head.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=inherited | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+        )
+    deadline, token = time.monotonic() + timeout, (folder / "token").read_text()
+    while True:
+        ended = process.poll()
+        if ended is not None or time.monotonic() > deadline:
+            what = f"ended with {ended}" if ended is not None else f"does not answer within {timeout:g} s"
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            raise UsageError(f"the head {what}; its log, {log}, ends so:\n{last}")
+        try:
+            _get(f"{cluster.dashboard}/api/jobs/", token)
+            if nodes(cluster.dashboard, token):
+                return
+        except OSError:
+            pass
+        time.sleep(0.3)
+
+
+def nodes(dashboard: str, token: str) -> list[NodeOfCluster]:
+    """The nodes that are alive.
+
+    Raises:
+        OSError: the dashboard does not answer.
+    """
+    found = _get(f"{dashboard}/api/v0/nodes?limit=1000", token)["data"]["result"]["result"]
+    return [
+        NodeOfCluster(
+            id=node["node_id"],
+            head=node["is_head_node"],
+            cpus=node["resources_total"].get("CPU", 0),
+            gpus=node["resources_total"].get("GPU", 0),
+        )
+        for node in found
+        if node["state"] == "ALIVE"
+    ]
+
+
+def _get(url: str, token: str) -> Any:
+    request = Request(url, headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urlopen(request, timeout=10) as reply:
+            return json.load(reply)
+    except (URLError, ValueError) as error:
+        raise OSError(f"{url}: {error}") from error

@@ -1,0 +1,109 @@
+"""`raydali report`: what a run has to say, as one page; of several runs, a page that compares them.
+
+    raydali report ~/raydali-runs/pets
+    raydali report s3://my-bucket/runs/pets -o pets.html
+    raydali report ~/raydali-runs/pets ~/raydali-runs/pets-2 -o both.html
+
+A run writes its report.html itself while it goes on; this writes it anew from what lies in the run's folder.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from raydali.errors import UsageError
+from raydali.output import require_writable
+
+if TYPE_CHECKING:
+    from raydali.report.html.history import History
+    from raydali.run.folder import RunFolder
+
+COMPARISON = "comparison.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a run's report.html anew, or one page that compares several runs."""
+
+    runs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
+    ]
+    """Folders of runs, such as ~/raydali-runs/pets or s3://bucket/runs/pets."""
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File for the page. Default: report.html in the run's folder; comparison.html here for several runs."""
+
+
+def main(options: Report) -> None:
+    """Read, write, and say where.
+
+    Raises:
+        UsageError: no run lies there, what lies there cannot be read, or the page cannot be written.
+    """
+    if not options.runs:
+        raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")
+    require_writable("--output", options.output)
+    folders = [_folder(run) for run in options.runs]
+    histories = [_history(folder, run) for folder, run in zip(folders, options.runs, strict=True)]
+    if len(histories) > 1:
+        from raydali.report.html.compare import compare_page
+
+        contents = compare_page(histories)
+    else:
+        from raydali.report.html.page import run_page
+
+        contents = run_page(histories[0])
+        if options.output is None:
+            _write_to(folders[0], contents)
+            return
+    output = options.output or COMPARISON
+    try:
+        Path(output).expanduser().write_bytes(contents)
+    except OSError as error:
+        raise UsageError(f"--output {output} cannot be written: {error.strerror}; give another file") from error
+    print(f"{output}: {', '.join(map(str, folders))}")
+
+
+def _folder(run: str) -> "RunFolder":
+    from raydali.run.folder import RunFolder
+
+    place = run.rstrip("/") if "://" in run else os.path.abspath(os.path.expanduser(run))
+    storage, _, name = place.rpartition("/")
+    try:
+        folder = RunFolder(storage or "/", name)
+    except UsageError:
+        raise UsageError(f"{run} names no run: give the folder of one, such as ~/raydali-runs/pets") from None
+    try:
+        folder.path()
+    except UsageError as error:
+        why = error.__cause__
+        raise UsageError(f"{run} cannot be reached: check its name, credentials and endpoint: {why}") from error
+    return folder
+
+
+def _history(folder: "RunFolder", run: str) -> "History":
+    from raydali.data.sources.storage import reason
+    from raydali.report.html.history import History
+    from raydali.run.folder import CONFIG, EPOCHS
+
+    try:
+        if not (folder.exists(CONFIG) or folder.exists(EPOCHS)):
+            raise UsageError(f"{run} is no run: it has no {CONFIG}; give a folder that has one")
+        return History.read(folder)
+    except OSError as error:
+        raise UsageError(f"{run} cannot be read: check the storage and its credentials: {reason(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"{run}/{CONFIG} is broken: {error}; mend it") from error
+
+
+def _write_to(folder: "RunFolder", contents: bytes) -> None:
+    from raydali.data.sources.storage import reason
+    from raydali.run.folder import REPORT
+
+    try:
+        folder.write(REPORT, contents)
+    except OSError as error:
+        raise UsageError(f"{folder}/{REPORT} cannot be written: {reason(error)}; give --output a file") from error
+    print(f"{folder}/{REPORT}")

@@ -1,0 +1,235 @@
+"""`raydali verify`: which samples cannot be read, before a run finds out.
+
+    raydali verify ~/imagenet -o broken.txt
+    python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
+
+Each file is read and decoded as a whole by Pillow, or by FFmpeg, in as many processes as there are cores: what a run
+calls broken is broken here, and the other way round (data/loading/quarantine.py).
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from raydali.errors import DataError, UsageError
+from raydali.host.process_pool import in_processes, process_count
+from raydali.output import JsonFile, require_writable, write_json
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.sources.coco import Coco
+    from raydali.data.sources.image_pairs import ImagePairs
+    from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+    from raydali.data.tasks.pipeline import Source
+
+SHOWN = 50
+FRAMES_AT_ONCE = 256
+Kind = Literal["images", "pairs", "boxes", "videos"]
+Load = Callable[[Any, int], bool]
+"""Reads all of a sample; whether alpha that is dropped would hide a part of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Find the samples that cannot be read: no file, empty, cut short, no image, absurdly large. Exit code 1: there
+    are some."""
+
+    data: tyro.conf.Positional[str]
+    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line
+    path,label for each image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes as COCO ships."""
+    kind: Kind = "images"
+    """What is there: images and videos with labels, pairs of images, images with boxes."""
+    split: Literal["train", "val", "test", "all"] = "all"
+    """Which of train/ and val/, of pairs test/."""
+    root: str | None = None
+    """Folder or URI that relative paths in a list begin at. Default: the list's folder."""
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File for what is broken, a path and a reason a line: what a job's --exclude takes."""
+    workers: int | None = None
+    """Processes. Default: one for each core."""
+    json: JsonFile = None
+
+
+@dataclass
+class Found:
+    """What was found of some samples.
+
+    Attributes:
+        broken: those that cannot be read, by id.
+        transparent: how many others have pixels that are not opaque.
+    """
+
+    broken: list["BrokenSample"]
+    transparent: int = 0
+
+    def add(self, more: "Found") -> int:
+        """Take up what was found of others; how many are broken so far."""
+        self.broken += more.broken
+        self.transparent += more.transparent
+        return len(self.broken)
+
+
+def main(options: Verify) -> None:
+    """Index, read, say and write what is broken.
+
+    Raises:
+        UsageError: an option that cannot be met, or data that cannot be indexed.
+        DataError: something is broken, after it was told and written; or the storage does not answer.
+    """
+    from raydali.data.sources.exclusion import as_line
+    from raydali.data.sources.skipped_files import in_words
+
+    workers = process_count(options.workers)
+    require_writable("--output", options.output)
+    samples, found, skipped = 0, Found([]), Counter[str]()
+    for source in _sources(options):
+        samples += len(source)
+        skipped.update(getattr(source, "skipped", {}))
+        of_source = Found([])
+        in_processes(partial(_examined, _LOADS[options.kind], source), len(source), workers, str(source), of_source.add)
+        found.add(of_source)
+    broken = found.broken
+    show(broken)
+    if options.output is not None:
+        head = " ".join(f"# raydali verify {options.data}".splitlines())
+        text = f"{head}\n" + "".join(as_line(sample.path, sample.reason) for sample in broken)
+        Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
+    if options.json is not None:
+        rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
+        counts = {"samples": samples, "transparent": found.transparent, "skipped": skipped}
+        write_json({"data": options.data} | counts | {"broken": rows}, options.json)
+    also = f"; {in_words(skipped)}" if skipped else ""
+    if found.transparent:
+        also += f"; {found.transparent} with transparent pixels: alpha is dropped, and the colours beneath it show"
+    if broken:
+        remedy = f"a job leaves them out by --exclude {options.output}" if options.output else "-o FILE lists them"
+        raise DataError(f"{len(broken)} of {samples} samples are broken: {remedy}{also}")
+    print(f"{samples} samples, none broken{also}")
+
+
+def _sources(options: Verify) -> list[Any]:
+    from raydali.commands.preview import _is_folder
+    from raydali.data.sources.coco_folder import one_split
+    from raydali.data.sources.files import absolute
+    from raydali.data.sources.formats import check_root, labeled_images
+    from raydali.data.sources.image_pairs import ImagePairs
+    from raydali.data.sources.video.clips import scan_videos
+
+    data = options.data.rstrip("/") or "/"
+    splits = ("train", "test") if options.kind == "pairs" else ("train", "val")
+    wanted = [split for split in splits if options.split in (split, "all")]
+    if not wanted:
+        raise UsageError(
+            f"--split {options.split}: --kind {options.kind} has {' and '.join(splits)}: give one of these"
+        )
+    check_root(options.root, data)
+    if options.kind == "boxes":
+        return [one_split(absolute(data), split) for split in wanted]
+    there = all(_is_folder(os.path.join(data, split)) for split in splits)
+    if options.split != "all" and not there:
+        raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(splits)}: leave it out")
+    roots = [os.path.join(data, split) for split in wanted] if there else [data]
+    if options.kind == "pairs":
+        return [ImagePairs.scan(root) for root in roots]
+    scan = scan_videos if options.kind == "videos" else None
+    return [labeled_images(root, options.root, scan=scan) for root in roots]
+
+
+def show(broken: Sequence["BrokenSample"]) -> None:
+    """Print the first of them, and how many more there are."""
+    for sample in broken[:SHOWN]:
+        print(str(sample).encode("utf-8", "backslashreplace").decode())  # names may be any bytes
+    if len(broken) > SHOWN:
+        print(f"and {len(broken) - SHOWN} more")
+
+
+# In the processes
+
+
+def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
+    from raydali.data.loading.quarantine import BrokenSample, why_broken
+
+    found = Found([])
+
+    def look(id: int) -> None:
+        found.transparent += load(source, id)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of palettes with transparency and of large images
+        for id in ids:
+            reason = why_broken(partial(look, id))
+            if reason is not None:
+                path = source.path(id)
+                for prefix in (f"cannot read {path}: ", f"{path}: "):
+                    reason = reason.removeprefix(prefix)
+                found.broken.append(BrokenSample(id, path, reason))
+    return found
+
+
+def _load_image(source: "LabeledSource", id: int) -> bool:
+    return _decoded(source.read(id))[1]
+
+
+def _load_pair(source: "ImagePairs", id: int) -> bool:
+    sizes, transparent = set(), False
+    for files in (source.inputs, source.targets):
+        try:
+            image, has_alpha = _decoded(files.read(id))
+        except Exception as error:
+            raise DataError(f"{files.path(id)}: {error}") from error
+        sizes.add(f"{image.width}x{image.height}")
+        transparent |= has_alpha
+    if len(sizes) > 1:
+        raise DataError(f"{' and '.join(sorted(sizes))} pixels: the two of a pair must have one size")
+    return transparent
+
+
+def _load_boxes(source: "Coco", id: int) -> bool:
+    image, transparent = _decoded(source.read(id))
+    height, width = source.sizes[id].tolist()
+    if height and width and image.size != (width, height):
+        raise DataError(f"{image.width}x{image.height} pixels, but {width}x{height} in the annotations")
+    return transparent
+
+
+def _load_video(source: "LabeledFiles", id: int) -> bool:
+    from raydali.data.sources.video.packets import cut, read_facts
+    from raydali.data.tasks.video_pyav import decoded
+
+    path = source.path(id)
+    facts = read_facts(path)
+    for first in range(0, facts.frames, FRAMES_AT_ONCE):
+        with cut(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
+            decoded(part, lambda frame: None)
+    return False
+
+
+def _decoded(data: bytes) -> tuple["Image.Image", bool]:
+    """An image, and whether some of its pixels are transparent, of which only the header is asked mostly."""
+    import numpy as np
+
+    from raydali.data.tasks.pillow import decoded, opened
+
+    image, as_stored = decoded(data), opened(data)
+    if not as_stored.has_transparency_data:
+        return image, False
+    if as_stored.mode.startswith("I"):  # which Pillow cannot convert, and of which one grey is transparent
+        return image, True
+    return image, bool(np.asarray(as_stored.convert("RGBA").getchannel("A")).min() < 255)
+
+
+_LOADS: dict[str, Load] = {
+    "images": _load_image,
+    "pairs": _load_pair,
+    "boxes": _load_boxes,
+    "videos": _load_video,
+}

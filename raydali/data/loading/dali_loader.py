@@ -1,0 +1,300 @@
+"""The DALI loader: one DALI pipeline a rank, fed with ids by us, reading and decoding in C++ and on the GPU."""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import nvidia.dali as dali
+import torch
+from numpy.typing import NDArray
+from nvidia.dali.pipeline import do_not_convert
+from torch.utils.dlpack import from_dlpack
+
+from raydali.data.loading import file_checks
+from raydali.data.loading.dali_bisect import refused
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.prefetch import InputsFailed, Preparation, Prepared
+from raydali.data.loading.python_timing import timed_python
+from raydali.data.sources.read_timing import Cause
+from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.dali_ops import fed_nodes, reading_graph
+from raydali.data.tasks.pipeline import Device, Inputs
+from raydali.errors import StorageAway
+from raydali.host import cuda_queues
+
+PREFETCHED_BATCHES = 4
+"""In DALI's hands at once. It is a row of stages that take longer together than a step does: with 2 a step waits."""
+READ_BATCHES = 2
+"""Read ahead of their decoding."""
+READING_THREADS = 4
+READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
+"""How DALI's errors name what reads files, whose failure says nothing of their contents."""
+
+
+class DaliLoader(Loader):
+    """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
+
+        micro-batches --> inputs (threads) --> read, shapes (DALI) --> place --> decode, augment (DALI) --> tensors
+                          PREPARED_BATCHES     READ_BATCHES                      PREFETCHED_BATCHES
+
+    On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
+    is free again when the work queued on that stream is done.
+
+    DALI says of a batch at most that it cannot be read, and its pipeline is done for then. So what was under way is
+    looked into on the host, the pipeline built anew, and all goes on in the same order, with others in place of what
+    is broken. The files of the next batches are looked at before DALI reads them (file_checks.py), so that what else is
+    broken costs no more stalls.
+
+    Args:
+        prefetched: batches in DALI's hands at once.
+    """
+
+    def __init__(self, *args: Any, prefetched: int = PREFETCHED_BATCHES, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._prefetched = prefetched
+        self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
+        if self._where == "gpu":
+            cuda_queues.widen()
+        self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits, self.python)
+        self._patience = self.quarantine.patience()
+        self._being_read: deque[Prepared] = deque()
+        self._under_way: deque[MicroBatch] = deque()
+        self._reader: dali.Pipeline | None = None
+        self._dali: dali.Pipeline | None = None
+        self._batch_size = 0
+        self._in_python, self._ran = 0.0, (0.0, 0.0)
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        if self._dali is not None:
+            self._drain(self._dali)
+        first = next(micro_batches, None)
+        if first is None:
+            return
+        self._batch_size = max(self._batch_size, len(first.ids))  # none of an order is larger than its first
+        self._preparation.begin(chain([first], micro_batches))
+        while True:
+            try:
+                if self._dali is None:
+                    self._build()
+                assert self._dali is not None
+                with self.waits.by(self._held_up_by):
+                    outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
+            except StopIteration:
+                return
+            except InputsFailed as failed:
+                self._discard()
+                raise failed.error from failed.error.__cause__
+            except RuntimeError as error:
+                with self.waits.on("storage"):
+                    self._recover(error)
+                continue
+            self._patience.end()
+            named = zip(self.pipeline.outputs, outputs, strict=True)
+            yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
+
+    # What is broken.
+
+    def _recover(self, error: RuntimeError) -> None:
+        """Find what DALI stumbled over, and let it be built anew, to go on with the same micro-batches.
+
+        Raises:
+            DataError: see Quarantine.
+            StorageAway: DALI could read no batch for a minute, and the files are sound.
+            RuntimeError: the error itself, where the samples are not to blame.
+        """
+        waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
+        if not waiting:
+            raise error
+        found = self._find_broken(waiting)
+        if not found and READ_OPERATOR in str(error):
+            if not self._patience.pause(error):
+                raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
+        elif not found:
+            # Pillow can decode them all; is it a file that DALI alone cannot?
+            blamed = refused(self, _keys(waiting))
+            if not blamed:
+                raise error
+            reason = " ".join(str(error).split())
+            for id in blamed:
+                self.quarantine.condemn(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
+        self._discard()
+        self._preparation.again(waiting)
+
+    def _find_broken(self, waiting: list[MicroBatch]) -> bool:
+        """Look into these on the host, and note what is broken; whether anything is.
+
+        Whether a sample is broken must not depend on its neighbours. Where Pillow alone gave up, DALI is asked: what it
+        decodes whenever no other fails beside it is not broken.
+        """
+        keys = _keys(waiting)
+        found, errors = self.quarantine.examine_certain(id for id, _ in keys)
+        if found or not errors:
+            return found
+        blamed = refused(self, [key for key in keys if key[0] in errors])
+        for id in blamed:
+            self.quarantine.condemn(id, errors[id])
+        return bool(blamed)
+
+    def _discard(self) -> None:
+        self._dali = None
+        self._under_way.clear()
+        self._discard_reader()
+
+    def _discard_reader(self) -> None:
+        self._reader = None
+        self._being_read.clear()
+        self._collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+
+    def _collect(self) -> None:
+        gc.collect()
+
+    # Whose fault it was that we waited.
+
+    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
+        (in_python, at), self._ran = self._ran, (self._in_python, time.perf_counter())
+        python = min(1.0, (self._in_python - in_python) / (self._ran[1] - at))
+        decode: Cause = "gpu decode" if self._where == "gpu" else "cpu decode"
+        return {"python": python * seconds, decode: (1 - python) * seconds}
+
+    @property
+    def prepared_batches(self) -> int:
+        """Those whose inputs lie ready for DALI; what DALI has done of its own, it hides."""
+        return self._preparation.ready
+
+    # DALI's pipelines.
+
+    def _build(self) -> None:
+        """Build DALI's pipelines, for batches like the next one.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        prepared = self._preparation.peek()
+        files, feed, fed = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
+        if files:
+            self._reader = self._built_reader()
+            shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
+            placed = self.pipeline.place(shapes, prepared.inputs[files:], self._where)
+            feed, fed = self._next_read, files + len(placed)
+        nodes = do_not_convert(partial(fed_nodes, feed, fed, resident=self.pipeline.gpu_inputs, device=self.device))
+
+        def graph() -> tuple[Any, ...]:
+            return self.pipeline.graph(self.source, *nodes(), device=self._where)
+
+        define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
+        with timed_python(self._add_python, self.python), _hint_at_conditionals():
+            self._dali = define(
+                batch_size=self._batch_size,
+                num_threads=self.threads,
+                device_id=(self.device.index or 0) if self._where == "gpu" else None,
+                prefetch_queue_depth=self._prefetched,
+            )
+        self._dali.build()
+
+    def _built_reader(self) -> dali.Pipeline:
+        reader = dali.Pipeline(
+            batch_size=self._batch_size,
+            num_threads=min(READING_THREADS, self.threads),
+            device_id=None,
+            prefetch_queue_depth=READ_BATCHES,
+        )
+        with reader:
+            files = self.pipeline.image_files
+            reader.set_outputs(*reading_graph(self._next_files, files, reads=self.source.dali_reads))
+        reader.build()
+        return reader
+
+    def _add_python(self, seconds: float) -> None:
+        self._in_python += seconds
+
+    # What DALI asks for ahead of time; StopIteration ends its epoch.
+
+    def _next_inputs(self) -> Inputs:
+        prepared = self._preparation.take()
+        self._under_way.append(prepared.micro_batch)
+        return prepared.inputs
+
+    def _next_files(self) -> Inputs:
+        prepared = self._preparation.take()
+        self._being_read.append(prepared)
+        return prepared.inputs[: self.pipeline.image_files]
+
+    def _next_read(self) -> tuple[Any, ...]:
+        while True:
+            assert self._reader is not None
+            try:
+                with self.waits.on("storage"):
+                    read = self._reader.run()
+            except RuntimeError:
+                if not self._find_broken([prepared.micro_batch for prepared in self._being_read]):
+                    raise  # it is a file that DALI alone cannot read, which `_recover` finds
+            else:
+                micro_batch, inputs, _ = self._being_read[0]
+                files = self.pipeline.image_files
+                shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
+                lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
+                contents = [partial(_content, each) for each in read[:files]]
+                screened = map(file_checks.suspects, heads, tails, [length[:, 0] for length in lengths], contents)
+                suspects = np.any([*screened, *map(file_checks.too_large, shapes)], 0)
+                if not self._preparation.finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
+                    break
+            self._preparation.again([prepared.micro_batch for prepared in self._being_read])
+            self._discard_reader()
+            self._reader = self._built_reader()
+        self._being_read.popleft()
+        self._under_way.append(micro_batch)
+        with self.waits.on("python"):
+            return (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
+
+    def _drain(self, pipeline: dali.Pipeline) -> None:
+        """Throw away what was prefetched for the last order, and make the pipelines ready for the next."""
+        self._preparation.stop()
+        try:
+            while True:
+                pipeline.run()
+        except StopIteration:
+            self._under_way.clear()
+            pipeline.reset()
+            if self._reader is not None:
+                self._reader.reset()
+        except Exception:  # of what is thrown away; where it is asked for it will come again
+            self._discard()
+
+    def _to_torch(self, output: Any) -> torch.Tensor:
+        tensor = from_dlpack(output.as_tensor())
+        layout = output.layout()
+        return self._to_device(tensor.movedim(layout.index("C") + 1, 1) if layout.endswith("HWC") else tensor)
+
+    def close(self) -> None:
+        """Stop DALI's threads and free its memory."""
+        super().close()
+        self._patience.end()
+        self._discard()
+        self._preparation.close()
+
+
+@contextmanager
+def _hint_at_conditionals() -> Iterator[None]:
+    """Say in raydali's words what DALI asks for where a graph has an `if`."""
+    try:
+        yield
+    except TypeError as error:
+        if "enable_conditionals" in str(error):
+            error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
+        raise
+
+
+def _keys(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
+    """Ids that are read, and epochs."""
+    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
+
+
+def _content(read: Any, place: int) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = np.asarray(read[place])
+    return content

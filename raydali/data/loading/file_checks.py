@@ -1,0 +1,103 @@
+"""Which image files are worth a closer look: by their first and last bytes, their sizes and shapes, a batch at once.
+
+A JPEG that was cut off decodes as long as the window lies above the cut, so an error cannot be waited for: whether a
+sample is broken must not depend on where an epoch's crop lies. What is suspected here is read as a whole, once in a run
+(quarantine.py). Most of it is sound: JPEGs with something behind their end; TIFF, BMP and PNM, whose ends tell nothing,
+and of which DALI hands out some that Pillow refuses.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.tasks.image_formats import HEAD, JPEG, JPEG_2000, PNG, TAIL, WEBP, Format
+from raydali.data.tasks.pillow import has_end
+
+MOST_PIXELS = 178_956_970
+"""Of an image; Pillow refuses what has more as a decompression bomb (twice PIL.Image.MAX_IMAGE_PIXELS)."""
+
+Bytes = NDArray[np.uint8]
+Suspects = NDArray[np.bool_]
+
+
+def suspects(
+    heads: Bytes, tails: Bytes, lengths: NDArray[np.int64], content: Callable[[int], Any] | None = None
+) -> Suspects:
+    """Files (n,) that are too short, cut off or of an unknown kind, as far as their ends tell.
+
+    Args:
+        heads: (n, HEAD) first bytes.
+        tails: (n, TAIL) last bytes.
+        lengths: (n,) in bytes.
+        content: of the file at a place, as a buffer: in which a JPEG's end is looked for that is not among its last
+            bytes. None: such a JPEG is suspected.
+    """
+    jpeg = _of(heads, JPEG) & ((tails[:, :-1] == 0xFF) & (tails[:, 1:] == 0xD9)).any(1)
+    png = _of(heads, PNG) & _begins(tails[:, -8:], b"IEND")
+    webp = _of(heads, WEBP) & (_uint32(heads[:, 4:8]) + 8 <= lengths)
+    suspected: Suspects = ~(jpeg | png | webp | _of(heads, JPEG_2000)) | (lengths < HEAD + TAIL)
+    if content is not None:
+        for place in np.flatnonzero(suspected & _of(heads, JPEG) & (lengths >= HEAD + TAIL)).tolist():
+            suspected[place] = not has_end(memoryview(content(place)))
+    return suspected
+
+
+def too_large(shapes: NDArray[np.int64]) -> Suspects:
+    """Images (n,) of more than MOST_PIXELS, of their heights and widths (n, 2)."""
+    larger: Suspects = shapes.astype(np.int64).prod(1) > MOST_PIXELS
+    return larger
+
+
+def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
+    """Suspects (n,) among files, without DALI.
+
+    Args:
+        files: uint8 each: contents; or absolute paths, of which those in object stores are passed over.
+        are_paths: which of the two.
+    """
+    heads, tails = np.zeros((len(files), HEAD), np.uint8), np.zeros((len(files), TAIL), np.uint8)
+    lengths = np.zeros(len(files), np.int64)
+    passed = np.zeros(len(files), np.bool_)
+    for place, file in enumerate(files):
+        if not are_paths:
+            head, tail, lengths[place] = file[:HEAD].tobytes(), file[-TAIL:].tobytes(), len(file)
+        elif file[:1] != ord("/"):
+            passed[place] = True
+            continue
+        else:
+            head, tail, lengths[place] = _ends(file.tobytes())
+        heads[place, : len(head)] = np.frombuffer(head, np.uint8)
+        tails[place, TAIL - len(tail) :] = np.frombuffer(tail, np.uint8)
+    return suspects(heads, tails, lengths, None if are_paths else files.__getitem__) & ~passed
+
+
+def _ends(path: bytes) -> tuple[bytes, bytes, int]:
+    """First and last bytes, and length; nothing where there is no such file."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b"", b"", 0
+    try:
+        length = os.fstat(file).st_size
+        return os.pread(file, HEAD, 0), os.pread(file, TAIL, max(0, length - TAIL)), length
+    except OSError:
+        return b"", b"", 0
+    finally:
+        os.close(file)
+
+
+def _of(heads: Bytes, format: Format) -> Suspects:
+    found: Suspects = np.any([_begins(heads, magic) for magic in format.magics], 0)
+    return found
+
+
+def _begins(rows: Bytes, magic: bytes) -> Suspects:
+    same: Suspects = (rows[:, : len(magic)] == np.frombuffer(magic, np.uint8)).all(1)
+    return same
+
+
+def _uint32(rows: Bytes) -> NDArray[np.int64]:
+    return np.ascontiguousarray(rows).view("<u4")[:, 0].astype(np.int64)

@@ -1,0 +1,229 @@
+"""Loaders: micro-batches of ids in, batches of device tensors out. Three behind one interface:
+
+    dali        dali_loader.py: reading, decoding and augmenting in C++ and on the GPU
+    torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream: the baseline
+    synthetic   here: one resident batch again and again: the ceiling that no loader can pass
+
+A loader knows no Ray: rank and world size are integers.
+
+Images stay 8-bit up to the model, which normalises them (train/models/normalized.py): a quarter of the memory and of
+the copying, and compiled it costs the step nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydali.data.loading.quarantine import KnowsBroken, Quarantine
+from raydali.data.sources.read_timing import PythonTime, Waits
+from raydali.data.stream.stream import MicroBatch, Order, Stream
+from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.errors import DataError, StorageAway
+
+LoaderName = Literal["dali", "torch", "synthetic"]
+SAMPLES_TRIED = 100
+BATCHES_AHEAD = 2
+"""How many batches the host may take whose steps a GPU has yet to finish. Else it would run on until CUDA's queues are
+full, some fifty steps, with as many batches in the GPU's memory, made in a burst that slows the steps down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a loader yields: named tensors on the device, and which samples they are.
+
+    Images are (batch, channels, height, width) in channels-last memory, uint8. Where a broken sample is replaced,
+    `micro_batch.replaced_by` says by which.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    micro_batch: MicroBatch
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The samples' ids, (batch,)."""
+        return self.micro_batch.ids
+
+
+class Loader(ABC):
+    """Yields this rank's batches, from global batch `start` on.
+
+    Iterating again starts there again, and ends the iteration before, wherever it was.
+
+    Args:
+        source: what the ids index, as the pipeline expects it.
+        pipeline: from ids to tensors.
+        order: the Stream, or an OrderedPass.
+        rank, world_size: this worker's world rank, and the number of workers.
+        start: global batches already consumed, `stream.steps_of(state_dict())`.
+        device: where tensors go, and with `cuda` where DALI decodes.
+        threads: of the host: DALI's threads, or the DataLoader's worker processes.
+        quarantine: gives what is known of the order's broken samples, and takes what is found. Default: a broken
+            sample is an error.
+
+    Attributes:
+        waits: how long `next` has blocked the host, by cause, as far as this loader can tell.
+        python: what the pipeline's Python has computed in this process, beside the training thread.
+        batches_taken: by all loaders of this process: what grows while it gets on.
+    """
+
+    batches_taken: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        source: Source,
+        pipeline: Pipeline[Any],
+        order: Order,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        quarantine: Callable[[Order], KnowsBroken] | None = None,
+    ) -> None:
+        self.source, self.pipeline, self.order = source, pipeline, order
+        self.rank, self.world_size, self.start = rank, world_size, start
+        self.device, self.threads = torch.device(device), max(1, threads)
+        known: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
+        self.quarantine = known.of(source, pipeline)
+        self.waits = Waits()
+        self.python = PythonTime()
+        self._consumed: MicroBatch | None = None
+        self._batches: Generator[Batch, None, None] | None = None
+        self._steps: deque[torch.cuda.Event] = deque()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._end_iteration()
+        self._consumed = None
+        self._batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+        return self._hand_out(self._batches)
+
+    def _hand_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            if self.device.type == "cuda":
+                self._keep_pace()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._consumed = batch.micro_batch
+            Loader.batches_taken += 1
+            yield batch
+
+    def _keep_pace(self) -> None:
+        """Wait for the GPU, which is no waiting for the loader, where the host is BATCHES_AHEAD of it."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        self._steps.append(event)
+        if len(self._steps) > BATCHES_AHEAD:
+            self._steps.popleft().synchronize()
+
+    def state_dict(self) -> dict[str, int]:
+        """The stream's state behind the batches that were handed out; those only prefetched do not count.
+
+        A global batch of which this rank has not had all its micro-batches yet counts as not consumed.
+
+        Raises:
+            TypeError: the order is no Stream; only a stream is resumed.
+        """
+        if not isinstance(self.order, Stream):
+            raise TypeError(f"only a Stream has a state, not {type(self.order).__name__}")
+        steps, last = self.start, self._consumed
+        if last is not None:
+            complete = last.index + self.world_size >= self.order.micro_batches_per_step
+            steps = last.step + complete
+        return self.order.state(steps)
+
+    @property
+    def prepared_batches(self) -> int | None:
+        """How many batches lie ready in the loader's last queue that can be looked into; None: it has no queue.
+
+        Cheap, and never waits.
+        """
+        return None
+
+    @abstractmethod
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        """The batches of these micro-batches, in order. Called again once the last call's generator is closed."""
+
+    def _end_iteration(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+
+    def close(self) -> None:
+        """Free threads, processes and memory. The loader cannot be used afterwards; batches in use stay good."""
+        self._end_iteration()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device, images in channels-last memory."""
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+        return tensor.to(self.device, non_blocking=True).contiguous(memory_format=layout)
+
+    def resident_batch(self, size: int) -> dict[str, torch.Tensor]:
+        """`size` samples of noise on the device, like the pipeline's; what is no image is the first sample's.
+
+        Raises:
+            DataError: none of the first samples can be read, so that their shape is unknown.
+            StorageAway: the storage does not answer, for a minute.
+        """
+        generator = torch.Generator().manual_seed(0)
+        batch = {}
+        for name, one in zip(self.pipeline.outputs, self._any_sample(), strict=True):
+            shape = size, *one.shape
+            is_image = one.dtype == torch.uint8
+            noise = torch.randint(256, shape, generator=generator, dtype=torch.uint8) if is_image else one.expand(shape)
+            batch[name] = self._to_device(noise)
+        return batch
+
+    def _any_sample(self) -> tuple[torch.Tensor, ...]:
+        unreadable = []
+        for id in range(min(SAMPLES_TRIED, self.order.samples)):
+            try:
+                return self.quarantine.read(id, partial(self.pipeline.sample, self.source, id, 0))
+            except StorageAway:
+                raise
+            except Exception as error:
+                unreadable.append(f"{self.source.path(id)}: {error}")
+        raise DataError(f"the first {len(unreadable)} samples cannot be read: {'; '.join(unreadable[:3])}")
+
+
+class SyntheticLoader(Loader):
+    """One resident batch of noise, handed out for every micro-batch."""
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        resident: dict[str, torch.Tensor] = {}
+        for micro_batch in micro_batches:
+            size = len(micro_batch.ids)
+            resident = resident or self.resident_batch(size)
+            yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
+
+
+def make_loader(name: LoaderName, *args: Any, **options: Any) -> Loader:
+    """The loader of that name; arguments as Loader's."""
+    if name == "synthetic":
+        return SyntheticLoader(*args, **options)
+    if name == "torch":
+        from raydali.data.loading.torch_loader import TorchLoader
+
+        return TorchLoader(*args, **options)
+    from raydali.data.loading.dali_loader import DaliLoader
+
+    return DaliLoader(*args, **options)

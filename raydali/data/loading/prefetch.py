@@ -1,0 +1,183 @@
+"""Micro-batches made ready for DALI ahead of its asking: their inputs, with others in place of broken samples."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.loading import file_checks
+from raydali.data.loading.quarantine import Quarantine, may_pass
+from raydali.data.sources.read_timing import Cause, PythonTime, Waits, reading_seconds
+from raydali.data.sources.retry import Patience
+from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.pipeline import Inputs, Pipeline, Source
+from raydali.errors import DataError, StorageAway
+
+PREPARED_BATCHES = 4
+"""Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
+LOOKED_AT = 1024
+"""Micro-batches whose files are looked at before DALI reads them, after one that it failed at: each failure is a stall,
+and each look costs an open of every file."""
+
+
+class Prepared(NamedTuple):
+    """A micro-batch ready for DALI.
+
+    Attributes:
+        micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
+        inputs: of the pipeline.
+        knew: what was known then; see `Preparation._knowledge`.
+    """
+
+    micro_batch: MicroBatch
+    inputs: Inputs
+    knew: int
+
+
+class InputsFailed(Exception):
+    """A RuntimeError of `pipeline.inputs`, under a name that nobody takes for an error of DALI's, which has that type.
+
+    Attributes:
+        error: itself.
+    """
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Preparation:
+    """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
+
+    Args:
+        source, pipeline, quarantine, waits, python: the loader's.
+    """
+
+    def __init__(
+        self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: Waits, python: PythonTime
+    ) -> None:
+        self._source, self._pipeline, self._quarantine, self._waits = source, pipeline, quarantine, waits
+        self._running = python.running if pipeline.inputs_are == "python" else nullcontext
+        self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
+        self._prepared: Iterator[Prepared] = iter(())
+        self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
+        self._failures = self._looks_left = 0
+        self._read_shares: dict[int, float] = {}
+
+    def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
+        """Hand out these from now on."""
+        self._prepared = self._prepare(micro_batches)
+
+    def stop(self) -> None:
+        """Hand out none."""
+        self._prepared = iter(())
+
+    def take(self) -> Prepared:
+        """The next that is not empty; made again where one of its samples was found to be broken since.
+
+        Raises:
+            StopIteration: there is none.
+            InputsFailed: there will be no more.
+        """
+        while True:
+            prepared = next(self._prepared)
+            if prepared.knew != self._knowledge:
+                prepared = self._make(prepared.micro_batch)
+            if len(prepared.micro_batch.ids):
+                return prepared
+
+    def peek(self) -> Prepared:
+        """The one that `take` returns next."""
+        prepared = self.take()
+        self._prepared = chain([prepared], self._prepared)
+        return prepared
+
+    def again(self, micro_batches: list[MicroBatch]) -> None:
+        """Hand out these before what comes next, and look at the files of the next ones before DALI reads them."""
+        self._failures += 1
+        self._looks_left = LOOKED_AT
+        self._prepared = chain(map(self._make, micro_batches), self._prepared)
+
+    def finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
+        """Whether any of a batch's suspects, (N,), is broken."""
+        return bool(suspects.any()) and self._quarantine.examine(micro_batch.read_ids[suspects])
+
+    @property
+    def ready(self) -> int:
+        """How many lie ready, PREPARED_BATCHES at most."""
+        return sum(inputs.done() for _, inputs in tuple(self._pending))
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
+        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Prepared]]:
+            return micro_batch, self._threads.submit(self._make, micro_batch)
+
+        submitted = map(submit, micro_batches)
+        pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
+        while pending:
+            micro_batch, inputs = pending.popleft()
+            pending.extend(islice(submitted, 1))
+            with self._waits.by(partial(self._unprepared_by, micro_batch.number)):
+                made = inputs.result()
+            yield made
+
+    def _make(self, micro_batch: MicroBatch) -> Prepared:
+        patience = self._quarantine.patience()
+        try:
+            while (prepared := self._made(micro_batch, patience)) is None:
+                pass
+            return prepared
+        finally:
+            patience.end()
+
+    def _made(self, micro_batch: MicroBatch, patience: Patience) -> Prepared | None:
+        """The inputs; None where they are to be made again: a sample is broken, or the storage did not answer."""
+        knew, settled = self._knowledge, self._quarantine.settle(micro_batch)
+        if not len(settled.ids):
+            return Prepared(settled, (), knew)
+        began, read = time.perf_counter(), reading_seconds()
+        try:
+            with self._running():
+                inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
+        except OSError as error:  # it names the file
+            if self._any_broken(settled.read_ids) or patience.pause(error):
+                return None
+            kind = StorageAway if may_pass(error) else DataError
+            raise kind(str(error)) from error
+        except RuntimeError as error:
+            raise InputsFailed(error) from error
+        self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
+        if self._looks_left > 0 or not self._source.dali_reads:
+            self._looks_left -= 1
+            if self.finds(settled, self._looked_at(inputs)):
+                self._looks_left = LOOKED_AT
+                return None
+        return Prepared(settled, inputs, knew)
+
+    def _any_broken(self, ids: NDArray[np.int64]) -> bool:
+        """Whether any of these samples is broken: what `inputs` decodes, DALI will not decode better than Pillow."""
+        decodes = self._pipeline.inputs_are in ("cpu decode", "gpu decode")
+        return self._quarantine.examine(ids, again=True) if decodes else self._quarantine.examine_certain(ids)[0]
+
+    @property
+    def _knowledge(self) -> int:
+        """Grows with what is known."""
+        return len(self._quarantine.known) + self._failures
+
+    def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
+        looks = [file_checks.look(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]]
+        return np.any(looks, 0) if looks else np.zeros(0, np.bool_)
+
+    def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
+        read = self._read_shares.pop(number, 0.0)
+        return {"storage": read * seconds, self._pipeline.inputs_are: (1 - read) * seconds}

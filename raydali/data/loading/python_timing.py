@@ -1,0 +1,46 @@
+"""How long users' functions in a DALI graph take: they hold up the decoding behind them and the training thread, and
+nothing else shows it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from nvidia.dali import fn
+
+from raydali.data.sources.read_timing import PythonTime
+
+
+@contextmanager
+def timed_python(add: Callable[[float], None], computing: PythonTime) -> Iterator[None]:
+    """Each `fn.python_function` that a graph made inside calls hands its seconds to `add`, but raydali's own.
+
+    Args:
+        add: takes seconds of the clock.
+        computing: takes those of a core.
+    """
+    original = fn.python_function
+
+    def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> Any:
+        of_users = not (getattr(function, "__module__", None) or "").startswith("raydali.")
+        return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
+
+    fn.python_function = python_function
+    try:
+        yield
+    finally:
+        fn.python_function = original
+
+
+def _timed(function: Callable[..., Any], add: Callable[[float], None], computing: PythonTime) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            with computing.running():
+                return function(*arguments)
+        finally:
+            add(time.perf_counter() - began)
+
+    return call

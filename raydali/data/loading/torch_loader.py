@@ -1,0 +1,150 @@
+"""The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
+from raydali.data.sources.read_timing import Cause, reading_seconds
+from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.errors import DataError, StorageAway
+
+Key = tuple[int, int]
+Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample], list[Outage]]
+"""A sample, the id it was read from, what was found to be broken on the way, and when the storage was away; None for
+one that is left out."""
+Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample], list[Outage]]
+
+
+class TorchLoader(Loader):
+    """Decodes and augments in `threads` worker processes; ids, crops and flips are the DALI loader's."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._plan = _Plan()
+        self._times = torch.zeros(self.threads, 2, dtype=torch.float64).share_memory_()
+        self._loader = DataLoader(
+            _Samples(self.source, self.pipeline, self._times, self.quarantine),
+            batch_sampler=self._plan,
+            collate_fn=_collated,
+            num_workers=self.threads,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+            # Another method would have each worker import torch anew.
+            multiprocessing_context="fork",
+        )
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        self._plan.start(micro_batches)
+        # A worker is a fork: were it to collect a DALI pipeline of this process, it would wait for threads it lacks.
+        gc.collect()
+        gc.freeze()
+        try:
+            loaded = iter(self._loader)
+        finally:
+            gc.unfreeze()
+        while True:
+            try:
+                with self.waits.by(self._held_up_by):
+                    tensors, read, broken, outages = next(loaded)
+            except StopIteration:
+                return
+            except (DataError, StorageAway) as error:  # the DataLoader puts the worker's traceback before it
+                raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
+            self.quarantine.note(broken)
+            OUTAGES.add(outages)
+            micro_batch = _as_read(self._plan.under_way.popleft(), read)
+            if len(micro_batch.ids):
+                named = zip(self.pipeline.outputs, tensors, strict=True)
+                yield Batch({name: self._to_device(tensor) for name, tensor in named}, micro_batch)
+
+    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
+        read, whole = self._times.sum(0).tolist()
+        storage = read / whole if whole else 0.0
+        return {"storage": storage * seconds, "cpu decode": (1 - storage) * seconds}
+
+    @property
+    def prepared_batches(self) -> int:
+        """Those that the worker processes have loaded; what came out of turn is left out."""
+        loaded: Any = self._loader._iterator
+        return 0 if loaded is None else int(loaded._data_queue.qsize())
+
+    def close(self) -> None:
+        """End the worker processes."""
+        super().close()
+        # Dropping the DataLoader would not do: an error's traceback may hold its iterator for long.
+        workers: Any = self._loader._iterator
+        if workers is not None:
+            workers._shutdown_workers()
+
+
+class _Samples(Dataset[Loaded]):
+    """Each with what stands in for a broken one; a worker process finds out for itself which are."""
+
+    def __init__(self, source: Source, pipeline: Pipeline[Any], times: torch.Tensor, quarantine: Quarantine) -> None:
+        self.source, self.pipeline, self.quarantine = source, pipeline, quarantine
+        self._times = times  # of each worker: seconds of reading, and of all it does
+
+    def __getitem__(self, key: Key) -> Loaded:
+        id, epoch = key
+        began, read = time.perf_counter(), reading_seconds()
+        sample, used = None, self.quarantine.stand_in(id, epoch)
+        patience = self.quarantine.patience()
+        while used is not None and sample is None:
+            try:
+                sample = self.pipeline.sample(self.source, used, epoch)
+            except Exception as error:
+                if not self.quarantine.examine([used], again=True):
+                    if isinstance(error, OSError) and patience.pause(error):
+                        continue
+                    patience.end()
+                    kind = StorageAway if may_pass(error) else DataError
+                    raise kind(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
+                used = self.quarantine.stand_in(id, epoch)
+        patience.end()
+        worker = get_worker_info()
+        assert worker is not None, "samples are loaded in worker processes"
+        spent = reading_seconds() - read, time.perf_counter() - began
+        self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
+        return sample, used, self.quarantine.news(), OUTAGES.take()
+
+
+def _collated(loaded: list[Loaded]) -> Collated:
+    samples = [each[0] for each in loaded if each[0] is not None]
+    broken, outages = [one for each in loaded for one in each[2]], [one for each in loaded for one in each[3]]
+    return default_collate(samples) if samples else [], [each[1] for each in loaded], broken, outages
+
+
+def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:
+    """The micro-batch with what was read in place of its samples; without those for which nothing was."""
+    kept = np.array([id is not None for id in read], np.bool_)
+    ids = micro_batch.ids[kept]
+    used = np.array([id for id in read if id is not None], np.int64)
+    replaced_by = np.where(used == ids, -1, used) if (used != ids).any() else None
+    return replace(micro_batch, ids=ids, epochs=micro_batch.epochs[kept], replaced_by=replaced_by)
+
+
+class _Plan:
+    """The DataLoader's batch sampler: (id, epoch) keys of each micro-batch, remembered until it comes back."""
+
+    def __init__(self) -> None:
+        self.start(iter(()))
+
+    def start(self, micro_batches: Iterator[MicroBatch]) -> None:
+        self.micro_batches, self.under_way = micro_batches, deque[MicroBatch]()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for micro_batch in self.micro_batches:
+            self.under_way.append(micro_batch)
+            yield list(zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True))

@@ -1,0 +1,54 @@
+"""The built-in pairs: pieces of photographs, blurred and as they were, for runs without data.
+
+The photographs are the two that `sklearn.datasets.load_sample_images` carries, 640x427 pixels each, CC BY 2.0:
+china.jpg by danielbuechele and flower.jpg by vultilion, both of Flickr.
+"""
+
+from pathlib import Path
+
+from raydali.data.sources.builtin.cache import built_in_folder
+
+SIDE = 64
+"""Of a piece, pixels."""
+BLURS = (0.6, 0.7, 0.8, 0.9, 1.0)
+"""Standard deviations of Gaussians, pixels."""
+_SMALLEST_ERROR = 20.0
+_TEST_SHARE = 5
+
+
+def blurred_folder() -> str:
+    """The folder that holds `train/` (180 pairs) and `test/` (45): blurred pieces in `img/`, sharp ones in `gt/`.
+
+    It lies where `built_in_folder` says. Pieces are PNG. Those that blurring hardly changes, such as sky, are left out:
+    they have nothing to teach, and their high PSNR would hide that of the others.
+
+    Raises:
+        UsageError: the cache cannot be written.
+    """
+    return built_in_folder("blurred-v1", _write)
+
+
+def _write(folder: Path) -> None:
+    import numpy as np
+    from PIL import Image, ImageFilter
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images()
+    pieces = 0
+    for file, pixels in zip(photographs.filenames, photographs.images, strict=True):
+        sharp = Image.fromarray(pixels)
+        blurred = [sharp.filter(ImageFilter.GaussianBlur(blur)) for blur in BLURS]
+        for top in range(0, sharp.height - SIDE + 1, SIDE):
+            for left in range(0, sharp.width - SIDE + 1, SIDE):
+                box = left, top, left + SIDE, top + SIDE
+                target, *inputs = (image.crop(box) for image in (sharp, *blurred))
+                least = np.asarray(inputs[0]).astype(float) - np.asarray(target)
+                if (least**2).mean() < _SMALLEST_ERROR:
+                    continue
+                split = "test" if pieces % _TEST_SHARE == _TEST_SHARE // 2 else "train"
+                for blur, input in zip(BLURS, inputs, strict=True):
+                    for kind, piece in (("img", input), ("gt", target)):
+                        scene = folder / split / kind / f"{Path(file).stem}-{blur}"
+                        scene.mkdir(parents=True, exist_ok=True)
+                        piece.save(scene / f"{top:03}-{left:03}.png")
+                pieces += 1

@@ -1,0 +1,80 @@
+"""Where raydali keeps what it can make again: indexes, built-in data.
+
+Indexes lie in the user's cache, and beside the runs too once `also_keep_in` names a storage: a pod has a new, empty
+cache at each start.
+"""
+
+import io
+import logging
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+
+BESIDE_RUNS = ".raydali-indexes"
+"""The folder in a storage of runs; no run can be called so."""
+
+_log = logging.getLogger(__name__)
+_storage: str | None = None
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/raydali`, or `~/.cache/raydali`; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "raydali"
+
+
+def also_keep_in(storage: str | None) -> None:
+    """Look for indexes in this storage of runs too, and keep new ones there, from now on.
+
+    Args:
+        storage: a folder or a URI. One in the home folder (`~`) lasts as long as the user's cache, and is left alone,
+            as is a URI with options in it.
+    """
+    global _storage
+    _storage = None if storage is None or storage.startswith("~") or "?" in storage else storage.rstrip("/")
+
+
+def kept_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
+    """What is kept under this name, at each of the places; those that hold no whole file are passed over."""
+    for folder in _folders():
+        place = f"{folder}/{name}"
+        try:
+            with (
+                io.BytesIO(storage.read(place)) if "://" in place else open(place, "rb") as file,
+                np.load(file, allow_pickle=False) as held,
+            ):
+                arrays = {key: held[key] for key in held.files}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            continue
+        yield arrays
+
+
+def keep_arrays(name: str, **arrays: Any) -> None:
+    """Keep these arrays at each of the places; one that cannot be written is no error."""
+    for folder in _folders():
+        place = f"{folder}/{name}"
+        try:
+            if "://" in place:
+                made = io.BytesIO()
+                np.savez(made, **arrays)
+                with storage.file_system(place).open_output_stream(place.partition("://")[2]) as stream:
+                    stream.write(made.getbuffer())
+                continue
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=Path(place).parent) as temporary:
+                np.savez(Path(temporary, "made.npz"), **arrays)
+                os.replace(Path(temporary, "made.npz"), place)
+        except OSError as error:
+            reason = storage.reason(error) if "://" in place else error.strerror
+            _log.info("the index is not kept for the next run: cannot write %s: %s", place, reason)
+
+
+def _folders() -> list[str]:
+    return [str(cache_folder()), *([f"{_storage}/{BESIDE_RUNS}"] if _storage is not None else [])]

@@ -1,0 +1,234 @@
+"""Images with boxes, as COCO's annotations tell them: what detectors learn from.
+
+The format is that of https://cocodataset.org/#format-data, of which the boxes are taken: `images`, `annotations` and
+`categories` in one JSON file, such as instances_train2017.json.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import Files, absolute, digest
+from raydali.data.sources.listing import list_tree
+from raydali.errors import UsageError
+
+_NAMED = 3
+
+_log = logging.getLogger(__name__)
+
+Items = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Coco(Files):
+    """N images by id 0..N-1, in the order of the annotations, and B boxes. Made by `from_file`.
+
+    Attributes:
+        sizes: int64 (N, 2), height and width in pixels as the annotations say; (0, 0) where they do not.
+        image_ids: int64 (N,), the annotations' own.
+        first_boxes: int64 (N + 1,), where each image's boxes begin, and where one more's would.
+        boxes: float32 (B, 4), left, top, right, bottom in pixels of the upright image; all of some extent.
+        labels: int64 (B,), in 1..C: 0 is the background, as torchvision's detectors have it.
+        crowd: bool (B,), whether a box is around many objects that are not told apart: nothing is to be learnt from
+            it, and what is found in it is neither right nor wrong.
+        classes: names of the C categories, in order of their ids: that of label i is classes[i - 1].
+        category_ids: int64 (C,), the annotations' own.
+    """
+
+    sizes: NDArray[np.int64]
+    image_ids: NDArray[np.int64]
+    first_boxes: NDArray[np.int64]
+    boxes: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    crowd: NDArray[np.bool_]
+    classes: tuple[str, ...]
+    category_ids: NDArray[np.int64]
+
+    @classmethod
+    def from_file(cls, annotations: str, root: str) -> Self:
+        """The images and boxes of a JSON file. Images without boxes stay; those that are not there are `missing`.
+
+        Boxes without height or width are left out, and warned about: no detector of torchvision takes them.
+
+        Args:
+            annotations: the file; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            root: where the images lie, as `files.absolute` takes it.
+
+        Raises:
+            UsageError: the file cannot be read or is no such JSON; an annotation whose image or category is missing, or
+                whose box is not four numbers; ids that stand twice; none of the images lies below the root.
+        """
+        path = absolute(annotations)
+        images, annotated, categories = _read(path)
+        image_ids = _ids(path, "image", images)
+        category_ids = _ids(path, "category", categories)
+        _ids(path, "annotation", annotated)
+        names = _column(path, "image", images, "file_name", str)
+        missing = _missing(path, absolute(root), names)
+
+        order = np.argsort(category_ids)
+        labels = _found(path, annotated, "category", category_ids[order]) + 1
+        owners = _found(path, annotated, "image", image_ids)
+        boxes = _boxes(path, annotated)
+        crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotated], bool)
+
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        if not kept.all():
+            left_out = [annotated[i]["id"] for i in np.flatnonzero(~kept)[:_NAMED]]
+            _log.warning(
+                "%s: left out %d boxes of no extent, among them annotations %s",
+                path,
+                (~kept).sum(),
+                ", ".join(map(str, left_out)),
+            )
+        by_image = np.flatnonzero(kept)[np.argsort(owners[kept], kind="stable")]
+        counts = np.bincount(owners[kept], minlength=len(images))
+        names_of_classes = _column(path, "category", categories, "name", str)
+        return cls.from_list(
+            root,
+            names,
+            sizes=np.array([_size(image) for image in images], np.int64),
+            image_ids=image_ids,
+            first_boxes=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            boxes=boxes[by_image],
+            labels=labels[by_image],
+            crowd=crowd[by_image],
+            classes=tuple(names_of_classes[i] for i in order),
+            category_ids=category_ids[order],
+            missing=missing,
+        )
+
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        counts = np.diff(self.first_boxes)
+        boxes = np.isin(np.repeat(np.arange(len(counts)), counts), kept)
+        return super()._only(kept) | {
+            "sizes": self.sizes[kept],
+            "image_ids": self.image_ids[kept],
+            "first_boxes": np.concatenate([[0], np.cumsum(counts[kept])]),
+            "boxes": self.boxes[boxes],
+            "labels": self.labels[boxes],
+            "crowd": self.crowd[boxes],
+        }
+
+    def boxes_of(self, id: int) -> slice:
+        """Where an image's boxes stand in `boxes`, `labels` and `crowd`."""
+        return slice(int(self.first_boxes[id]), int(self.first_boxes[id + 1]))
+
+    @cached_property
+    def most_boxes(self) -> int:
+        """The number of boxes of the image that has most."""
+        return int(np.diff(self.first_boxes).max())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of relative paths, boxes and classes; not of the root, so the data may move."""
+        numbers = self.image_ids, self.first_boxes, self.boxes, self.labels, self.crowd, self.category_ids
+        classes = os.fsencode("\0".join(self.classes))
+        return digest(self.packed_paths.data, classes, *(array.tobytes() for array in numbers))
+
+
+def _read(path: str) -> tuple[Items, Items, Items]:
+    """Images, annotations and categories."""
+    remedy = "give annotations as COCO's instances_train2017.json"
+    try:
+        data = storage.read(path) if "://" in path else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error}): {remedy}") from error
+    parts = []
+    for key in ("images", "annotations", "categories"):
+        items = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise UsageError(f'{path} has no list of "{key}": {remedy}')
+        if not items and key != "annotations":
+            raise UsageError(f'{path} lists no "{key}": {remedy}')
+        parts.append(items)
+    return parts[0], parts[1], parts[2]
+
+
+def _column(path: str, kind: str, items: Items, key: str, type_: type) -> list[Any]:
+    values = [item.get(key) for item in items]
+    for item, value in zip(items, values, strict=True):
+        if type(value) is not type_:
+            what = f"is {value!r}" if key in item else "is missing"
+            wanted = {int: "a whole number", str: "a text"}[type_]
+            raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} {what}: it must be {wanted}')
+    return values
+
+
+def _ids(path: str, kind: str, items: Items) -> NDArray[np.int64]:
+    ids = np.array(_column(path, kind, items, "id", int), np.int64)
+    found, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise UsageError(f"{path}: {kind} {found[counts > 1][0]} stands there twice: each needs an id of its own")
+    return ids
+
+
+def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the ids stand that annotations name."""
+    index = {id: i for i, id in enumerate(ids.tolist())}
+    named = _column(path, "annotation", annotated, f"{kind}_id", int)
+    unknown = [i for i, id in enumerate(named) if id not in index]
+    if unknown:
+        raise UsageError(
+            f"{path}: annotation {annotated[unknown[0]]['id']} is of {kind} {named[unknown[0]]}, which is not listed "
+            f"({len(unknown)} such annotations): add the {kind}, or leave them out"
+        )
+    return np.array([index[id] for id in named], np.int64)
+
+
+def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
+    """(B, 4): left, top, right, bottom."""
+    given = [one.get("bbox") for one in annotated]
+    boxes = _numbers(given) if given else np.zeros((0, 4))
+    if boxes is None or boxes.shape != (len(given), 4):
+        i = next(i for i, box in enumerate(given) if (one := _numbers(box)) is None or one.shape != (4,))
+        raise UsageError(
+            f'{path}: "bbox" of annotation {annotated[i]["id"]} is {given[i]!r}: '
+            f"it must be four numbers x, y, width, height"
+        )
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).astype(np.float32)
+
+
+def _numbers(value: Any) -> NDArray[np.float64] | None:
+    """The finite numbers that a value of JSON is, or None."""
+    try:
+        numbers = np.array(value)
+    except ValueError:  # lists of several lengths
+        return None
+    return numbers.astype(np.float64) if numbers.dtype.kind in "iuf" and np.isfinite(numbers).all() else None
+
+
+def _size(image: Mapping[str, Any]) -> tuple[int, int]:
+    height, width = image.get("height"), image.get("width")
+    return (height, width) if type(height) is int and type(width) is int else (0, 0)
+
+
+def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Places of the images that are not there."""
+    there = {f"{folder}/{name}".lstrip("/") for folder, names in list_tree(root, of="images").items() for name in names}
+    local = "://" not in root
+    # Those that a listing lacks may be there all the same: listed by another spelling, or in another place altogether.
+    missing = tuple(
+        place
+        for place, name in enumerate(names)
+        if name not in there and "://" not in name and not (local and os.path.isfile(os.path.join(root, name)))
+    )
+    if len(missing) == len(names):
+        raise UsageError(
+            f"none of the {len(names)} images of {path} is there, {root}/{names[0]} for one: "
+            f"give the folder that their names begin at"
+        )
+    return missing

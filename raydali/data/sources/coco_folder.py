@@ -1,0 +1,66 @@
+"""Training and validation images with boxes, as people name them: a folder as COCO ships, or four paths."""
+
+import re
+
+import numpy as np
+
+from raydali.data.sources.coco import Coco
+from raydali.data.sources.files import absolute
+from raydali.data.sources.listing import list_tree
+from raydali.data.sources.validation_set import warn_of_overlap
+from raydali.errors import UsageError
+
+
+def train_and_val(
+    data: str, annotations: str | None = None, val_data: str | None = None, val_annotations: str | None = None
+) -> tuple[Coco, Coco]:
+    """The training and the validation images, of the same classes.
+
+    Args:
+        data: a folder or URI as COCO ships: images in train/ and val/, or in folders whose names begin so (train2017),
+            and annotations/instances_NAME.json for each. With the other three, the training images alone.
+        annotations: JSON of the training images.
+        val_data: the validation images.
+        val_annotations: their JSON.
+
+    Raises:
+        UsageError: they cannot be indexed; their classes differ; no boxes in one of them; some but not all of the
+            three.
+    """
+    if annotations and val_data and val_annotations:
+        train, val = Coco.from_file(annotations, data), Coco.from_file(val_annotations, val_data)
+    elif annotations or val_data or val_annotations:
+        raise UsageError(
+            "--annotations, --val-data and --val-annotations go together, and --data is then the training images: "
+            "give all four, or --data alone"
+        )
+    else:
+        train, val = (one_split(absolute(data), split) for split in ("train", "val"))
+    for images in (train, val):
+        if images.crowd.all():
+            raise UsageError(
+                f"the annotations of {images} hold no boxes but of crowds: give others, nothing is to learn"
+            )
+    if train.classes != val.classes or not np.array_equal(train.category_ids, val.category_ids):
+        one, other = ({*zip(a.category_ids.tolist(), a.classes, strict=True)} for a in (train, val))
+        raise UsageError(
+            f"the categories of {val} are not those of {train}, {min(one ^ other)} is in one alone: "
+            f"both need the same ids and names"
+        )
+    warn_of_overlap(train, val)
+    return train, val
+
+
+def one_split(root: str, split: str) -> Coco:
+    """The images of a folder as COCO ships, by its annotations/instances_SPLIT*.json.
+
+    Raises:
+        UsageError: there is not one such file, or it cannot be indexed.
+    """
+    folder = f"{root}/annotations"
+    names = list_tree(folder, of="annotations such as instances_train.json")[""]
+    found = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
+    if len(found) != 1:
+        what = f"{' and '.join(found)}, of which one is meant" if found else f"no instances_{split}.json"
+        raise UsageError(f"{folder} holds {what}: give --annotations, --val-data and --val-annotations too")
+    return Coco.from_file(f"{folder}/{found[0]}", f"{root}/{found[0].removeprefix('instances_').removesuffix('.json')}")

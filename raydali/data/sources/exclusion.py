@@ -1,0 +1,152 @@
+"""Samples to leave out, named by a list such as `raydali verify -o FILE` writes:
+
+    # what begins so does not count
+    /data/imagenet/train/n01440764/1.JPEG<TAB>image file is truncated
+    n01440764/2.JPEG
+
+A line is a path, as messages name it or relative to the data's root; behind a tab stands what is for people. A path
+that holds the end of a line or a tab stands in double quotes, where \\n, \\t, \\r, \\" and \\\\ mean what they do in
+Python. Those named leave the index before ids are given, so that each of the others comes exactly once.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import Files, absolute
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import some
+from raydali.errors import UsageError
+
+_ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
+_MEANT = {escape[1]: character for character, escape in _ESCAPES.items()}
+_ESCAPED = re.compile(r"[\n\t\r]")
+_AT_ONCE = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+class Index(Protocol):
+    """A source that can be made smaller."""
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def path(self, id: int) -> str:
+        """Where a sample comes from."""
+        ...
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others."""
+        ...
+
+
+AnyIndex = TypeVar("AnyIndex", bound=Index)
+
+
+def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
+    """The sources without what the file names; of a pair either image may be named.
+
+    Lines that name nothing are warned about: what was broken may have been removed since.
+
+    Args:
+        file: local (`~` is expanded), or an `s3://` or `gs://` URI; None: nothing is left out.
+        sources: training and validation samples, say.
+
+    Raises:
+        UsageError: the file cannot be read; it names nothing that there is; nothing would be left; files that were
+            listed and not found are not among what it names.
+    """
+    if file is None:
+        _require_files(sources)
+        return list(sources)
+    named = read_list(file)
+    matched, left = set[str](), []
+    for source in sources:
+        found = _found(source, named)
+        matched.update(*found.values())
+        out = list(found)
+        if len(out) == len(source):
+            raise UsageError(f"--exclude {file} names all {len(out)} samples of {source}: give another file")
+        left.append(source.without(out) if out else source)
+    if named and not matched:
+        raise UsageError(f"--exclude {file} names none of the samples: paths must be those that `raydali verify` tells")
+    if others := sorted(named - matched):
+        _log.warning("%s: lines that name no sample, or none any more: %d, among them %s", file, len(others), others[0])
+    _require_files(left)
+    return left
+
+
+def _require_files(sources: Iterable[Index]) -> None:
+    for source in sources:
+        if isinstance(source, Files) and source.missing:
+            shown = some([source.path(id) for id in source.missing])
+            raise UsageError(
+                f"{len(source.missing)} of the {len(source)} files of {source} are missing: {shown}: restore them, or "
+                f"leave them out by --exclude FILE, with a path a line"
+            )
+
+
+def read_list(file: str) -> set[str]:
+    """The paths in such a file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    path = absolute(file)
+    try:
+        data = storage.read(path) if "://" in path else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--exclude {file} cannot be read: {error.strerror or error}; give a file") from error
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    return {line.partition("\t")[0].rstrip("\r") for line in lines if line.strip() and not line.startswith("#")}
+
+
+def as_line(path: str, reason: str) -> str:
+    """A line that names a path, whatever bytes it has, with its end."""
+    if _ESCAPED.search(path) or path[:1] in ("#", '"') or not path.strip():
+        path = '"' + re.sub(r'[\n\t\r"\\]', lambda match: _ESCAPES[match[0]], path) + '"'
+    return f"{path}\t{reason}\n"
+
+
+def _spelled(name: str) -> set[str]:
+    """The paths that a line may mean: one that is in quotes may have them in its name."""
+    if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
+        return {name}
+    return {name, re.sub(r"\\(.)", lambda match: _MEANT.get(match[1], match[0]), name[1:-1])}
+
+
+def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
+    """Those of the names that a source has, by the samples' ids."""
+    if isinstance(source, ImagePairs):
+        parts = [_found(files, named) for files in (source.inputs, source.targets)]
+        if any(" and " in name for name in named):  # both, as events and messages name a pair
+            parts.append(_matching(map(source.path, range(len(source))), "", named))
+        return {id: set[str]().union(*(part.get(id, ()) for part in parts)) for part in parts for id in part}
+    prefix = os.path.join(source.root, "")
+    if isinstance(source, Files):
+        return _matching(_paths(source), prefix, named)
+    return _matching((source.path(id).removeprefix(prefix) for id in range(len(source))), prefix, named)
+
+
+def _matching(paths: Iterable[str], prefix: str, named: set[str]) -> dict[int, set[str]]:
+    """Those of the names that stand for one of the paths, which lie below the prefix, by the paths' places."""
+    wanted: dict[str, set[str]] = {}
+    for name in named:
+        for meant in _spelled(name):
+            for path in {meant, meant.removeprefix(prefix)}:
+                wanted.setdefault(path, set()).add(name)
+    return {id: wanted[path] for id, path in enumerate(paths) if path in wanted}
+
+
+def _paths(files: Files) -> Iterator[str]:
+    """The relative paths, a part at a time: all of them as text would take several times the memory of the index."""
+    ends = [*files.offsets[_AT_ONCE::_AT_ONCE].tolist(), int(files.offsets[-1])]
+    for begin, end in pairwise([0, *dict.fromkeys(ends)]):
+        yield from os.fsdecode(files.packed_paths[begin : end - 1].tobytes()).split("\0")

@@ -1,0 +1,280 @@
+"""Many files by id: on local disks, in `s3://` and in `gs://`. What every source that reads files is made of.
+
+Kept as flat arrays they pickle without copying (protocol 5), and the workers of a node share one copy in Ray's object
+store.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+from raydali.data.sources.read_timing import reading
+from raydali.errors import UsageError
+
+# A path that needs no root.
+_WHOLE = re.compile(r"/|[\w+.-]+://")
+
+# In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
+_UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
+_READING_THREADS = 32
+_BYTES_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """N files by id 0..N-1. Made by `from_folders` or `from_list`.
+
+    Attributes:
+        root: an absolute path or a URI, with no slash at its end; or "", and each path is one itself.
+        packed_paths: uint8, the paths relative to the root, joined by NUL.
+        offsets: int64 (N + 1,), where each path begins in packed_paths, and where one more would.
+        missing: ids of files that were named and are not there, as far as that was looked at.
+    """
+
+    root: str
+    packed_paths: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    missing: tuple[int, ...] = field(default=(), kw_only=True)
+
+    @classmethod
+    def from_folders(cls, root: str, names: Iterable[tuple[str, Sequence[str]]], **fields: Any) -> Self:
+        """The files of some folders below a root, in the order given; made for millions.
+
+        Args:
+            root: as `absolute` takes it.
+            names: folders relative to the root, "" is the root itself, and the names of the files in each. Whoever
+                lets go of them as they are taken needs less memory.
+            fields: those that a subclass adds.
+
+        Raises:
+            UsageError: a root of another kind; an object whose name DALI cannot read.
+        """
+        root = absolute(root)
+        packed = bytearray()
+        for folder, of_folder in names:
+            if of_folder:
+                prefix = os.path.join(folder, "")
+                if "://" in root:
+                    for name in of_folder:
+                        _check_key(f"{root}/{prefix}{name}")
+                packed += os.fsencode(prefix + f"\0{prefix}".join(of_folder)) + b"\0"
+        return cls(root, *_unpacked(packed), **fields)
+
+    @classmethod
+    def from_list(cls, root: str, paths: Sequence[str], **fields: Any) -> Self:
+        """The files at these paths, in the order given.
+
+        A path that is absolute, or an `s3://` or `gs://` URI, stands for itself, any other is below the root. Only
+        where all are below it has the result a root: it can be moved with `at`, and its fingerprint is the same at
+        any place.
+
+        Args:
+            root: as `absolute` takes it.
+            paths: as the file system spells them; `~` is not expanded.
+            fields: those that a subclass adds.
+
+        Raises:
+            UsageError: a root or a URI of another kind; a path with a NUL; an object whose name DALI cannot read.
+        """
+        packer = PathPacker(root)
+        packer.add(paths)
+        return cls(*packer.packed(), **fields)
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.offsets) - 1
+
+    def __str__(self) -> str:
+        """For messages: the root, or the first file where there is none."""
+        return self.root or f"the list of {self.path(0)} and {len(self) - 1} more"
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the data at another root, which is not looked at.
+
+        Raises:
+            UsageError: a root of another kind; the index has no root, since it holds absolute paths or URIs.
+        """
+        if not self.root:
+            raise UsageError(f"cannot move {self} to {root}: list paths relative to a root")
+        return replace(self, root=absolute(root))
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others; what follows has other ids."""
+        kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
+        return replace(self, **self._only(kept))
+
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        """The fields of an index of these files alone."""
+        packed, offsets = only_names(np.append(self.packed_paths, np.uint8(0)), self.offsets, kept)
+        missing = tuple(np.flatnonzero(np.isin(kept, self.missing)).tolist()) if self.missing else ()
+        return {"packed_paths": packed[:-1], "offsets": offsets, "missing": missing}
+
+    def path(self, id: int) -> str:
+        """The absolute path or the URI of a file."""
+        return _decoded(self.encoded_paths(np.array([id]))[0])
+
+    def encoded_paths(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """The bytes of these files' absolute paths or URIs, as DALI's `fn.io.file.read` takes them."""
+        root, paths = os.fsencode(os.path.join(self.root, "")), self.packed_paths.data
+        begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
+        return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
+
+    @cached_property
+    def dali_reads(self) -> bool:
+        """Whether DALI can read all of these files by their paths: where none is in `gs://`."""
+        # DALI 2.4.0 asks Google's storage for a name with a NUL at its end.
+        if self.root:
+            return not self.root.startswith("gs://")
+        return b"\0gs://" not in b"\0" + self.packed_paths.tobytes()
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """These files for a DALI graph, uint8 each: paths where `dali_reads`, for `fn.io.file.read`, else contents.
+
+        Raises:
+            OSError: a file cannot be read; names its path. Paths are not looked at.
+        """
+        encoded = self.encoded_paths(ids)
+        if self.dali_reads:
+            return encoded
+        for path in map(_decoded, encoded):
+            if not path.startswith("/"):
+                storage.file_system(path)  # opened once, before all threads ask for it
+        return read_in_parts(self._contents, ids)
+
+    def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(self.read(id), np.uint8) for id in ids.tolist()]
+
+    def read(self, id: int) -> bytes:
+        """The content of a file.
+
+        Raises:
+            OSError: it cannot be read; names its path.
+        """
+        path = self.path(id)
+        with reading():
+            return Path(path).read_bytes() if path.startswith("/") else storage.read(path)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the relative paths; not of the root, so the data may move."""
+        return digest(self.packed_paths.data)
+
+
+class PathPacker:
+    """Takes up the paths of `Files` a part at a time, packed: as text they would take several times the memory.
+
+    Args:
+        root: as `absolute` takes it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = absolute(root)
+        self._packed = bytearray()
+
+    def add(self, paths: Sequence[str]) -> None:
+        """Take up some paths, as `Files.from_list` describes them; none of them if one is refused.
+
+        Raises:
+            UsageError: see `Files.from_list`.
+        """
+        joined = "\0".join(paths)
+        if joined.count("\0") != max(0, len(paths) - 1):
+            raise UsageError(f"{next(path for path in paths if chr(0) in path)!r} is no path: it holds a NUL")
+        some_whole = joined.startswith("/") or "\0/" in joined or "://" in joined
+        if self.root and some_whole and any(map(_WHOLE.match, paths)):
+            prefix, self.root = os.fsencode(os.path.join(self.root, "")), ""
+            self._prefix = os.fsdecode(prefix)
+            if self._packed:
+                self._packed = bytearray(prefix + self._packed[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
+        if not self.root:
+            paths = [path if _WHOLE.match(path) else self._prefix + path for path in paths]
+            joined = "\0".join(paths)
+        if "://" in self.root:
+            for path in paths:
+                _check_key(f"{self.root}/{path}")
+        elif not self.root and "://" in joined:
+            for path in paths:
+                if not path.startswith("/"):
+                    _check_key(absolute(path))
+        if paths:
+            self._packed += os.fsencode(joined) + b"\0"
+
+    def packed(self) -> tuple[str, NDArray[np.uint8], NDArray[np.int64]]:
+        """Root, packed_paths and offsets of `Files`; nothing can be added any more."""
+        return self.root, *_unpacked(self._packed)
+
+
+def read_in_parts(
+    contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64]
+) -> list[NDArray[np.uint8]]:
+    """What `contents` gives for these ids, on many threads."""
+    with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
+        # In parts, since handing single files from thread to thread takes as long as reading them.
+        return list(chain.from_iterable(threads.map(contents, np.array_split(ids, _READING_THREADS))))
+
+
+def absolute(root: str) -> str:
+    """The absolute path of a local one (`~` is expanded), or the `s3://` or `gs://` URI; with no slash at its end.
+
+    Raises:
+        UsageError: another kind of URI, one without a bucket, or one that holds a key.
+    """
+    storage.refuse_secrets(root)
+    if "://" not in root:
+        # Not os.path.abspath: it folds `link/..` by text, to another folder than the kernel's.
+        return str(Path(os.path.expanduser(root)).absolute())
+    if not re.match(r"(s3|gs)://[\w.-]+(/|$)", root):
+        raise UsageError(f"cannot read {root}: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
+    return root.rstrip("/")
+
+
+def digest(*parts: bytes | memoryview) -> str:
+    """32 hex digits that stand for these parts, and for where one ends and the next begins."""
+    made = blake2b(digest_size=16)
+    for part in parts:
+        made.update(memoryview(part).nbytes.to_bytes(8, "little"))
+        made.update(part)
+    return made.hexdigest()
+
+
+def only_names(
+    packed: NDArray[np.uint8], offsets: NDArray[np.int64], kept: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """These of some names that are packed with a NUL behind each, and where each begins."""
+    lengths = np.diff(offsets)
+    chosen = np.zeros(len(lengths), np.bool_)
+    chosen[kept] = True
+    return packed[np.repeat(chosen, lengths)], np.concatenate([[0], np.cumsum(lengths[chosen])])
+
+
+def _check_key(uri: str) -> None:
+    path = uri.partition("://")[2]
+    if _UNREADABLE_KEY.search(path):
+        raise UsageError(f"DALI cannot read {path!r}: rename it without ?, #, //, /./ and /../")
+
+
+def _unpacked(ended: bytearray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """packed_paths and offsets of paths that a NUL ends each."""
+    packed = np.frombuffer(ended, np.uint8)
+    offsets = np.zeros(ended.count(0) + 1, np.int64)
+    filled = 1
+    for begin in range(0, len(packed), _BYTES_AT_ONCE):
+        ends = np.flatnonzero(packed[begin : begin + _BYTES_AT_ONCE] == 0)
+        np.add(ends, begin + 1, out=offsets[filled : filled + len(ends)])
+        filled += len(ends)
+    return packed[:-1], offsets
+
+
+def _decoded(path: NDArray[np.uint8]) -> str:
+    return os.fsdecode(path.tobytes())

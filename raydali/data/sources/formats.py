@@ -1,0 +1,128 @@
+"""Labelled images, or videos, as people name them: class folders, a list of paths and labels, tar shards, or TFRecord
+files.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import overload
+
+from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
+from raydali.data.sources.tar import TarShards, is_shards, names_shards
+from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
+from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
+from raydali.errors import UsageError
+
+Scan = Callable[[str], LabeledFiles]
+_SPLITS = {"train", "val", "test"}
+
+
+def labeled_images(
+    data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan | None = None
+) -> LabeledSource:
+    """The images of class folders, `ImageFolder.scan`, of a list, `FileList.from_file`, of tar shards,
+    `TarShards.scan`, or of TFRecord files, `TFRecords.scan`.
+
+    Args:
+        data: a folder, a list, shards, or TFRecord files; local, or an `s3://` or `gs://` URI.
+        root: where a list's relative paths lie; of no use to others.
+        classes: those that a list, shards or TFRecord files may name; a folder has its own.
+        scan: for folders of other files than images, which are not looked for in shards and TFRecord files.
+
+    Raises:
+        UsageError: it cannot be indexed.
+    """
+    if _is_list(data):
+        return FileList.from_file(data, root, classes)
+    if scan is not None:
+        return scan(data)
+    if names_tfrecords(data):
+        return TFRecords.scan(data, classes)
+    if is_shards(data):
+        return TarShards.scan(data, classes)
+    images = ImageFolder.scan(data)
+    if {"train"} < {*images.classes} <= _SPLITS:
+        raise UsageError(f"{data} holds {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
+    return images
+
+
+@overload
+def train_and_val(
+    data: str, val_data: str | None = None, root: str | None = None
+) -> tuple[LabeledSource, LabeledSource]: ...
+
+
+@overload
+def train_and_val(
+    data: str, val_data: str | None, root: str | None, scan: Scan
+) -> tuple[LabeledFiles, LabeledFiles]: ...
+
+
+def train_and_val(
+    data: str, val_data: str | None = None, root: str | None = None, scan: Scan | None = None
+) -> tuple[LabeledSource, LabeledSource]:
+    """The training and the validation images, of the same classes. What makes validation worth nothing is warned of.
+
+    Args:
+        data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, the
+            training images alone.
+        val_data: the validation images, as `labeled_images` takes them.
+        root: where the relative paths of lists lie. Default: beside each list.
+        scan: for folders of other files than images.
+
+    Raises:
+        UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
+    """
+    if val_data is None:
+        if _is_list(data):
+            raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
+        if names_shards(data) or names_tfrecords(data):
+            raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
+        _check_splits(data)
+        data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
+    check_root(root, data, val_data)
+    train = labeled_images(data, root, scan=scan)
+    val = labeled_images(val_data, root, train.classes, scan)
+    check_classes(train, val)
+    warn_of_one_class(train.classes)
+    warn_of_overlap(train, val)
+    warn_of_folder_inside(data, val_data)
+    return train, val
+
+
+def _check_splits(data: str) -> None:
+    """Tell what a local folder without train/ or val/ is instead, where that is plain."""
+    folder = Path(data).expanduser()
+    train, val = ((folder / name).exists() for name in ("train", "val"))
+    if "://" in data or (train and val):
+        return
+    if not folder.exists():
+        raise UsageError(f"--data {data} does not exist (it would be {folder.absolute()}): check the path")
+    if train:
+        like = [name for name in ("validation", "valid", "test") if (folder / name).exists()]
+        other = f"{data.rstrip('/')}/{like[0]}" if like else "FOLDER"
+        raise UsageError(
+            f"--data {data} holds train/ but no val/: give --data {data.rstrip('/')}/train --val-data {other}"
+        )
+    if folder.is_dir() and any(folder.glob("*.tar")):
+        raise UsageError(f"--data {data} holds tar shards but no train/: name them, --data '{data}/train-*.tar'")
+    above = folder.absolute().parent
+    here = f": {above} is such a folder" if (above / "train").exists() and (above / "val").exists() else ""
+    raise UsageError(
+        f"--data {data} holds no train/: give the folder that train/ and val/ are in, or --val-data too{here}"
+    )
+
+
+def check_root(root: str | None, *data: str) -> None:
+    """Refuses a root where none of the data is a list.
+
+    Raises:
+        UsageError: names both.
+    """
+    if root is not None and not any(map(_is_list, data)):
+        raise UsageError(f"--root {root} is of no use to {' and '.join(data)}: only lists have paths below a root")
+
+
+def _is_list(data: str) -> bool:
+    return is_list(data) and not names_shards(data) and not names_tfrecords(data)

@@ -1,0 +1,119 @@
+"""Pairs of images, an input and what a network is to make of it: what restoration learns from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+from raydali.data.sources.files import Files, absolute, digest
+from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.listing import list_tree
+from raydali.data.sources.skipped_files import SkippedFiles, select_files
+from raydali.errors import UsageError
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePairs:
+    """N pairs by id 0..N-1, sorted by path. Made by `scan`.
+
+    Attributes:
+        inputs, targets: N files each, below one root; those of an id are the pair.
+        skipped: how many files beside them could be images and are not read, by kind.
+    """
+
+    inputs: Files
+    targets: Files
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def scan(cls, root: str, inputs: str = "img", targets: str = "gt") -> Self:
+        """The images of two folders that have the same path in both, such as img/scene/1.jpg and gt/scene/1.png.
+
+        Args:
+            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
+                `object_store.file_system` says.
+            inputs, targets: the two folders below it.
+
+        Raises:
+            UsageError: no such folder or bucket, or no right to read it; no images; images without a partner, or with
+                two, which differ in their extensions alone; an object whose name DALI cannot read.
+        """
+        root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
+        skipped = SkippedFiles()
+        of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
+        skipped.warn(root, EXTENSIONS)
+        alone = [
+            f"{len(stems)} in {folder} without a partner in {other}: {', '.join(map(repr, sorted(stems)[:_NAMED]))}"
+            for folder, other, stems in (
+                (inputs, targets, of_inputs.keys() - of_targets.keys()),
+                (targets, inputs, of_targets.keys() - of_inputs.keys()),
+            )
+            if stems
+        ]
+        if alone:
+            raise UsageError(
+                f"{root} holds images that are no pairs ({'; '.join(alone)}): each needs one of the same path in the "
+                f"other folder, with any extension"
+            )
+        order = sorted(of_inputs)
+        return cls(
+            Files.from_list(root, [of_inputs[stem] for stem in order]),
+            Files.from_list(root, [of_targets[stem] for stem in order]),
+            skipped.kinds,
+        )
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.inputs)
+
+    def __str__(self) -> str:
+        """For messages: the root."""
+        return str(self.inputs)
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the data at another root, which is not looked at.
+
+        Raises:
+            UsageError: a root of another kind.
+        """
+        return replace(self, inputs=self.inputs.at(root), targets=self.targets.at(root))
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the other pairs; what follows has other ids."""
+        left_out = list(ids)
+        return replace(self, inputs=self.inputs.without(left_out), targets=self.targets.without(left_out))
+
+    def path(self, id: int) -> str:
+        """The absolute paths or URIs of a pair, for messages."""
+        return f"{self.inputs.path(id)} and {self.targets.path(id)}"
+
+    @property
+    def dali_reads(self) -> bool:
+        """See `Files.dali_reads`."""
+        return self.inputs.dali_reads
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the relative paths; not of the root, so the data may move."""
+        return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
+
+
+def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
+    """Paths of images, relative to the root, by path below the folder without extension; others are counted."""
+    found: dict[str, str] = {}
+    selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), EXTENSIONS)
+    skipped.kinds.update(others.kinds)
+    skipped.folders.update({folder: sum(others.folders.values())} if others.folders else {})
+    for below, names in selected.items():
+        for name in names:
+            path = f"{below}/{name}".lstrip("/")
+            stem = path.rpartition(".")[0]
+            if stem in found:
+                one, other = sorted((found[stem], f"{folder}/{path}"))
+                raise UsageError(f"{root} holds {one!r} and {other!r}: a pair needs one of them, remove the other")
+            found[stem] = f"{folder}/{path}"
+    if not found:
+        raise UsageError(f"no images in {root}/{folder} or its folders: need {', '.join(EXTENSIONS)}")
+    return found

@@ -1,0 +1,147 @@
+"""Files with a class each: what classifiers of images and of videos learn from."""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.files import Files, absolute, digest
+from raydali.data.sources.listing import list_tree
+from raydali.data.sources.skipped_files import in_words, select_files, skip_root
+from raydali.data.tasks.pipeline import Source
+from raydali.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+
+class LabeledSource(Source, Protocol):
+    """N files by id 0..N-1 with a class each, wherever they lie: what classifiers of images need of a source.
+
+    `LabeledFiles` is one; `Shards`, whose files are parts of larger ones, another.
+    """
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Indices into classes, (N,)."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """How many files beside them could be samples and are not read, by kind."""
+        ...
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """These files for a DALI graph, uint8 each: paths where `dali_reads`, else contents."""
+        ...
+
+    def read(self, id: int) -> bytes:
+        """The content of a file."""
+        ...
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the data at another root."""
+        ...
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledFiles(Files):
+    """N files by id 0..N-1, and the class of each.
+
+    Attributes:
+        labels: int64 (N,), indices into classes.
+        classes: their names.
+        skipped: how many files beside them could be samples and are not read, by kind.
+    """
+
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:
+        """The files in the class folders of a root, sorted by class, then folder, then name; classes are sorted too.
+
+        An empty class stays, and is warned about; so are files that could be samples and are not read. Hidden
+        folders are none of the data.
+
+        Args:
+            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
+                `object_store.file_system` says.
+            extensions: of the files that count, in lower case; those of the files may be in any.
+            kind: what messages call the files.
+
+        Raises:
+            UsageError: no such folder or bucket, or no right to read it; no class folders; no files with these
+                extensions; an object whose name DALI cannot read.
+        """
+        root = absolute(root)
+        listing, skipped = select_files(list_tree(root, of="class folders"), extensions)
+        skip_root(listing, skipped)
+        if not listing:
+            raise UsageError(f"{root} holds no class folders: give a folder that holds one folder of {kind} a class")
+
+        classes = sorted({folder.partition("/")[0] for folder in listing})
+        counts = dict.fromkeys(classes, 0)
+        chosen = {}
+        for class_, folder in sorted((folder.partition("/")[0], folder) for folder in listing):
+            chosen[folder] = sorted(listing.pop(folder))
+            counts[class_] += len(chosen[folder])
+        if not any(counts.values()):
+            instead = f" ({in_words(skipped.kinds)})" if skipped.kinds else ""
+            needed = ", ".join(extensions)
+            raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {needed}{instead}")
+        skipped.warn(root, extensions)
+        if empty := [class_ for class_ in classes if not counts[class_]]:
+            _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), some(empty))
+
+        labels = np.repeat(np.arange(len(classes)), list(counts.values()))
+        emptied = ((folder, chosen.pop(folder)) for folder in [*chosen])
+        return cls.from_folders(root, emptied, labels=labels, classes=tuple(classes), skipped=skipped.kinds)
+
+    def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
+        return super()._only(kept) | {"labels": self.labels[kept]}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of relative paths, labels and classes; not of the root, so the data may move."""
+        classes, labels = os.fsencode("\0".join(self.classes)), self.labels.astype("<i8")
+        return digest(classes, self.packed_paths.data, labels.data)
+
+
+def check_classes(train: LabeledSource, val: LabeledSource) -> None:
+    """Refuses a validation set with other classes than the training set's: its labels would mean something else.
+
+    Raises:
+        UsageError: names some of the classes that are missing or too many, or says that their order differs.
+    """
+    missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
+    parts = [f"{what} {some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
+    if parts:
+        raise UsageError(
+            f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
+            f"both need the same class folders, of which some may be empty"
+        )
+    if train.classes != val.classes:
+        raise UsageError(
+            f"{val} and {train} have the same classes in another order, folders by name and numbers in lists by value: "
+            f"give two lists, or two folders"
+        )
+
+
+def some(names: list[str], limit: int = 3) -> str:
+    """The first of these names and the number of the rest, for messages."""
+    return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,83 @@
+"""Which files a tree of folders holds: on local disks, in `s3://` and in `gs://`.
+
+An unreadable folder is an error. Links are followed, but for one to a folder above itself, which would be walked some
+forty times: it is left out, and warned about.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from raydali.data.sources import storage
+from raydali.errors import UsageError
+
+Listing = dict[str, list[str]]
+"""Names of files by folder, which is relative to the root; "" is the root itself. In no order."""
+
+_log = logging.getLogger(__name__)
+
+
+def list_tree(root: str, *, of: str) -> Listing:
+    """All folders below a root, empty ones too, and the files in them.
+
+    Args:
+        root: as `files.absolute` gives it. Object stores are reached as `storage.file_system` says.
+        of: what the root is to hold, for messages.
+
+    Raises:
+        UsageError: no such folder or bucket, or no right to read it.
+    """
+    return _list_objects(root) if "://" in root else _list_files(root, of)
+
+
+def _list_files(root: str, of: str) -> Listing:
+    if not os.path.isdir(root):
+        raise UsageError(f"{root} is {'a file' if os.path.exists(root) else 'missing'}: give a folder of {of}")
+    listing: Listing = {}
+    # A folder's last item: its real path, then those of the folders whose links led there.
+    pending: list[tuple[str, str, tuple[str, ...]]] = [("", root, (os.path.realpath(root),))]
+    while pending:
+        folder, path, reals = pending.pop()
+        names = listing[folder] = []
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    try:
+                        is_folder = entry.is_dir()
+                    except OSError:  # a link that cannot be followed counts as a file, as in os.walk
+                        is_folder = False
+                    if not is_folder:
+                        names.append(entry.name)
+                        continue
+                    below: tuple[str, ...] = (f"{reals[0]}/{entry.name}", *reals[1:])
+                    if entry.is_symlink():
+                        below = (os.path.realpath(entry.path), *reals)
+                        if any(os.path.commonpath([real, below[0]]) == below[0] for real in reals):
+                            _log.warning("left out %r: it links to %r, which holds it", entry.path, below[0])
+                            continue
+                    pending.append((f"{folder}/{entry.name}".lstrip("/"), entry.path, below))
+        except OSError as error:
+            raise UsageError(f"cannot list {path!r}: {error.strerror}; make it readable or move it away") from error
+    return listing
+
+
+def _list_objects(root: str) -> Listing:
+    from pyarrow.fs import FileSelector, FileType
+
+    base = root.partition("://")[2]
+    try:
+        found: Iterable[Any] = storage.file_system(root).get_file_info(FileSelector(base, recursive=True))
+    except OSError as error:
+        reason = storage.reason(error)
+        raise UsageError(f"cannot list {root}: check the name, credentials and endpoint: {reason}") from error
+
+    listing: Listing = {"": []}
+    for info in found:
+        key = info.path[len(base) + 1 :]
+        if info.type == FileType.Directory:
+            listing.setdefault(key, [])
+        else:
+            folder, _, name = key.rpartition("/")
+            listing.setdefault(folder, []).append(name)
+    return listing

@@ -1,0 +1,111 @@
+"""Files named by a pattern, as users of WebDataset and TFRecord do: `train-{000000..000146}.tar`, `train-*-of-1024`."""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import absolute
+from raydali.data.sources.labeled import some
+from raydali.errors import UsageError
+
+_SPECIAL = re.compile(r"[{*?\[]")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+
+
+class FoundFile(NamedTuple):
+    """A file below a root: its relative path, its size in bytes, and when it was written, in ns."""
+
+    name: str
+    size: int
+    written: int
+
+
+def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
+    """A folder, and the files in or below it that a pattern names, each once.
+
+    Args:
+        pattern: `{08..11}` and `{a,b}` stand for all of these, which must be there; in a file's name *, ? and [] have
+            their usual meaning. Local (`~` is expanded), or an `s3://` or `gs://` URI. A local file of that very name
+            is itself.
+
+    Raises:
+        UsageError: files that are missing, or a folder that cannot be listed.
+    """
+    special = None if os.path.isfile(os.path.expanduser(pattern)) else _SPECIAL.search(pattern)
+    folder, _, rest = pattern[: special.start() if special else len(pattern)].rpartition("/")
+    root = absolute(folder or "/" * pattern.startswith("/") or ".")
+    names = [*_expanded(rest + pattern[special.start() :])] if special else [rest]
+
+    found: dict[str, FoundFile] = {}
+    missing = []
+    listings: dict[str, dict[str, FoundFile]] = {}
+    for path in names:
+        folder, slash, name = path.rpartition("/")
+        if folder not in listings:
+            listings[folder] = _listing(f"{root}/{folder}".rstrip("/") or "/")
+        there = listings[folder]
+        matched = [name] if name in there else sorted(fnmatch.filter(there, name))
+        found |= {folder + slash + each: there[each]._replace(name=folder + slash + each) for each in matched}
+        if not matched:
+            missing.append(path)
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of the {len(names)} files {pattern} are missing in {root}: {some(missing)}: "
+            f"give those that exist"
+        )
+    return root, list(found.values())
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """The names that a pattern with `{08..11}` or `{a,b}` stands for."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    low, high, words = match.groups()
+    if words is None:
+        digits = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+        parts: Sequence[str] = [f"{number:0{digits}}" for number in range(int(low), int(high) + 1)]
+    else:
+        parts = words.split(",")
+    for part in parts:
+        yield from _expanded(pattern[: match.start()] + part + pattern[match.end() :])
+
+
+def _listing(folder: str) -> dict[str, FoundFile]:
+    try:
+        return {file.name: file for file in folder_entries(folder) if file is not None}
+    except OSError as error:
+        reason = storage.reason(error) if "://" in folder else error.strerror
+        raise UsageError(f"cannot list {folder}: {reason}: give a folder that can be read") from error
+
+
+def folder_entries(folder: str) -> Iterator[FoundFile | None]:
+    """The files in a folder, by name; None for each folder in it.
+
+    Args:
+        folder: as `files.absolute` gives it.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    if "://" in folder:
+        from pyarrow.fs import FileSelector, FileType
+
+        for info in storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2])):
+            yield None if info.type == FileType.Directory else FoundFile(info.base_name, info.size, info.mtime_ns or 0)
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link that cannot be followed: to itself, say
+                continue
+            if is_folder:
+                yield None
+            elif is_file:
+                stat = entry.stat()
+                yield FoundFile(entry.name, stat.st_size, stat.st_mtime_ns)

@@ -1,0 +1,199 @@
+"""Labelled images in shards, read at random without unpacking: as parts of larger files.
+
+    samples --> shard, offset, length, label     tar_index.py or tfrecord_index.py, once
+    ids     --> reads of a shard's bytes at an offset, on local disks as from s3:// and gs://
+
+A shard may not change while it is in use: one that shrinks, or has another size than when it was indexed, is named.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import local_shards, storage
+from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
+from raydali.data.sources.labeled import some
+from raydali.data.sources.patterns import FoundFile, find_files
+from raydali.data.sources.read_timing import reading
+from raydali.data.sources.shard_index import ShardIndex
+from raydali.data.sources.skipped_files import in_words
+from raydali.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """N images in S shards, by id 0..N-1: by shard, then by place in it. What `TarShards` and `TFRecords` are made of.
+
+    Attributes:
+        root: an absolute path or a URI, with no slash at its end.
+        shards: S paths relative to the root.
+        sizes: int64 (S,), of the shards, in bytes.
+        shard_numbers: int32 (N,), indices into shards.
+        offsets, lengths: int64 (N,), where an image lies in its shard, in bytes.
+        packed_names: uint8, of the images in their shards, each ended by a NUL.
+        name_offsets: int64 (N + 1,), where each begins in packed_names, and where one more would.
+        labels: int64 (N,), indices into classes.
+        classes: their names.
+        skipped: how many other files in the shards could be samples and are not read, by kind.
+    """
+
+    root: str
+    shards: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    shard_numbers: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    packed_names: NDArray[np.uint8]
+    name_offsets: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    mark: ClassVar[str]
+    """Between a shard's path and an image's name in it."""
+    first_labels: ClassVar[tuple[int, ...]] = (0,)
+    """What the first class may be called where labels are numbers."""
+
+    @classmethod
+    def _scan(
+        cls,
+        data: str,
+        pattern: str,
+        classes: Sequence[str] | None,
+        index_of: Callable[[str, Sequence[FoundFile]], ShardIndex],
+    ) -> Self:
+        """The images of the shards of a pattern; messages call them `data`.
+
+        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Numbers that do
+        not begin at one of `first_labels`, or leave one out, are warned about: labels are then others than they say.
+
+        Raises:
+            UsageError: shards are missing, cannot be read or hold no samples. A label is not among the classes.
+        """
+        root, shards = find_files(pattern)
+        index = index_of(root, shards)
+        skipped: dict[str, int] = json.loads(index.skipped.tobytes())
+        if skipped:
+            _log.warning("%s: %s", data, in_words(skipped))
+        if index.unread:
+            _log.warning("%s: bytes behind the ends of archives, which are not read: %d", data, index.unread)
+        found = os.fsdecode(index.label_names.tobytes()).split("\0")
+        labels = index.labels
+        if classes is not None:
+            known = {name: place for place, name in enumerate(classes)}
+            if unknown := [name for name in found if name not in known]:
+                raise UsageError(
+                    f"{data}: {some(unknown)} is none of the {len(known)} classes of the training set: label both alike"
+                )
+            labels = np.array([known[name] for name in found])[labels]
+        elif index.numbered:
+            whole = {(str(first), str(first + len(found) - 1)) for first in cls.first_labels}
+            if (found[0], found[-1]) not in whole:
+                most = len(found) - 1
+                _log.warning(
+                    "%s: labels are not 0..%d: classes 0..%d are, in this order, %s", data, most, most, some(found)
+                )
+        return cls(
+            root=root,
+            shards=tuple(shard.name for shard in shards),
+            sizes=np.array([shard.size for shard in shards]),
+            shard_numbers=np.repeat(np.arange(len(shards), dtype=np.int32), index.counts),
+            offsets=index.offsets,
+            lengths=index.lengths,
+            packed_names=index.names,
+            name_offsets=np.concatenate([[0], np.flatnonzero(index.names == 0) + 1]),
+            labels=labels,
+            classes=tuple(found if classes is None else classes),
+            skipped=skipped,
+        )
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.offsets)
+
+    def __str__(self) -> str:
+        """For messages: the root."""
+        return self.root
+
+    def at(self, root: str) -> Self:
+        """The same index for a copy of the shards at another root, which is not looked at.
+
+        Raises:
+            UsageError: a root of another kind.
+        """
+        return replace(self, root=absolute(root))
+
+    def without(self, ids: Iterable[int]) -> Self:
+        """An index of the others; what follows has other ids."""
+        kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
+        names, name_offsets = only_names(self.packed_names, self.name_offsets, kept)
+        arrays = {name: getattr(self, name)[kept] for name in ("shard_numbers", "offsets", "lengths", "labels")}
+        return replace(self, packed_names=names, name_offsets=name_offsets, **arrays)
+
+    def path(self, id: int) -> str:
+        """The absolute path or the URI of the shard, the `mark`, and the image's name in it."""
+        begin, end = self.name_offsets[id : id + 2].tolist()
+        return f"{self._shard(id)}{self.mark}{os.fsdecode(self.packed_names[begin : end - 1].tobytes())}"
+
+    def _shard(self, id: int) -> str:
+        return f"{self.root}/{self.shards[self.shard_numbers[id]]}"
+
+    @property
+    def dali_reads(self) -> bool:
+        """False: DALI gets contents."""
+        return False
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """The contents of these images, uint8 each, read-only.
+
+        Raises:
+            StoreError: an image cannot be read, or its shard has another size than when it was indexed; names it.
+        """
+        return read_in_parts(self._contents, ids)
+
+    def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
+
+    def _content(self, id: int) -> bytes:
+        path, size = self._shard(id), int(self.sizes[self.shard_numbers[id]])
+        begin, length = int(self.offsets[id]), int(self.lengths[id])
+        try:
+            if "://" not in path:
+                return local_shards.read(path, size, begin, length)
+            return bytes(_opened(path, size, os.getpid()).read_at(length, begin))
+        except OSError as error:
+            raise storage.StoreError(f"cannot read {self.path(id)}: {storage.reason(error)}") from error
+
+    def read(self, id: int) -> bytes:
+        """The content of an image.
+
+        Raises:
+            StoreError: as `files` does.
+        """
+        with reading():
+            return self._content(id)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the shards' relative paths, the names of images in each, labels and classes; not of the
+        root, so the data may move."""
+        names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
+        numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
+        return digest(*names, self.packed_names.data, *(part.data for part in numbers))
+
+
+# By process, since a forked one must not speak on its parent's connections.
+@cache
+def _opened(path: str, size: int, process: int) -> Any:
+    file = storage.file_system(path).open_input_file(path.partition("://")[2])
+    local_shards.check_size(file.size(), size)
+    return file

@@ -1,0 +1,110 @@
+"""Which files below a root are samples, and what is said of the others: none that could be a sample is skipped in
+silence, and what commonly lies beside samples (notes, tables, checksums, files of the desktop) is not mentioned.
+"""
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raydali.data.sources.listing import Listing
+
+_EXPECTED = re.compile(
+    r"\..*|thumbs\.db|(readme|licen[cs]e|copying|makefile|_success|\w*sums?)(\.\w+)?"
+    r"|.*\.(txt|md|rst|jsonl?|csv|tsv|xml|ya?ml|toml|ini|cfg|log|html?|url|lnk|py|sh|md5|sha\d+)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names of files that are no samples anywhere."""
+_ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
+_KINDS_SHOWN, _FOLDERS_SHOWN = 5, 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SkippedFiles:
+    """Files that could be samples and are not read.
+
+    Attributes:
+        kinds: how many, by extension in lower case, or by what else they are.
+        folders: how many, by the first folder of their path.
+    """
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    folders: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, folder: str, count: int = 1) -> None:
+        """Count some files of a folder."""
+        self.kinds[kind] += count
+        self.folders[folder.partition("/")[0]] += count
+
+    def warn(self, root: str, extensions: tuple[str, ...]) -> None:
+        """Say once which files were skipped, where, and what to do about it."""
+        if not self.kinds:
+            return
+        folders = [f"{name!r} {count}" for name, count in _most(self.folders)[:_FOLDERS_SHOWN]]
+        more = len(self.folders) - len(folders)
+        where = ", ".join(folders) + f" and {more} more" * (more > 0)
+        wanted = "JPEG or PNG" if ".jpg" in extensions else "MP4"
+        _log.warning(
+            "%s: %s (%s); only %s are read: convert others to %s",
+            root,
+            in_words(self.kinds),
+            where,
+            ", ".join(extensions),
+            wanted,
+        )
+
+
+def in_words(kinds: Mapping[str, int]) -> str:
+    """How many files were skipped, of which kinds, the most frequent ones first."""
+    ordered, total = _most(kinds), sum(kinds.values())
+    shown = [f"{count:,} {kind}" for kind, count in ordered[:_KINDS_SHOWN]]
+    if others := sum(count for _, count in ordered[_KINDS_SHOWN:]):
+        shown.append(f"{others:,} others")
+    return f"{total:,} file{'s' * (total > 1)} skipped: {', '.join(shown)}"
+
+
+def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def kind_of(name: str) -> str | None:
+    """The extension of a file that could be a sample, in lower case; None: it is of a kind that is expected."""
+    if _EXPECTED.fullmatch(name):
+        return None
+    ending = _ENDING.search(name)
+    return ending[0].lower() if ending else "without extension"
+
+
+def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing, SkippedFiles]:
+    """The files with one of these extensions, by folder, in no order; and the others.
+
+    Hidden folders, such as .ipynb_checkpoints, hold no samples: they are not in the result, at any depth.
+
+    Args:
+        listing: as `list_tree` gives it; it is emptied, to save memory.
+        extensions: in lower case; those of the files may be in any.
+    """
+    selected, skipped = Listing(), SkippedFiles()
+    while listing:
+        folder, names = listing.popitem()
+        chosen = [name for name in names if name.lower().endswith(extensions)]
+        if folder.startswith(".") or "/." in folder:
+            if chosen:
+                skipped.add("in hidden folders", folder, len(chosen))
+            continue
+        selected[folder] = chosen
+        if len(chosen) < len(names):
+            for kind in map(kind_of, set(names).difference(chosen)):
+                if kind is not None:
+                    skipped.add(kind, folder)
+    return selected, skipped
+
+
+def skip_root(listing: Listing, skipped: SkippedFiles) -> None:
+    """Take away the files at the root itself, which are in no class."""
+    if names := listing.pop("", None):
+        skipped.add("in no class folder", os.curdir, len(names))

@@ -1,0 +1,61 @@
+"""Labelled images in tar shards, as WebDataset writes them. Which member is whose image and what is its label:
+tar_index.py; how they are read: shards.py.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from raydali.data.sources.files import absolute
+from raydali.data.sources.patterns import folder_entries
+from raydali.data.sources.shards import Shards
+from raydali.data.sources.tar_index import tar_index
+from raydali.errors import UsageError
+
+_ENDINGS = (".tar", ".tar.gz", ".tgz")  # the last two are refused, with the reason
+
+
+@dataclass(frozen=True, eq=False)
+class TarShards(Shards):
+    """N images in S tar archives, by id 0..N-1. Made by `scan`."""
+
+    mark: ClassVar[str] = ":"
+
+    @classmethod
+    def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
+        """The images of some shards.
+
+        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Numbers that do
+        not begin at 0, or leave one out, are warned about: labels are then others than they say.
+
+        Args:
+            data: a folder with *.tar in it, or shards as WebDataset's users write them, `shard-{000000..000146}.tar`,
+                `{a,b}-0.tar` or `shard-*.tar`, where * may stand in the names of files alone; local (`~` is expanded),
+                or an `s3://` or `gs://` URI.
+            classes: what the labels may be, in order: for validation those of the training set. Default: any.
+
+        Raises:
+            UsageError: shards are missing, cannot be read or hold no samples; see `tar_index`. A label is not among
+                the classes.
+        """
+        return cls._scan(data, data if names_shards(data) else f"{data.rstrip('/')}/*.tar", classes, tar_index)
+
+
+def is_shards(data: str) -> bool:
+    """Whether these are tar shards: by name, or a folder that holds *.tar and no folders.
+
+    Beside class folders archives do not count: people leave those there that they unpacked.
+    """
+    if names_shards(data):
+        return True
+    try:
+        entries = [*folder_entries(absolute(data))]
+    except (OSError, UsageError):  # who is to read it says why not
+        return False
+    return any(file.name.endswith(".tar") for file in entries if file is not None) and None not in entries
+
+
+def names_shards(data: str) -> bool:
+    """Whether this is the name or the pattern of tar shards, and not of a folder."""
+    return data.lower().endswith(_ENDINGS) and not os.path.isdir(os.path.expanduser(data))

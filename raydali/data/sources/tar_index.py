@@ -1,0 +1,133 @@
+"""Which labelled images tar shards hold and where: read once from their headers, then kept in the cache.
+
+A sample is the members of one key, as in WebDataset: a name up to the first dot behind its last slash.
+
+    n01440764/10026.jpg     key n01440764/10026, the image
+    n01440764/10026.cls     its label
+
+The label is, by the first of these that there is:
+
+    .cls                    a whole number, 0 or more
+    .json                   the number or the name under "label"
+    the key's first folder  a name, as in class folders
+    .txt                    a name
+
+Other members of a key do not count, and neither does a key without an image; how many of these there are is warned
+about. A link counts as the file that it leads to. Members of hidden folders, such as .ipynb_checkpoints, do not count.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.patterns import FoundFile
+from raydali.data.sources.read_ahead import open_ahead
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, first, shard_index
+from raydali.data.sources.skipped_files import kind_of
+from raydali.data.sources.tar_headers import members
+
+_IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
+_LABELS = frozenset((b"cls", b"json", b"txt"))
+_HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
+
+
+def tar_index(root: str, shards: Sequence[FoundFile]) -> ShardIndex:
+    """The samples of these shards, as `shard_index` has them.
+
+    Raises:
+        UsageError: broken shards; samples with no label, with one that cannot be read, or with several images; labels
+            of which some are numbers and some names; no images. Names the first of them.
+    """
+    return shard_index(root, shards, _part, kind="tar", needed=", ".join(EXTENSIONS))
+
+
+def _part(path: str, size: int) -> Part:
+    """The samples of a shard. Raises ValueError, which says what is wrong with it."""
+    images: dict[bytes, Member] = {}
+    dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
+    said: dict[bytes, dict[bytes, bytes]] = {}
+    others: dict[bytes, str] = {}  # kinds of files, by key
+    skipped: Counter[str] = Counter()
+    unread: list[int] = []
+    with open_ahead(path, size) as read:
+        for member in members(read, size, unread.append):
+            folder, slash, base = member.name.removeprefix(b"./").rpartition(b"/")
+            stem, _, extension = base.partition(b".")
+            if not stem or b"\0" in member.name:
+                continue
+            key, extension = folder + slash + stem, extension.lower()
+            is_image = extension.rpartition(b".")[2] in _IMAGES
+            if _HIDDEN.search(folder):
+                skipped["in hidden folders"] += is_image
+            elif member.offset < 0:
+                skipped["linked to no file in their archive"] += is_image
+            elif extension in _IMAGES:
+                if key in images:
+                    raise ValueError(_several(key, [images[key], member]))
+                images[key] = member
+            elif extension in _LABELS:
+                said.setdefault(key, {})[extension] = read(member.offset, member.length)
+            elif is_image:
+                dotted.setdefault(key, []).append(member)
+            elif (kind := kind_of(os.fsdecode(base))) is not None:
+                others[key] = kind
+    for key, several in dotted.items():
+        if key not in images:
+            if len(several) > 1:
+                raise ValueError(_several(key, several))
+            images[key] = several[0]
+
+    in_order = sorted(images.items(), key=lambda item: item[1].offset)
+    labels = [_label(key, said.get(key, {})) for key, _ in in_order]
+    if none := [os.fsdecode(key) for (key, _), label in zip(in_order, labels, strict=True) if label is None]:
+        raise ValueError(
+            f"{len(none)} of {len(labels)} samples have no label: {first(none)}: give each a .cls with a number, a "
+            f'.json with a "label", or a key that begins with its class and a slash'
+        )
+    skipped.update(kind for key, kind in others.items() if key not in images)
+    alone = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
+    skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in alone)  # README.txt is none
+    return Part(
+        [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
+    )
+
+
+def _several(key: bytes, images: list[Member]) -> str:
+    names = " and ".join(os.fsdecode(image.name) for image in images[:2])
+    return f"{os.fsdecode(key)} has several images, {names}: a key, up to the first dot, must have one"
+
+
+def _label(key: bytes, said: dict[bytes, bytes]) -> Label | None:
+    if b"cls" in said:
+        return _number(key, "cls", said[b"cls"])
+    if b"json" in said:
+        try:
+            held = json.loads(said[b"json"])
+        except ValueError as error:
+            raise ValueError(f"{os.fsdecode(key)}.json is no JSON: {error}") from error
+        label = held.get("label") if isinstance(held, dict) else None
+        if isinstance(label, int):
+            return _number(key, "json", str(label).encode())
+        if isinstance(label, str):
+            return _name(key, "json", label)
+    folder, slash, _ = key.partition(b"/")
+    if slash:
+        return os.fsdecode(folder)
+    if b"txt" in said:
+        return _name(key, "txt", os.fsdecode(said[b"txt"]).strip())
+    return None
+
+
+def _number(key: bytes, extension: str, text: bytes) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"{os.fsdecode(key)}.{extension} holds {text[:20]!r}: a label must be a whole number from 0")
+    return int(text)
+
+
+def _name(key: bytes, extension: str, text: str) -> str:
+    if not text or "\n" in text or "\0" in text:
+        raise ValueError(f"{os.fsdecode(key)}.{extension} holds {text[:20]!r}: a class's name must be one line")
+    return text

@@ -1,0 +1,45 @@
+"""Labelled images in TFRecord files, as TensorFlow writes them. Which part of a record is its image and what is its
+label: tfrecord_index.py; how they are read: shards.py.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from raydali.data.sources.shards import Shards
+from raydali.data.sources.tfrecord_index import tfrecord_index
+
+_NAME = re.compile(r"\.tfrec|-of-[\d*?{},.\[\]!-]+$")
+
+
+@dataclass(frozen=True, eq=False)
+class TFRecords(Shards):
+    """N images in S TFRecord files, by id 0..N-1, called by their numbers in their files, from 0. Made by `scan`."""
+
+    mark: ClassVar[str] = "#"
+    first_labels: ClassVar[tuple[int, ...]] = (0, 1)
+
+    @classmethod
+    def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
+        """The images of some files.
+
+        Classes are the labels that occur, sorted by value, so that the 1 to 1000 of ImageNet are 0 to 999. Numbers that
+        do not begin at 0 or 1, or leave one out, are warned about.
+
+        Args:
+            data: a file or a pattern, such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * may stand in the
+                names of files alone; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            classes: what the labels may be, in order: for validation those of the training set. Default: any.
+
+        Raises:
+            UsageError: files are missing, cannot be read or hold no samples; see `tfrecord_index`. A label is not among
+                the classes.
+        """
+        return cls._scan(data, data, classes, tfrecord_index)
+
+
+def names_tfrecords(data: str) -> bool:
+    """Whether this is the name or the pattern of TFRecord files, and not of a folder."""
+    return bool(_NAME.search(data.rpartition("/")[2])) and not os.path.isdir(os.path.expanduser(data))

@@ -1,0 +1,212 @@
+"""Which labelled images TFRecord files hold and where: read once, without the images, then kept in the cache.
+
+    length    uint64        a record, as TensorFlow writes it
+    checksum  uint32, of the length
+    data      tf.train.Example, as protobuf
+    checksum  uint32, of the data
+
+An Example is a map of features. The image's file and its class are, by the first of these that there is:
+
+    image/encoded      image/class/label    as TensorFlow's models have it; ImageNet's labels there begin at 1
+    image              label                as TensorFlow Datasets has it
+
+The checksum of the data is not looked at: an image that changed shows when it is decoded.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from raydali.data.sources.labeled import some
+from raydali.data.sources.patterns import FoundFile
+from raydali.data.sources.read_ahead import Read, open_ahead
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+
+IMAGES = b"image/encoded", b"image"
+LABELS = b"image/class/label", b"label"
+
+_BEFORE, _AFTER = 12, 4  # bytes around a record's data
+_COMPRESSED = b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # gzip, and zlib at all levels
+_REMEDY = (
+    "an Example must have the image's file, one bytes value, under 'image/encoded' or 'image', and its class, one "
+    "int64 from 0, under 'image/class/label' or 'label'"
+)
+
+# Tags of protobuf: a field's number and how it is written.
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FEATURES = _FEATURE = _KEY = _BYTES_LIST = _VALUE = 1 << 3 | _DELIMITED
+_OF_KEY = 2 << 3 | _DELIMITED
+_INT64_LIST = 3 << 3 | _DELIMITED
+_ONE_VALUE = 1 << 3 | _VARINT
+_KINDS = {_BYTES_LIST: "bytes", 2 << 3 | _DELIMITED: "float", _INT64_LIST: "int64"}
+_MOST_DIGITS = 10  # bytes of a varint
+
+# How entries of the map begin that are looked at: names that count, or a value before its name.
+_WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), bytes([_OF_KEY])
+_LONGEST = max(map(len, _WANTED))
+
+Span = tuple[int, int]
+"""Where something begins and ends in a file, in bytes."""
+
+
+def tfrecord_index(root: str, files: Sequence[FoundFile]) -> ShardIndex:
+    """The images of these files, from the cache while no file has another size or time than when it was written.
+
+    Records are called by their numbers in their files, from 0.
+
+    Raises:
+        UsageError: files that are cut off, damaged, compressed, or no TFRecord files; records without an image or a
+            label; no records. Names the first of them.
+    """
+    return shard_index(root, files, _part, kind="tfrecord", needed="records")
+
+
+def _part(path: str, size: int) -> Part:
+    """The images of a file. Raises ValueError, which says what is wrong with it."""
+    images, labels = list[Member](), list[Label]()
+    with open_ahead(path, size) as read:
+        for number, (begin, end) in enumerate(_records(read, size)):
+            try:
+                (at, behind), label = _image_and_label(read, begin, end)
+            except ValueError as error:
+                raise ValueError(f"record {number} {error}") from error
+            images.append(Member(b"%d" % number, at, behind - at))
+            labels.append(label)
+    return Part(images, labels)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+def _records(read: Read, size: int) -> Iterator[Span]:
+    position = 0
+    for number in count():
+        if position == size:
+            return
+        head = read(position, min(_BEFORE, size - position))
+        length = int.from_bytes(head[:8], "little")
+        if len(head) == _BEFORE and _masked_crc32c(head[:8]) != int.from_bytes(head[8:], "little"):
+            if position:
+                raise ValueError(f"it is damaged in record {number}, at byte {position}: write it again")
+            if head.startswith(_COMPRESSED):
+                raise ValueError("it is compressed, and cannot be read at random: write it without compression")
+            raise ValueError("it is no TFRecord file: give only such files")
+        end = position + _BEFORE + length
+        if len(head) < _BEFORE or end + _AFTER > size:
+            raise ValueError(f"it is cut off in record {number}, at byte {position} of {size}: write it again")
+        yield position + _BEFORE, end
+        position = end + _AFTER
+
+
+def _crc32c_of(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ 0x82F63B78 * (byte & 1)
+    return byte
+
+
+_CRC32C = [_crc32c_of(byte) for byte in range(256)]
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """TFRecord's checksum: CRC-32C, its bits rotated and a constant added."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Examples
+
+
+def _image_and_label(read: Read, begin: int, end: int) -> tuple[Span, int]:
+    features = _features(read, begin, end, _WANTED)
+    image, label = (next((name for name in names if name in features), None) for names in (IMAGES, LABELS))
+    if image is None or label is None:
+        names = [name.decode("utf-8", "replace") for name in sorted(_features(read, begin, end))]
+        there = f"its features are {some(names, limit=8)}" if names else "it has no features"
+        raise ValueError(f"has no {'image' if image is None else 'label'}, {there}: {_REMEDY}")
+    files = [(at, behind) for tag, at, behind in _values(read, image, features[image], _BYTES_LIST) if tag == _VALUE]
+    numbers: list[int] = []
+    for tag, at, behind in _values(read, label, features[label], _INT64_LIST):
+        if tag in (_ONE_VALUE, _VALUE):  # the latter is packed: any number of them
+            numbers += _integers(read(at, behind - at))
+    for name, values in ((image, len(files)), (label, len(numbers))):
+        if values != 1:
+            raise ValueError(f"has {values} values under {name.decode()!r}: {_REMEDY}")
+    if numbers[0] < 0:
+        raise ValueError(f"has {numbers[0]} under {label.decode()!r}: {_REMEDY}")
+    return files[0], numbers[0]
+
+
+def _features(read: Read, begin: int, end: int, wanted: tuple[bytes, ...] = (b"",)) -> dict[bytes, Span]:
+    """Of the features whose entries begin so, where the values lie, by name."""
+    return dict(
+        _named(read, at, behind)
+        for tag, at, behind in _fields(read, begin, end)
+        if tag == _FEATURES
+        for entry, at, behind in _fields(read, at, behind)
+        if entry == _FEATURE and read(at, min(_LONGEST, behind - at)).startswith(wanted)
+    )
+
+
+def _named(read: Read, begin: int, end: int) -> tuple[bytes, Span]:
+    """A feature's name, and where its values lie."""
+    name, value = b"", (end, end)
+    for tag, at, behind in _fields(read, begin, end):
+        if tag == _KEY:
+            name = read(at, behind - at)
+        elif tag == _OF_KEY:
+            value = at, behind
+    return name, value
+
+
+def _values(read: Read, name: bytes, feature: Span, kind: int) -> Iterator[tuple[int, int, int]]:
+    lists = [field for field in _fields(read, *feature) if field[0] in _KINDS]
+    if others := [tag for tag, _, _ in lists if tag != kind]:
+        raise ValueError(f"has {_KINDS[others[0]]} under {name.decode()!r}, not {_KINDS[kind]}: {_REMEDY}")
+    for _, at, behind in lists:
+        yield from _fields(read, at, behind)
+
+
+def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a protobuf message: the tag of each, and where its value lies."""
+    while begin < end:
+        head = read(begin, min(2 * _MOST_DIGITS, end - begin))
+        tag, used = _varint(head, 0)
+        how = tag & 7
+        if how == _DELIMITED:
+            length, used = _varint(head, used)
+        elif how == _VARINT:
+            length = _varint(head, used)[1] - used
+        elif how in (_FIXED64, _FIXED32):
+            length = 8 if how == _FIXED64 else 4
+        else:
+            raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+        begin += used
+        if begin + length > end:
+            raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+        yield tag, begin, begin + length
+        begin += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where what follows it begins."""
+    number = shift = 0
+    for byte in data[at : at + _MOST_DIGITS]:
+        at += 1
+        if byte < 0x80:
+            return number | byte << shift, at
+        number |= (byte & 0x7F) << shift
+        shift += 7
+    raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+
+
+def _integers(data: bytes) -> list[int]:
+    """int64, packed or one alone."""
+    numbers, at = [], 0
+    while at < len(data):
+        number, at = _varint(data, at)
+        numbers.append(number - (1 << 64) if number >> 63 else number)
+    return numbers

@@ -1,0 +1,1 @@
+"""Videos: their packets, their clips, and where the frames of a clip are."""

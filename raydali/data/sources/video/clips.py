@@ -1,0 +1,219 @@
+"""Clips of videos: a video is cut into clips of as many frames, and each of them is a sample with an id.
+
+    video 0, 60 frames    |clip 0   |clip 1   |clip 2   |..         what is left behind the last clip is not seen
+    video 1, 31 frames    |clip 3   |clip 4   |
+    video 2,  7 frames    |clip 5...|                               too short: its last frame is repeated
+
+Frames are counted, not timed: at a variable frame rate a clip has as many frames as elsewhere. What a video holds is
+read once, when it is indexed, and kept for later runs (table.py): from its table of frames where the container
+has one (MP4, MOV, AVI), else packet by packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI
+without its index).
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.files import digest
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.video.packets import Cut, VideoFacts, cut
+from raydali.data.sources.video.table import video_table
+from raydali.errors import UsageError
+
+EXTENSIONS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ivf", ".ts", ".mts")
+
+_NAMED = 5
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class VideoClips:
+    """N clips of V videos, by id 0..N-1: video by video, in order of time. Made by `scan` or `index`.
+
+    Attributes:
+        videos: the files and their classes.
+        sequence_length: frames of a clip.
+        stride: from one frame of a clip to its next.
+        step: from the first frame of a clip to that of the video's next.
+        frames: int64 (V,), how many each video has.
+        shapes: int64 (V, 2), height and width in pixels.
+        codecs: FFmpeg's name of each video's codec, of V.
+        has_header: bool (V,), of `VideoFacts`.
+        key_frames, key_times: of `VideoFacts`, all videos' behind each other.
+        key_offsets: int64 (V + 1,), where each video's begin in them, and where one more would.
+    """
+
+    videos: LabeledFiles
+    sequence_length: int
+    stride: int
+    step: int
+    frames: NDArray[np.int64]
+    shapes: NDArray[np.int64]
+    codecs: NDArray[np.str_]
+    has_header: NDArray[np.bool_]
+    key_frames: NDArray[np.int64]
+    key_times: NDArray[np.int64]
+    key_offsets: NDArray[np.int64]
+
+    @classmethod
+    def scan(
+        cls, root: str, *, sequence_length: int, stride: int = 1, step: int | None = None, skip_broken: bool = False
+    ) -> Self:
+        """The clips of the videos in the class folders of a root; see `scan_videos` and `index`."""
+        check_clips(sequence_length, stride, step)
+        videos = scan_videos(root)
+        return cls.index(videos, sequence_length=sequence_length, stride=stride, step=step, skip_broken=skip_broken)
+
+    @classmethod
+    def index(
+        cls,
+        videos: LabeledFiles,
+        *,
+        sequence_length: int,
+        stride: int = 1,
+        step: int | None = None,
+        skip_broken: bool = False,
+    ) -> Self:
+        """The clips of these videos; looks into each of them that `video_table` does not know from an earlier time.
+
+        A video too short for a clip is one all the same, with its last frame repeated; how many there are is warned
+        about.
+
+        Args:
+            videos: from folders or from a list.
+            sequence_length: frames of a clip.
+            stride: from one frame of a clip to its next.
+            step: from the first frame of a clip to that of the video's next. Default: as many as a clip spans, so
+                that none is seen twice.
+            skip_broken: leave out the videos that cannot be read, and warn, instead of refusing them.
+
+        Raises:
+            UsageError: a number below 1; videos that are broken: cut off, empty or none at all.
+        """
+        span = check_clips(sequence_length, stride, step)
+        table, broken = video_table(videos)
+        if broken:
+            named = "; ".join([*broken.values()][:_NAMED]) + (
+                f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+            )
+            if not skip_broken or not len(table):
+                raise UsageError(
+                    f"{len(broken)} of {len(videos)} videos are broken: move them away, or leave them out with "
+                    f"--skip-broken: {named}"
+                )
+            _log.warning("left out %d broken of %d videos: %s", len(broken), len(videos), named)
+            videos = videos.without(broken)
+        if short := int((table.frames < span).sum()):
+            _log.warning(
+                "%s: %d of %d videos have fewer than the %d frames that a clip spans: their last frame is repeated",
+                videos,
+                short,
+                len(videos),
+                span,
+            )
+        return cls(
+            videos=videos,
+            sequence_length=sequence_length,
+            stride=stride,
+            step=span if step is None else step,
+            **vars(table),
+        )
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int64]:
+        """(V + 1,), the id of each video's first clip, and of one more's."""
+        span = (self.sequence_length - 1) * self.stride + 1
+        return np.concatenate([[0], np.cumsum(np.maximum(0, (self.frames - span) // self.step) + 1)])
+
+    def __len__(self) -> int:
+        """N."""
+        return int(self._offsets[-1])
+
+    def __str__(self) -> str:
+        """For messages."""
+        return str(self.videos)
+
+    @property
+    def dali_reads(self) -> bool:
+        """False: what DALI gets is no file, but decoded frames."""
+        return False
+
+    def at(self, root: str) -> Self:
+        """The same clips of a copy of the videos at another root, which is not looked at."""
+        return replace(self, videos=self.videos.at(root))
+
+    def places(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The video of each clip and its first frame there, (n,) each."""
+        videos = np.searchsorted(self._offsets, ids, "right") - 1
+        return videos, (ids - self._offsets[videos]) * self.step
+
+    def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The classes of these clips, int64."""
+        return self.videos.labels[self.places(ids)[0]]
+
+    @cached_property
+    def largest(self) -> dict[str, tuple[int, int]]:
+        """The greatest height and the greatest width of all videos of a codec, in pixels."""
+        by_codec = {str(codec): self.shapes[self.codecs == codec].max(0) for codec in np.unique(self.codecs)}
+        return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
+
+    @contextmanager
+    def cut(self, id: int) -> Iterator[Cut]:
+        """The part of its video that a clip needs, and which of its frames are the clip's.
+
+        Raises:
+            OSError: the video cannot be read or decoded, or has changed since; names its path and the clip.
+        """
+        (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
+        keys = slice(*self.key_offsets[video : video + 2].tolist())
+        height, width = self.shapes[video].tolist()
+        facts = VideoFacts(
+            frames=int(self.frames[video]),
+            height=height,
+            width=width,
+            codec=str(self.codecs[video]),
+            has_header=bool(self.has_header[video]),
+            key_frames=self.key_frames[keys],
+            key_times=self.key_times[keys],
+        )
+        path = self.videos.path(video)
+        try:
+            with cut(path, facts, first, self.stride, self.sequence_length) as found:
+                yield found
+        except OSError as error:
+            reason = str(error).removeprefix(f"cannot read {path}: ")
+            raise OSError(f"sample {id} cannot be read: {self.path(id)}: {reason}") from error
+
+    def path(self, id: int) -> str:
+        """For messages: the video's absolute path or URI, and the clip's first frame in it."""
+        (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
+        return f"{self.videos.path(video)} (from frame {first})"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits of the videos' own, their lengths, and how they are cut; not of the root."""
+        numbers = np.array([self.sequence_length, self.stride, self.step, *self.frames.tolist()], "<i8")
+        return digest(self.videos.fingerprint.encode(), numbers.data)
+
+
+def scan_videos(root: str) -> LabeledFiles:
+    """The videos in the class folders of a root, as `LabeledFiles.scan` finds them; none is looked into."""
+    return LabeledFiles.scan(root, EXTENSIONS, "videos")
+
+
+def check_clips(sequence_length: int, stride: int, step: int | None) -> int:
+    """The number of frames that a clip spans.
+
+    Raises:
+        UsageError: a number below 1.
+    """
+    for name, value in (("sequence-length", sequence_length), ("stride", stride), ("step", step)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, not {value}")
+    return (sequence_length - 1) * stride + 1

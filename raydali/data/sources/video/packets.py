@@ -1,0 +1,260 @@
+"""What PyAV reads of a video without decoding it: how many frames it has, and the packets that a clip needs.
+
+file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
+packets            I-----------------                  what is decoded, by data/tasks/video_pyav.py or nvdec.py
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import dropwhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+
+_NOT_SHOWN = 0x10
+"""In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+_SLICES = range(1, 6)
+"""Of the types of H.264's units: parts of a frame."""
+_REORDERED = 16
+"""No codec has more frames decoded before one that is shown before them."""
+_IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
+_WITH_ORDER = ("mov,mp4,m4a,3gp,3g2,mj2", "mpegts")
+_WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
+"""Not Matroska's: the times at which its packets are decoded are found by a look at them."""
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What an index keeps of a video.
+
+    Attributes:
+        frames: those that are shown, counted from the container's table or, where it has none, packet by packet.
+        height, width: pixels, as they are coded: neither a rotation nor the shape of pixels is applied.
+        codec: FFmpeg's name.
+        has_header: whether the container's header says all there is to know of its streams, as MP4's and MOV's do:
+            then opening it takes a fifth of the time.
+        key_frames: int64, ascending: how many frames are decoded before each keyframe.
+        key_times: int64, where to seek for each, in units of the stream's time base.
+    """
+
+    frames: int
+    height: int
+    width: int
+    codec: str
+    has_header: bool
+    key_frames: NDArray[np.int64]
+    key_times: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A clip's part of a video, while the video is open.
+
+    Attributes:
+        stream: PyAV's, whose codec context can decode.
+        packets: PyAV's, from a keyframe on, as they are decoded.
+        times: the clip's frames, by the times at which they are shown, in units of the stream's time base; the last one
+            is repeated where the video is too short.
+    """
+
+    stream: Any
+    packets: list[Any]
+    times: list[int]
+
+
+def read_facts(path: str) -> VideoFacts:
+    """What a video holds.
+
+    Args:
+        path: absolute, or an `s3://` or `gs://` URI.
+
+    Raises:
+        OSError: it is no video, holds no frames, or ends before its last one; names the path.
+    """
+    with open_video(path) as (container, stream):
+        entries = stream.index_entries
+        if stream.frames and len(entries) == stream.frames:
+            table = [(entry.timestamp, entry.is_keyframe, entry.is_discard) for entry in entries]
+            end = max(entry.pos + entry.size for entry in entries)
+            if end > container.size:
+                raise ValueError(f"it ends after {container.size:,} of {end:,} bytes")
+        else:
+            packets = (packet for packet in container.demux(stream) if packet.size)
+            table = [(_time(packet), packet.is_keyframe, not _counts(packet, stream)) for packet in packets]
+        times, key, left_out = np.array(table, np.int64).reshape(-1, 3).T
+        frames = int((left_out == 0).sum())
+        context = stream.codec_context
+        if not (frames and key.any() and context.height and context.width):
+            raise ValueError("it holds no frames")
+        before = np.cumsum(left_out == 0) - (left_out == 0)
+        is_key = key != 0
+        return VideoFacts(
+            frames=frames,
+            height=context.height,
+            width=context.width,
+            codec=context.codec.canonical_name,
+            has_header=container.format.name in _WITH_HEADER,
+            key_frames=before[is_key],
+            key_times=times[is_key],
+        )
+
+
+@contextmanager
+def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Iterator[Cut]:
+    """The packets that frames first, first + stride, ... need, from the keyframe before them on.
+
+    Frames past the video's end are its last one.
+
+    Raises:
+        OSError: the video cannot be read or decoded, or is another than when it was indexed; names the path.
+    """
+    wanted = np.minimum(first + stride * np.arange(sequence_length), facts.frames - 1)
+    with open_video(path, has_header=facts.has_header) as (container, stream):
+        key = bisect_right(facts.key_frames.tolist(), first) - 1
+        while True:
+            before = int(facts.key_frames[max(key, 0)])
+            packets, shown = _packets(container, stream, facts, max(key, 0), int(wanted[-1]) - before)
+            # Frames that are decoded behind a keyframe and shown before it may need those of the keyframe before.
+            leading = bisect_right(shown, shown_at(packets[0])) - 1
+            if key <= 0 or first >= before + leading:
+                break
+            key -= 1
+        if len(shown) <= wanted[-1] - before:
+            raise ValueError(f"frame {wanted[-1]} of {facts.frames} is missing: index the data again")
+        times = [shown[frame - before] for frame in wanted.tolist()]
+        begin = shown_at(packets[0])
+        last = max(i for i, packet in enumerate(packets) if shown_at(packet) <= times[-1])
+        clip = set(times)
+        yield Cut(stream, [packet for packet in packets[: last + 1] if _needed(packet, stream, begin, clip)], times)
+
+
+@contextmanager
+def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and the stream of a video.
+
+    Args:
+        path: absolute, or an `s3://` or `gs://` URI.
+        has_header: of `VideoFacts`; no packet is looked at.
+
+    Raises:
+        OSError: whatever goes wrong while it is open; names the path.
+    """
+    import av
+
+    try:
+        if path.startswith("/"):
+            opened: Any = f"file:{path}"
+        else:
+            opened = storage.file_system(path).open_input_file(path.partition("://")[2])
+        # Else FFmpeg decodes a frame to learn what decoders need: 30 ms at 1080p.
+        options = {"skip_frame": "all"} | ({"probesize": "32"} if has_header else {})
+        with av.open(opened, options=options) as container:
+            if not container.streams.video:
+                raise ValueError("it holds no video")
+            yield container, container.streams.best("video")
+    except (OSError, ValueError, av.FFmpegError) as error:
+        reason = error.strerror if isinstance(error, av.FFmpegError) else error
+        raise OSError(f"cannot read {path}: {' '.join(str(reason).split())}") from error
+
+
+def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int) -> tuple[list[Any], list[int]]:
+    """Packets from a keyframe on, until what is `last` in time behind it is known; and the times of those that count,
+    sorted."""
+    time = int(facts.key_times[key])
+    found = _from(container, stream, time)
+    packet = next(found, None)
+    if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
+        found = _from_start(container, stream, int(facts.key_frames[key]))
+        packet = next(found, None)
+    packets: list[Any] = []
+    shown: list[int] = []
+    # Where the times at which packets are decoded are true, nothing that comes later is shown before them.
+    tells_order = container.format.name in _WITH_ORDER or stream.codec_context.codec.canonical_name in _IN_ORDER
+    while packet is not None:
+        packets.append(packet)
+        if _counts(packet, stream):
+            insort(shown, shown_at(packet))
+        if len(shown) > last and (
+            packet.dts is not None and packet.dts >= shown[last] if tells_order else len(shown) > last + _REORDERED
+        ):
+            break
+        packet = next(found, None)
+    if not packets:
+        raise ValueError("it is shorter than when it was indexed: index the data again")
+    return packets, shown
+
+
+def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
+    """The packets from that time on, which is a keyframe's; others where the container cannot seek."""
+    import av
+
+    def at(sought: int) -> Iterator[Any]:
+        container.seek(sought, stream=stream)
+        return (packet for packet in container.demux(stream) if packet.size)
+
+    try:
+        first = next(at(time), None)
+        # MP4s whose frames are reordered are sought by when a frame is shown, and know when it is decoded.
+        sought = time if first is None or _time(first) >= time else time + shown_at(first) - _time(first)
+        return dropwhile(lambda packet: _time(packet) < time, at(sought))
+    except av.FFmpegError:
+        return iter(())
+
+
+def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
+    """The packets from the keyframe on that has so many frames before it."""
+    container.seek(0)
+    for packet in container.demux(stream):
+        if frames == 0 and packet.is_keyframe:
+            frames = -1
+        if frames < 0 and packet.size:
+            yield packet
+        elif packet.size:
+            frames -= _counts(packet, stream)
+
+
+def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
+    """Whether a packet must be decoded for the frames that are shown at the times in `clip`, from the keyframe on that
+    is shown at `begin`: not where it is shown before, nor where no other frame is decoded from it."""
+    time = shown_at(packet)
+    return time >= begin and (time in clip or is_reference(packet, stream))
+
+
+def is_reference(packet: Any, stream: Any) -> bool:
+    """Whether other frames may be decoded from a packet's. False is certain, and found only for H.264 in MP4, MOV and
+    Matroska: where nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all its slices."""
+    context = stream.codec_context
+    header = context.extradata or b""
+    if context.codec.canonical_name != "h264" or header[:1] != b"\1":
+        return True
+    content, at, size_bytes = memoryview(packet), 0, header[4] % 4 + 1
+    while at + size_bytes < len(content):
+        unit = content[at + size_bytes]
+        if unit & 0x1F in _SLICES and unit & 0x60:
+            return True
+        at += size_bytes + int.from_bytes(content[at : at + size_bytes], "big")
+    return False
+
+
+def shown_at(packet: Any) -> int:
+    """When a packet's frame is shown, in units of the stream's time base."""
+    return int(packet.dts if packet.pts is None else packet.pts)
+
+
+def _time(packet: Any) -> int:
+    """What containers are sought by."""
+    return int(packet.pts if packet.dts is None else packet.dts)
+
+
+def _counts(packet: Any, stream: Any) -> bool:
+    return not packet.is_discard and is_shown(packet, stream)
+
+
+def is_shown(packet: Any, stream: Any) -> bool:
+    """Whether a packet's frame is shown at all, or only serves others."""
+    return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)

@@ -1,0 +1,220 @@
+"""The stream of sample ids: one order for the whole run, whatever the number of workers.
+
+    epoch            0                    1
+    position   0 1 2 3 4 5 6 7 8 9 | 0 1 2 3 4 5 6 7 8 9        N = 10 samples, E = 2 epochs
+    id         7 2 9 0 4 1 8 3 6 5 | 3 8 0 6 1 9 5 2 7 4        a keyed permutation an epoch
+    step       |  0    |   1    |  |  2    |   3    |  4 |      G = 4: a global batch may cross the seam
+    micro-batch  0 1     2 3        4 5      6 7                batch_size = 2, so A = G / 2 = 2 a global batch
+
+Rank r of W takes micro-batches r, r + W, ... of every global batch. Nothing but the settings and the number of
+samples consumed is needed to go on, on any number of workers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.stream.permutation import BlockPermutation, Permutation
+from raydali.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The samples that one rank takes at once.
+
+    Attributes:
+        step: the global batch that it belongs to, counted from the start of the run.
+        index: its place in that global batch, 0..A-1.
+        number: its place in the run, step * A + index: the key of what training draws at random.
+        ids, epochs: of each sample, int64 (batch_size,); a batch across the seam of epochs has two.
+        replaced_by: of each sample, int64 (batch_size,): the id that stands in for a broken one, -1 where there is
+            none; None: for no sample of the batch.
+    """
+
+    step: int
+    index: int
+    number: int
+    ids: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    replaced_by: NDArray[np.int64] | None = None
+
+    @property
+    def read_ids(self) -> NDArray[np.int64]:
+        """What is read: `ids`, and those that stand in for broken ones."""
+        return self.ids if self.replaced_by is None else np.where(self.replaced_by < 0, self.ids, self.replaced_by)
+
+    @property
+    def replaced(self) -> int:
+        """How many samples are replaced."""
+        return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
+
+
+class Order(Protocol):
+    """What a loader follows: the micro-batches of a rank, from global batch `start` on."""
+
+    @property
+    def samples(self) -> int:
+        """N, the size of the data set."""
+        ...
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """The rank's micro-batches in order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedPass:
+    """Every sample exactly once, in the order of ids: what validation consumes.
+
+    Batches are dealt to the ranks in turn, so some ranks get one more, or none; the last one may be smaller.
+    """
+
+    samples: int
+    batch_size: int
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """The rank's batches; a batch holds the same ids at every world size."""
+        for step in range(start + rank, -(-self.samples // self.batch_size), world_size):
+            ids = np.arange(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
+            yield MicroBatch(step, 0, step, ids, np.zeros_like(ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """What a run consumes, in order: `epochs` permutations of `samples` ids, cut into full global batches.
+
+    Args:
+        samples: N, the size of the data set.
+        epochs: E; the less than one global batch that E * N leaves over is never consumed.
+        batch_size: samples of a micro-batch, what one device holds at once.
+        global_batch_size: G, samples of an optimiser step; a multiple of batch_size.
+        seed: key of every order, 0 or more.
+        shuffle_block: 0, and an order is a `Permutation` of all samples; else blocks of as many neighbours are
+            shuffled, `BlockPermutation`.
+        shuffle_window: how many of these blocks are mixed, spread over the data; 0: 16, drawn from anywhere.
+
+    Raises:
+        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed, block or
+            window.
+    """
+
+    samples: int
+    epochs: int
+    batch_size: int
+    global_batch_size: int
+    seed: int
+    shuffle_block: int = 0
+    shuffle_window: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "epochs", "batch_size", "global_batch_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
+        for name in ("shuffle_block", "shuffle_window"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.global_batch_size % self.batch_size:
+            raise UsageError(
+                f"global batch size {self.global_batch_size} is not a multiple of batch size {self.batch_size}: "
+                f"try {-(-self.global_batch_size // self.batch_size) * self.batch_size}"
+            )
+        if self.samples < self.global_batch_size:
+            raise UsageError(
+                f"{self.samples} samples are fewer than one global batch of {self.global_batch_size}: "
+                f"lower --batch-size or --global-batch-size"
+            )
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        """A, the micro-batches of a global batch."""
+        return self.global_batch_size // self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Global batches of the whole run."""
+        return self.epochs * self.samples // self.global_batch_size
+
+    def last_step_of(self, epoch: int) -> int:
+        """The number of steps after which the epoch's line falls.
+
+        That is the first global batch that reaches the epoch's end, or the run's last one. With fewer than two
+        global batches of samples the run may end before its last epoch got a batch of its own.
+        """
+        return min(-(-(epoch + 1) * self.samples // self.global_batch_size), self.steps)
+
+    def epoch_closed_by(self, step: int) -> int | None:
+        """The epoch whose line falls behind global batch `step`, if any (the later one, should it be two)."""
+        if step == self.steps - 1:
+            return self.epochs - 1
+        epoch = (step + 1) * self.global_batch_size // self.samples - 1
+        return epoch if epoch >= 0 and self.last_step_of(epoch) == step + 1 else None
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that global batch `step` is counted in: the one whose line comes next."""
+        epoch = step * self.global_batch_size // self.samples
+        return self.epochs - 1 if self.last_step_of(epoch) == self.steps else epoch
+
+    def micro_batches_of(self, rank: int, world_size: int) -> int:
+        """How many micro-batches of each global batch the rank takes.
+
+        Raises:
+            UsageError: more ranks than micro-batches, since a rank without one would hold up the others.
+        """
+        if world_size > self.micro_batches_per_step:
+            raise UsageError(
+                f"{world_size} workers are more than the {self.micro_batches_per_step} micro-batches of a global batch "
+                f"({self.global_batch_size} / {self.batch_size}): ask for fewer workers, or raise --global-batch-size"
+            )
+        return len(range(rank, self.micro_batches_per_step, world_size))
+
+    def order(self, epoch: int) -> Permutation | BlockPermutation:
+        """The ids of an epoch by position."""
+        return _order(self.samples, self.shuffle_block, self.shuffle_window, self.seed, epoch)
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of global batch `step`, with its ids."""
+        first = step * self.global_batch_size + index * self.batch_size
+        epochs, offsets = np.divmod(np.arange(first, first + self.batch_size), self.samples)
+        ids = np.empty_like(offsets)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            ids[here] = self.order(int(epoch))(offsets[here])
+        return MicroBatch(step, index, step * self.micro_batches_per_step + index, ids, epochs)
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """The rank's micro-batches, from global batch `start` to the end of the run."""
+        self.micro_batches_of(rank, world_size)
+        for step in range(start, self.steps):
+            for index in range(rank, self.micro_batches_per_step, world_size):
+                yield self.micro_batch(step, index)
+
+    def state(self, steps: int) -> dict[str, int]:
+        """What a checkpoint keeps after `steps` global batches: it holds for every world size."""
+        return {"seed": self.seed, "samples_consumed": steps * self.global_batch_size}
+
+    def steps_of(self, state: dict[str, int]) -> int:
+        """The number of global batches behind a state.
+
+        Raises:
+            UsageError: the state is of another seed, or lies inside a global batch: its settings were others.
+        """
+        if state["seed"] != self.seed:
+            raise UsageError(f"the checkpoint's seed is {state['seed']}, this run's is {self.seed}")
+        steps, rest = divmod(state["samples_consumed"], self.global_batch_size)
+        if rest or steps > self.steps:
+            raise UsageError(
+                f"the checkpoint's {state['samples_consumed']} samples consumed are no whole number of global batches "
+                f"of {self.global_batch_size} within {self.epochs} epochs: it was made with other settings"
+            )
+        return steps
+
+
+@lru_cache(maxsize=4)
+def _order(samples: int, block: int, window: int, seed: int, epoch: int) -> Permutation | BlockPermutation:
+    return BlockPermutation(samples, block, seed, epoch, window) if block else Permutation(samples, seed, epoch)

@@ -1,0 +1,74 @@
+"""What tasks' DALI graphs have in common: files read and peeked at, what is fed, and how images are decoded."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import nvidia.dali as dali
+import torch
+from nvidia.dali import fn
+
+from raydali.data.tasks import image_formats
+from raydali.data.tasks.pipeline import Device
+
+Feed = Callable[[], tuple[Any, ...]]
+
+
+def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
+    """Of each of so many files a sample: contents, then shapes, lengths, first and last bytes.
+
+    Args:
+        feed: a batch at a time.
+        reads: whether what is fed is paths, rather than contents.
+    """
+    nodes = fn.external_source(feed, num_outputs=files, batch=True)
+    contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
+    lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
+    part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
+    heads = [part(content, start=[0], shape=[image_formats.HEAD]) for content in contents]
+    tails = [
+        part(content, start=length - image_formats.TAIL, shape=[image_formats.TAIL])
+        for content, length in zip(contents, lengths, strict=True)
+    ]
+    return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
+
+
+def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> list[Any]:
+    """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU.
+
+    DALI does not copy what lies on the host, and holds it until it is done with it: nobody else needs to.
+    """
+    if not resident:
+        return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
+    parts: tuple[deque[Any], deque[Any]] = deque(), deque()
+
+    def of(side: int) -> tuple[Any, ...]:
+        if not parts[side]:
+            whole = feed()
+            for tensor in chain.from_iterable(whole[:resident]):
+                tensor.record_stream(stream)  # DALI's copy may run when the tensor is gone: its memory waits for it
+            parts[0].append(whole[:resident])
+            parts[1].append(whole[resident:])
+        part: tuple[Any, ...] = parts[side].popleft()
+        return part
+
+    # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
+    stream = torch.cuda.Stream(device)
+    on_gpu = fn.external_source(
+        lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream.cuda_stream
+    )
+    return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
+
+
+def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """Options of DALI's decoders of images; of a GPU's, as `classification.Images` takes them."""
+    if device == "cpu":
+        return {"device": "cpu"}
+    return {
+        "device": "mixed",
+        "hw_decoder_load": hw_decoder_load,
+        "preallocate_height_hint": largest_image[0],
+        "preallocate_width_hint": largest_image[1],
+    }

@@ -1,0 +1,107 @@
+"""What a task adds to the loader: which numbers go into a DALI graph for a sample, and the graph itself.
+
+A task is one `Pipeline` over its kind of `Source`; the loaders (data/loading/loader.py) know nothing else about it:
+
+    ids --> inputs --> [ read, peek at shapes --> place ] --> graph --> tensors
+            threads      where `image_files` > 0
+
+Where crops are to lie depends on shapes that only the files know. So a task may have its image files read first, and
+`place` its crops by numpy for a whole batch at once, which is several times faster than inside a DALI graph.
+
+See classification.py for a task. The driver makes pipelines too, to check their settings: torch and DALI are imported
+inside `graph` and `sample` alone.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.read_timing import Cause
+
+if TYPE_CHECKING:
+    import torch
+
+Device = Literal["cpu", "gpu"]
+Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
+"""One or more batches: lists of arrays or tensors, or arrays of which each row belongs to a sample."""
+AnySource = TypeVar("AnySource", bound="Source", contravariant=True)
+
+
+class Source(Protocol):
+    """N samples by id 0..N-1, whatever they are: what loaders and jobs need of each kind."""
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def path(self, id: int) -> str:
+        """Where a sample comes from, for messages."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one for other samples: a run is resumed on its own data only."""
+        ...
+
+    @property
+    def dali_reads(self) -> bool:
+        """Whether inputs that are files are paths, for `fn.io.file.read`, rather than contents."""
+        ...
+
+
+class Pipeline(Protocol[AnySource]):
+    """From ids of a source to tensors, the same on every rank: randomness is keyed on (seed, epoch, id) alone.
+
+    To be subclassed.
+    """
+
+    image_files: ClassVar[int] = 0
+    """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
+    gpu_inputs: ClassVar[int] = 0
+    """How many of the inputs, from the first on, are torch tensors that lie on the GPU already."""
+    conditionals: ClassVar[bool] = False
+    """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
+    of all that it calls, functions inside of it too: one for `fn.python_function` must stand outside, or it is slow."""
+    inputs_are: ClassVar[Cause] = "python"
+    """What `inputs` does beside reading files, in the words of the verdict."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the graph's outputs, in order; "images" and "labels" for classification."""
+        ...
+
+    def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        """What goes into the graph for these samples.
+
+        Called ahead of time, on several threads at once. Files go in as paths where the source says that DALI reads
+        them, so that no bytes of theirs pass through Python; else as contents.
+        """
+        ...
+
+    def unfit(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs) -> NDArray[np.bool_]:
+        """Which samples (N,) `sample` refuses, though their images can be decoded; arguments are those of `place`."""
+        return np.zeros(len(shapes[0]), np.bool_)
+
+    def place(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
+        """What goes into the graph beside the files, once the images' shapes are known.
+
+        Args:
+            shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
+            inputs: those behind the files.
+        """
+        return inputs
+
+    def graph(self, source: AnySource, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
+
+        Args:
+            inputs: as `inputs` made them; with `image_files`, contents of these and what `place` made.
+        """
+        ...
+
+    def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """One sample by Pillow and torchvision instead of DALI, on the CPU: the baseline that `--loader torch` runs.
+        The same outputs as the graph's, images as CHW."""
+        ...

@@ -1,0 +1,58 @@
+"""Resizing on the CPU, inside a DALI graph, by torch's kernel for 8-bit images.
+
+It does what Pillow and so torchvision do (bilinear, antialiased; to within 1 of 255, rarely 2) in half the time that
+DALI's own CPU kernel takes, which besides repeats the border under its filter where Pillow cuts the filter off.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from numpy.typing import NDArray
+from nvidia.dali import fn
+from nvidia.dali.pipeline import do_not_convert
+from torch.nn import functional as F
+
+from raydali.data.tasks.pillow import centre, is_thin
+
+Image = NDArray[np.uint8]
+
+
+def resize(image: Image, height: int, width: int) -> Image:
+    """An image (H, W, 3) at another size, whatever its aspect: torchvision's resized_crop, behind the crop."""
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+    return resized[0].permute(1, 2, 0).numpy()
+
+
+def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
+    """The centre (side, side, 3) of an image whose shorter side is brought to `shorter`: Resize and CenterCrop."""
+    if is_thin(image.shape[0], image.shape[1], shorter):
+        return np.asarray(centre(PIL.Image.fromarray(image), shorter, side))
+    shape = np.array(image.shape[:2])
+    height, width = (shorter * shape // shape.min()).tolist()
+    top, left = np.rint((np.array([height, width]) - side) / 2).astype(int).tolist()
+    return resize(image, height, width)[top : top + side, left : left + side]
+
+
+@do_not_convert  # type: ignore[untyped-decorator]
+def each(images: Any, function: Callable[[Image], Image]) -> Any:
+    """A DALI node whose samples are those of `images`, each put through the function, on as many threads as torch's."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads)
+
+    def whole_batch(batch: Sequence[Image]) -> list[Image]:
+        done: list[Any] = [None] * len(batch)
+
+        def part(first: int) -> None:
+            for i in range(first, len(batch), threads):
+                done[i] = np.ascontiguousarray(function(batch[i]))
+
+        for future in [pool.submit(part, first) for first in range(threads)]:
+            future.result()
+        return done
+
+    return fn.python_function(images, function=whole_batch, batch_processing=True, output_layouts="HWC")

@@ -1,0 +1,144 @@
+"""Image restoration: the two of a pair cropped and flipped alike, and nothing resized.
+
+Here stand the settings, the random numbers and the windows, and nothing slow to import: the driver makes these
+objects to have their settings refused early. The pixels are restoration_dali.py's and, for the baseline,
+restoration_pillow.py's.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.settings import require, require_decoding, require_draws
+
+if TYPE_CHECKING:
+    import torch
+
+Ids = NDArray[np.int64]
+Integers = NDArray[np.int64]
+Draws = tuple[NDArray[np.float64], NDArray[np.int32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Pipeline[ImagePairs]):
+    """What training and validation pairs have in common.
+
+    Args:
+        crop_size: height and width of what comes out, pixels; no image may be smaller.
+        hw_decoder_load: share of the JPEGs that the GPU's hardware decoder knows which it gets; the rest goes to its
+            other cores.
+        largest_image: (height, width) for which decoding buffers are set aside at the start. A larger image is decoded
+            too, but making room for it holds the GPU up.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    image_files: ClassVar[int] = 2
+    crop_size: tuple[int, int]
+    hw_decoder_load: float = 1.0
+    largest_image: tuple[int, int] = (1080, 1920)
+
+    def __post_init__(self) -> None:
+        require(min(self.crop_size) >= 1, f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
+        require_decoding(self.hw_decoder_load, self.largest_image)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """inputs and targets, each (N, *crop_size, 3) uint8."""
+        return "inputs", "targets"
+
+    @abstractmethod
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """What becomes of the samples, before their shapes are known.
+
+        Returns:
+            places: (N, 2), y before x, between the first (0) and the last (1) of the window's places that are possible.
+            flips: (N, 2), vertical before horizontal, 0 or 1.
+        """
+
+    def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
+        """Files of inputs and of targets, places (N, 2), flips (N, 2)."""
+        return source.inputs.files(ids), source.targets.files(ids), *self.draws(ids, epochs)
+
+    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
+        """Pairs (N,) of two sizes, or smaller than the crop."""
+        others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
+        return others
+
+    def place(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+        """Where the windows start (N, 2), flips (N, 2).
+
+        The window of a pair that cannot be cropped reaches out of its images: decoders refuse it, `sample` says why.
+        """
+        places, flips = map(np.asarray, inputs)
+        starts = windows(shapes[0], places, self.crop_size)
+        starts[self.unfit(shapes, inputs)] = -1
+        return starts.astype(np.int32), flips
+
+    def graph(self, source: ImagePairs, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Decodes the windows only, and flips."""
+        from raydali.data.tasks.restoration_dali import pair_graph
+
+        return pair_graph(self, *inputs, device=device)
+
+    def sample(self, source: ImagePairs, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """The same by Pillow: input and target, each (3, *crop_size) uint8.
+
+        Raises:
+            DataError: one cannot be decoded, they differ in size, or are smaller than the crop; names files and sizes.
+        """
+        from raydali.data.tasks.restoration_pillow import pair_sample
+
+        return pair_sample(self, source, id, epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPairs(Pairs):
+    """A random window and random flips, drawn from (seed, epoch, id).
+
+    Args:
+        seed: key of the random numbers, 0 or more.
+        flip_probability: of a horizontal flip, and of a vertical one.
+    """
+
+    seed: int
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse values out of their ranges."""
+        super().__post_init__()
+        require_draws(self.seed, flip_probability=self.flip_probability)
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """See Pairs."""
+        numbers = uniforms(4, self.seed, epochs, ids)
+        return numbers[:, :2], (numbers[:, 2:] < self.flip_probability).astype(np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationPairs(Pairs):
+    """The centre, the same each time."""
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """See Pairs."""
+        return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
+
+
+def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int, int]) -> Integers:
+    """Where windows of one size start: (N, 2), y before x.
+
+    Args:
+        shapes: (N, 2), height and width of each image.
+        places: (N, 2), in [0, 1): between the first and the last place where the window fits.
+        crop_size: height and width of the windows; one that is larger than its image starts or ends outside it.
+    """
+    starts: Integers = np.floor(places * (shapes - np.array(crop_size) + 1)).astype(np.int64)
+    return starts

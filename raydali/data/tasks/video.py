@@ -1,0 +1,171 @@
+"""Video classification: clips of frames, resized, cropped and flipped as a whole.
+
+Here stand the settings and the random numbers, and nothing slow to import, as in classification.py. Clips are decoded
+before they enter the DALI graph (video_dali.py): by FFmpeg (video_pyav.py), or by a GPU's video engines (video_gpu.py).
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.settings import default_resize_size, require, require_draws, require_resize
+
+if TYPE_CHECKING:
+    import torch
+
+Ids = NDArray[np.int64]
+
+_DECODING_THREADS = 8
+_MARGIN = 2
+"""Times the pixels that become one: how far around a crop antialiasing looks."""
+_FLIP, _TOP, _LEFT = range(3)
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Where clips are cropped, in frames whose shorter side is resized.
+
+    Attributes:
+        resized: int64 (n, 2), height and width of the whole frames.
+        starts: int64 (n, 2), y before x.
+        flips: int32 (n,), 0 or 1: mirrored.
+    """
+
+    resized: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    flips: NDArray[np.int32]
+
+
+class Part(NamedTuple):
+    """Of a frame: rows and columns, from an even one to an even one, since colours are coded for two by two pixels."""
+
+    rows: slice
+    columns: slice
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The parts of the frames that are kept, of n clips, and where the crops lie in them: float32 (n, 2) each."""
+
+    parts: list[Part]
+    starts: NDArray[np.float32]
+    ends: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clips(Pipeline[VideoClips]):
+    """What training and validation clips have in common: frames whose shorter side is resized, and a square of them.
+
+    Args:
+        image_size: height and width of what comes out, pixels.
+        resize_size: what the shorter side becomes, at least image_size; None: 8/7 of it, as 128 is of 112.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    inputs_are = "cpu decode"
+
+    image_size: int
+    resize_size: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
+        require_resize(self.shorter_side, self.image_size)
+
+    @property
+    def shorter_side(self) -> int:
+        """What the shorter side is resized to, pixels."""
+        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
+        return "clips", "labels"
+
+    def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
+        """Decoded clips (sequence_length, height, width, 3) uint8 RGB, the part around the crop; the crops' starts and
+        ends in them (N, 2) float32, flips (N,) int32, labels (N,) int64.
+
+        Raises:
+            OSError: a video cannot be read or decoded; names its path.
+        """
+        from raydali.data.tasks.video_pyav import rgb_clip
+
+        crops = self.crops(source, ids, epochs)
+        regions = self.regions(source, ids, crops)
+        with ThreadPoolExecutor(_DECODING_THREADS) as threads:
+            clips = list(threads.map(partial(rgb_clip, source), ids.tolist(), regions.parts))
+        return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
+
+    def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Resizes with antialiasing what the crop shows and nothing beside it, flips."""
+        from raydali.data.tasks.video_dali import clips_graph
+
+        return clips_graph(self, *inputs, device=device)
+
+    def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """The same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label."""
+        from raydali.data.tasks.video_pyav import clip_sample
+
+        return clip_sample(self, source, id, epoch)
+
+    def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
+        """What of the frames is worth keeping: the crops as they lie in frames as they are coded, and a margin."""
+        shapes = source.shapes[source.places(ids)[0]]
+        scale = shapes / crops.resized
+        starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
+        margin = _MARGIN * np.ceil(np.maximum(scale, 1))
+        whole = np.maximum(shapes // 2 * 2, 1)
+        first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
+        last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
+        parts = [Part(*map(slice, low, high)) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+        return Regions(parts, (starts - first).astype(np.float32), (ends - first).astype(np.float32))
+
+    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+        """Where these clips are cropped: in the centre, not mirrored."""
+        resized = self._resized(source, ids)
+        starts = np.rint((resized - self.image_size) / 2).astype(np.int64)
+        return Crops(resized, starts, np.zeros(len(ids), np.int32))
+
+    def _resized(self, source: VideoClips, ids: Ids) -> NDArray[np.int64]:
+        shapes = source.shapes[source.places(ids)[0]]
+        resized: NDArray[np.int64] = self.shorter_side * shapes // shapes.min(1, keepdims=True)
+        return resized
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationClips(Clips):
+    """The shorter side resized to `resize_size`, then the centre."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainClips(Clips):
+    """The shorter side resized to `resize_size`, then a random crop and flip, drawn from (seed, epoch, id).
+
+    Args:
+        seed: key of the random numbers, 0 or more.
+        flip_probability: of a horizontal flip.
+    """
+
+    seed: int
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse values out of their ranges."""
+        super().__post_init__()
+        require_draws(self.seed, flip_probability=self.flip_probability)
+
+    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+        """Where these clips are cropped, the same for all frames of a clip."""
+        numbers = uniforms(3, self.seed, epochs, ids)
+        resized = self._resized(source, ids)
+        starts = np.floor(numbers[:, _TOP:] * (resized - self.image_size + 1)).astype(np.int64)
+        return Crops(resized, starts, (numbers[:, _FLIP] < self.flip_probability).astype(np.int32))

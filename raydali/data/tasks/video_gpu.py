@@ -1,0 +1,186 @@
+"""Clips for a GPU: decoded by its video engines, or by FFmpeg what these do not decode; then resized by DALI.
+
+    ids --> packets --> decode --> luma and chroma of the crops --> DALI graph
+            FFmpeg      engines    on the GPU, 1.5 bytes a pixel    resize, RGB, flip
+
+Each thread has decoders of its own, which take clip after clip. An engine decodes one frame at a time, and a decoder
+keeps one engine busy: so there are as many threads as engines, and some more, which read files meanwhile.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
+from raydali.data.sources.video.packets import Cut
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.video import Clips, Ids, Part
+from raydali.data.tasks.video_pyav import decoded
+
+_NV12 = ("yuv420p", "yuvj420p", "nv12")
+_BT601 = 0.299, 0.114
+_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+"""Of red and blue in luma, by FFmpeg's number of the colour space; BT.601 where the video says nothing, as FFmpeg."""
+_FULL_RANGE = 2
+
+
+class Colours(NamedTuple):
+    """How a video's pixels are coded: FFmpeg's names and numbers."""
+
+    pixels: str
+    space: int
+    range: int
+
+
+class ClipsOnGpu(Pipeline[VideoClips]):
+    """`Clips` whose videos a GPU decodes.
+
+    Args:
+        clips: settings.
+        device: a GPU.
+        decoders: how many clips are decoded at once.
+    """
+
+    gpu_inputs = 2
+    inputs_are = "gpu decode"
+
+    def __init__(self, clips: Clips, device: torch.device, decoders: int) -> None:
+        self.clips, self.device = clips, device
+        self._threads = ThreadPoolExecutor(decoders)
+        self._own = threading.local()
+        self._colours: dict[int, Colours] = {}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Those of `clips`."""
+        return self.clips.outputs
+
+    def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
+        """Luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2) around the
+        crop, uint8 on the GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3), float32,
+        to RGB; flips (N,) int32, labels (N,) int64.
+
+        Raises:
+            OSError: a video cannot be read or decoded; names its path.
+        """
+        crops = self.clips.crops(source, ids, epochs)
+        regions = self.clips.regions(source, ids, crops)
+        found = list(self._threads.map(partial(self._decode, source), ids.tolist(), regions.parts))
+        luma, chroma, colours = zip(*found, strict=True)
+        matrices, offsets = zip(*map(to_rgb, colours), strict=True)
+        beside = regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips, source.labels(ids)
+        return list(luma), list(chroma), *beside
+
+    def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Resizes with antialiasing what the crop shows and nothing beside it, flips."""
+        from raydali.data.tasks.video_dali import planes_graph
+
+        return planes_graph(self.clips, *inputs, device=device)
+
+    def sample(self, source: VideoClips, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        """That of `clips`, on the CPU."""
+        return self.clips.sample(source, id, epoch)
+
+    def close(self) -> None:
+        """End the threads, and free the decoders with them."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _decode(self, source: VideoClips, id: int, part: Part) -> tuple[torch.Tensor, torch.Tensor, Colours]:
+        (video,) = source.places(np.array([id]))[0].tolist()
+        height, width = source.shapes[video].tolist()
+        codec = str(source.codecs[video])
+        with source.cut(id) as cut, self._stream():
+            colours = self._colours.get(video)
+            if colours is None:
+                colours = self._colours[video] = colours_of(cut)
+            planes = Planes(source.sequence_length, height, part, self.device)
+            if colours.pixels in _NV12 and decodable(self.device, codec, height, width):
+                for place, frame in self._decoder(codec, source.largest[codec]).frames(cut, height, width):
+                    planes.put(place, frame)
+            else:
+                for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
+                    planes.put(place, frame)
+            luma, chroma = planes.parts()
+            torch.cuda.current_stream(self.device).synchronize()
+            return luma, chroma, colours
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """The thread's own CUDA stream."""
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._own.stream):
+            yield
+
+    def _decoder(self, codec: str, largest: tuple[int, int]) -> NvdecDecoder:
+        """The thread's own for this codec."""
+        decoders = self._own.__dict__.setdefault("decoders", {})
+        if codec not in decoders:
+            decoders[codec] = NvdecDecoder(self.device, codec, *largest)
+        decoder: NvdecDecoder = decoders[codec]
+        return decoder
+
+
+class Planes:
+    """A clip's luma and chroma: whole frames' columns at first, as one copy a frame is all that threads which share an
+    interpreter have time for, then their rows too."""
+
+    def __init__(self, frames: int, height: int, part: Part, device: torch.device) -> None:
+        self._part, self._height = part, height
+        columns = part.columns.stop - part.columns.start
+        rows = height + (height + 1) // 2
+        self._frames = torch.empty((frames, rows, columns), dtype=torch.uint8, device=device)
+        self._places = self._frames.unbind()
+
+    def put(self, place: int, frame: torch.Tensor) -> None:
+        """A frame, luma above chroma, (height * 3 / 2, width)."""
+        self._places[place].copy_(frame[:, self._part.columns], non_blocking=True)
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is kept of luma, (frames, rows, columns, 1), and of chroma, (frames, rows / 2, columns / 2, 2)."""
+        rows = self._part.rows
+        luma = self._frames[:, rows, :, None]
+        chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2]
+        return luma.contiguous(), chroma.unflatten(2, (-1, 2)).contiguous()
+
+
+def colours_of(cut: Cut) -> Colours:
+    """Where the container does not say, the first packet does."""
+    context = cut.stream.codec_context
+    if context.pix_fmt is None or context.codec.canonical_name == "h264":
+        context.thread_count = 1
+        context.decode(cut.packets[0])
+        context.flush_buffers()
+    return Colours(context.pix_fmt or "", int(context.colorspace), int(context.color_range))
+
+
+def nv12(frame: Any, colours: Colours) -> torch.Tensor:
+    """A frame of PyAV's, luma above chroma: uint8 (height * 3 / 2, width), an odd width less one."""
+    whole = {"src_color_range": colours.range, "dst_color_range": colours.range} if colours.range else {}
+    planes = frame.reformat(format="nv12", **whole).planes
+    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in planes]
+    return torch.from_numpy(np.concatenate([plane[:, : frame.width // 2 * 2] for plane in rows]))
+
+
+def to_rgb(colours: Colours) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(3, 3) and (3,): RGB = matrix @ (luma, blue, red) + offset, all in 0..255."""
+    red, blue = _WEIGHTS.get(colours.space, _BT601)
+    full = colours.range == _FULL_RANGE or colours.pixels.startswith("yuvj")
+    luma, chroma, black = (1.0, 1.0, 0.0) if full else (255 / 219, 255 / 224, 16.0)
+    from_blue, from_red, green = 2 * chroma * (1 - blue), 2 * chroma * (1 - red), 1 - red - blue
+    matrix = np.array(
+        [
+            [luma, 0, from_red],
+            [luma, -from_blue * blue / green, -from_red * red / green],
+            [luma, from_blue, 0],
+        ]
+    )
+    return matrix.astype(np.float32), (-matrix @ np.array([black, 128, 128])).astype(np.float32)

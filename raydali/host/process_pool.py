@@ -1,0 +1,147 @@
+"""All samples of a data set in many processes, with what a user sees of it meanwhile."""
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import get_context, parent_process
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from raydali.errors import DataError, UsageError
+from raydali.host.cpu_times import usable_cores
+
+SAMPLES_AT_ONCE = 32
+"""That a process is given."""
+AHEAD = 16
+"""Parts for each process that wait or are examined, while an earlier one is waited for."""
+LINE_SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
+_ALIGNMENT = 64
+
+_Found = TypeVar("_Found")
+
+
+def process_count(workers: int | None) -> int:
+    """What --workers asks for. Default: one for each core.
+
+    Raises:
+        UsageError: fewer than one.
+    """
+    if workers is None:
+        return usable_cores()
+    if workers < 1:
+        raise UsageError(f"--workers must be at least 1, not {workers}")
+    return workers
+
+
+def in_processes(
+    examine: Callable[[range], _Found], samples: int, workers: int, name: str, take: Callable[[_Found], int]
+) -> None:
+    """Have all ids examined, some at once, in as many processes.
+
+    Args:
+        examine: what is found of these ids; its arrays are written to a temporary file that all processes map.
+        samples: how many there are, at least 1.
+        workers: processes.
+        name: of the samples, in the progress on standard error.
+        take: gets what was found here, in the order of ids, and says how many samples are broken so far.
+
+    Raises:
+        DataError: the storage does not answer, or a process was killed; or what `examine` raises.
+    """
+    starts = range(0, samples, SAMPLES_AT_ONCE)
+    parts = (range(start, min(start + SAMPLES_AT_ONCE, samples)) for start in starts)
+    workers = min(workers, len(starts))
+    with TemporaryDirectory(prefix="raydali-") as folder:
+        # No fork: those who speak with object stores have threads.
+        processes = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (folder,))
+        try:
+            _write(folder, examine)
+            with _progress(name, samples) as tell:
+                under_way = deque((part, processes.submit(_examined, part)) for part in islice(parts, AHEAD * workers))
+                while under_way:
+                    part, found = under_way.popleft()
+                    tell(part.stop, take(found.result()))
+                    under_way.extend((part, processes.submit(_examined, part)) for part in islice(parts, 1))
+        except OSError as error:
+            raise DataError(f"cannot go on: {error}") from error
+        except BrokenProcessPool as error:
+            raise DataError("cannot go on: a process was killed; if memory ran out, lower --workers") from error
+        finally:
+            processes.shutdown(cancel_futures=True)
+
+
+def _write(folder: str, examine: Callable[[range], Any]) -> None:
+    """What all processes read: a pickle, and beside it the arrays, so that an index is in memory once."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(examine, protocol=5, buffer_callback=buffers.append)
+    with open(os.path.join(folder, "arrays"), "wb") as file:
+        spans = []
+        for buffer in buffers:
+            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+            spans.append((file.tell(), buffer.raw().nbytes))
+            file.write(buffer.raw())
+    with open(os.path.join(folder, "pickle"), "wb") as file:
+        pickle.dump((pickled, spans), file)
+
+
+@contextmanager
+def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=samples)
+            yield lambda done, broken: bar.update(task, completed=done, description=f"{name}: {broken} broken")
+        return
+    last = time.monotonic()
+
+    def line(done: int, broken: int) -> None:
+        nonlocal last
+        if done == samples or time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            print(f"{name}: {done} of {samples} read, {broken} broken", file=sys.stderr)
+
+    yield line
+
+
+# In the processes
+
+_examine: Callable[[range], Any]
+
+
+def _begin(folder: str) -> None:
+    global _examine
+    with open(os.path.join(folder, "pickle"), "rb") as file:
+        pickled, spans = pickle.load(file)
+    with open(os.path.join(folder, "arrays"), "rb") as file:
+        empty = not any(length for _, length in spans)
+        arrays = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    _examine = pickle.loads(pickled, buffers=[arrays[begin : begin + length] for begin, length in spans])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """One that waits for work would outlive a parent that was killed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _examined(ids: range) -> Any:
+    return _examine(ids)

@@ -1,0 +1,1 @@
+"""What runs in Ray Train's controller actor."""

@@ -1,0 +1,66 @@
+"""The end of a worker group before its time, as Ray Train's controller sees it: the facts of one event."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.train import PreemptionError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.controller.state import (
+    ReschedulingState,
+    RestartingState,
+    TrainControllerState,
+)
+
+from raydali.launch.driver.deaths import Place
+from raydali.launch.worker.stop_signal import Interrupted
+
+
+def only_waits(state: TrainControllerState) -> bool:
+    """Return whether workers did not start for lack of room: they are placed anew, which is no failure."""
+    cause = getattr(getattr(state, "training_failed_error", None), "controller_failure", None)
+    return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
+
+
+def end_of(state: TrainControllerState, places: Mapping[int, Place]) -> dict[str, Any] | None:
+    """The event "failure" or "preemption" that led to this state; None where it was no end, or the driver's own wish.
+
+    Args:
+        state: the controller's new one.
+        places: where each rank of the group ran.
+    """
+    if isinstance(state, ReschedulingState):
+        error = state.training_failed_error
+        cause = getattr(error, "controller_failure", error)
+        return {"event": "failure", "ranks": [], "killed": [], "error": _last_line(cause), "starting": True}
+    if not isinstance(state, RestartingState):
+        return None
+    end = state.training_failed_error
+    if isinstance(end, PreemptionError):
+        return {
+            "event": "preemption",
+            "ranks": sorted(end.preemption_info.preempted_ranks),
+            "error": _last_line(end),
+        }
+    errors: dict[int, Exception] = getattr(end, "worker_failures", {})
+    killed = sorted(rank for rank, error in errors.items() if hasattr(error, "health_check_failure"))
+    causes = [getattr(error, "_base_exc", error) for error in errors.values()]
+    notices = {cause.notice for cause in causes if isinstance(cause, Interrupted)}
+    if "stop" in notices:
+        return None
+    lines = "; ".join(sorted({_last_line(error) for error in errors.values()} - {""})) or _last_line(end)
+    return {
+        "event": "preemption" if notices or any(map(_is_preempted, causes)) else "failure",
+        "ranks": sorted(errors),
+        "killed": killed,
+        "places": {rank: places[rank] for rank in sorted(errors) if rank in places},
+        "error": "left behind a checkpoint" if notices else lines,
+    }
+
+
+def _last_line(error: object) -> str:
+    return next(iter(str(error).strip().splitlines()[-1:]), "")
+
+
+def _is_preempted(error: Exception) -> bool:
+    """Return whether a worker died because its node was taken away."""
+    return bool(getattr(getattr(error, "health_check_failure", error), "preempted", False))

@@ -1,0 +1,230 @@
+"""When Ray Train starts a worker group, of how many workers and on which nodes. Runs in Ray Train's controller.
+
+The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py);
+it writes that on the mailbox's board. The controller posts the end of each worker group with its number, and starts
+the next one when the board permits it. Runs of MIN:MAX workers start with what is free beside other tenants: Ray's
+own policy counts what nodes have, whoever holds it, and would wait for ever.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.controller.state import (
+    ReschedulingState,
+    ResizingState,
+    RestartingState,
+    RunningState,
+    TrainControllerState,
+)
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    FixedScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+    ScalingPolicy,
+)
+from ray.train.v2.api import data_parallel_trainer
+from ray.train.v2.api.config import ScalingConfig
+from ray.train.v2.torch.torch_trainer import TorchTrainer
+
+from raydali.launch.channel import Board, Mailbox
+from raydali.launch.controller.group_end import end_of, only_waits
+from raydali.launch.driver.deaths import Place
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+POLL_SECONDS = 0.1
+SETTLE_SECONDS = 5.0
+"""For what a dead worker group held to become free, before a smaller group is started."""
+LEAVE_SECONDS = 30.0
+"""For the checkpoint of workers that leave for a resize."""
+WORKERS_A_SECOND = 50
+"""The workers whose places a placement group finds in a second, for the timeout of its start."""
+MAX_TIMEOUT_SECONDS = 120.0
+
+
+class Trainer(TorchTrainer):
+    """A TorchTrainer whose worker groups start as the driver permits, and whose failures the driver alone judges."""
+
+    def __init__(self, *args: Any, mailbox: Mailbox, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._mailbox = mailbox
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        of_ray = arguments["scaling_policy"]
+        policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
+        arguments["scaling_policy"] = policy(of_ray.scaling_config, self._mailbox)
+        arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
+        data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
+        return super()._initialize_and_run_controller(**arguments)
+
+
+class _Controller(TrainController):
+    """Ends a worker group that failed at once: Ray's keeps what is left of it, and its places, until the next start."""
+
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
+        if self._worker_group is not None:
+            try:
+                self._worker_group.shutdown()
+            except Exception:  # its node may be gone; what is left of it ends with its places
+                _log.exception("a worker group that failed could not be shut down")
+            self._worker_group = None
+        return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
+
+
+class _Retry(FailurePolicy):
+    def make_decision(self, training_failed_error: Exception) -> FailureDecision:
+        """Go on, whatever it was: the next group starts when the driver permits it, if ever."""
+        return FailureDecision.RETRY
+
+
+class _Supervised(ScalingPolicy):
+    """Starts a worker group when the driver permits it, and posts the ends of groups."""
+
+    def __init__(self, scaling_config: ScalingConfig, mailbox: Mailbox) -> None:
+        super().__init__(scaling_config)
+        self._mailbox = mailbox
+        self._board = Board()
+        self._ends = 0
+        self._places: dict[int, Place] = {}
+        self._resize_to: int | None = None
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """See Ray; nothing as long as the driver does not permit a start."""
+        self._board = self._mailbox.board()
+        if self._board.permitted >= self._ends:
+            decision = super().make_decision_for_non_running_worker_group()  # type: ignore[safe-super]
+        else:
+            self._maybe_send_resource_request()  # type: ignore[no-untyped-call]  # which would expire during a long pause
+            decision = NoopDecision()
+        if isinstance(decision, NoopDecision):
+            time.sleep(POLL_SECONDS)  # Ray's loop asks again at once
+        return decision
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """See Ray; notes where the workers run."""
+        self._places = {
+            rank: (worker.metadata.node_id, worker.metadata.pid)
+            for rank, worker in enumerate(worker_group_state.workers)
+        }
+        return super().make_decision_for_running_worker_group(  # type: ignore[safe-super]
+            worker_group_state, worker_group_status
+        )
+
+    def on_controller_start_worker_group(
+        self, *, scaling_config: ScalingConfig, num_workers: int
+    ) -> dict[str, str] | None:
+        """See Ray; keeps workers off the nodes that are left out."""
+        nodes = self._board.left_out
+        return {ray._raylet.RAY_NODE_ID_KEY: f"!in({','.join(nodes)})"} if nodes else None  # type: ignore[attr-defined]
+
+    def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
+        """See Ray; lets a running group leave behind a checkpoint first."""
+        if self._resize_to is None:
+            return
+        self._mailbox.ask_to_resize(True)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not (board := self._mailbox.board()).left and board.training and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self._post_end({"event": "resize", "workers": self._resize_to})
+        self._mailbox.ask_to_resize(False)
+        self._resize_to = None
+
+    def after_controller_state_update(
+        self, previous_state: TrainControllerState, current_state: TrainControllerState
+    ) -> None:
+        """See Ray; posts the end of a group."""
+        if isinstance(current_state, ResizingState):
+            self._resize_to = getattr(current_state.scaling_decision, "num_workers", 0)
+        elif isinstance(current_state, RestartingState | ReschedulingState) and current_state is not previous_state:
+            if only_waits(current_state):
+                return
+            self._post_end(end_of(current_state, self._places))
+            self._places = {}
+
+    def _post_end(self, event: Mapping[str, Any] | None) -> None:
+        self._ends += 1
+        if event is not None:
+            self._mailbox.post(kind="event", end=self._ends, **event)
+
+
+class FixedPolicy(_Supervised, FixedScalingPolicy):
+    """For a fixed number of workers."""
+
+
+class ElasticPolicy(_Supervised, ElasticScalingPolicy):
+    """For MIN:MAX workers."""
+
+    def __init__(self, scaling_config: ScalingConfig, mailbox: Mailbox) -> None:
+        super().__init__(scaling_config, mailbox)
+        self._own: Mapping[str, int] = {}
+        self._scarce_since: float | None = None
+        self._timeouts = 0
+        self._timeout: float | None = None
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """See Ray; a group that has not got to its first step is let alone."""
+        self._own = Counter(worker.metadata.node_id for worker in worker_group_state.workers)
+        decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
+        if isinstance(decision, ResizeDecision) and not self._mailbox.board().training:
+            return NoopDecision()
+        return decision
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """See Ray."""
+        self._own = {}
+        return super().make_decision_for_non_running_worker_group()
+
+    def _count_possible_workers(self, reserved_resources: dict[str, dict[str, float]]) -> int:
+        """The workers that what is free has room for, beside our own; 0 while that may still grow."""
+        usable = {node: had for node, had in reserved_resources.items() if node not in self._board.left_out}
+        need = self.scaling_config._resources_per_worker_not_none
+        free = ray._private.state.available_resources_per_node()
+
+        def limited(node: str, name: str, amount: float) -> float:
+            there: float = free.get(node, {}).get(name, 0.0) + self._own.get(node, 0) * need.get(name, 0.0)
+            return min(amount, there)
+
+        limits = {node: {name: limited(node, name, had[name]) for name in had} for node, had in usable.items()}
+        possible: int = super()._count_possible_workers(limits)
+        if self._own or possible == super()._count_possible_workers(usable):
+            self._scarce_since = None
+            return possible
+        now = time.monotonic()
+        if self._scarce_since is None:
+            self._scarce_since = now
+        return possible if now - self._scarce_since >= SETTLE_SECONDS else 0
+
+    def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
+        """See Ray; gives larger groups more time for their places, and twice the time where the last was too short."""
+        super().before_controller_execute_resize_decision(resize_decision)
+        if self._timeout is None:
+            self._timeout = float(os.environ[START_TIMEOUT])
+        seconds = (self._timeout + resize_decision.num_workers / WORKERS_A_SECOND) * 2**self._timeouts
+        os.environ[START_TIMEOUT] = str(max(self._timeout, min(seconds, MAX_TIMEOUT_SECONDS)))
+        if resize_decision.num_workers < self.scaling_config.max_workers:
+            workers, most = resize_decision.num_workers, self.scaling_config.max_workers
+            self._mailbox.post(kind="placed", workers=workers, most=most)
+
+    def after_controller_state_update(
+        self, previous_state: TrainControllerState, current_state: TrainControllerState
+    ) -> None:
+        """See Ray."""
+        super().after_controller_state_update(previous_state, current_state)
+        if isinstance(current_state, RunningState):
+            self._timeouts = 0
+        elif only_waits(current_state):
+            self._timeouts += 1

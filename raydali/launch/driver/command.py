@@ -1,0 +1,57 @@
+"""A job's command: parse, check, launch, and end with the right exit code and a readable last line.
+
+0    done, or done before
+1    training failed: the worker's own error comes last; Ray did not start; or another driver took over the run
+2    bad usage: one line that names the value, the limit and the remedy
+130  interrupted
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import tyro
+
+from raydali.data.sources.cache import also_keep_in
+from raydali.data.sources.storage import refuse_secrets
+from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
+from raydali.output import mark_warnings
+
+Config = TypeVar("Config")
+
+
+def parse(config: type[Config], *, demo: Config) -> Config:
+    """The config that the command line asks for; indexes of its data are kept in its storage, too.
+
+    Args:
+        config: a dataclass with a `data` field; its fields are the options.
+        demo: the defaults where no data is named.
+
+    Raises:
+        UsageError: an argument holds a key.
+    """
+    mark_warnings()
+    for argument in sys.argv[1:]:
+        refuse_secrets(argument)
+    style = (tyro.conf.DisallowNone,)
+    parsed = tyro.cli(config, config=style)
+    parsed = parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)
+    also_keep_in(getattr(parsed, "storage", None))
+    return parsed
+
+
+def exit_with(main: Callable[[], None]) -> None:
+    """Run a job's main function and leave with its exit code."""
+    try:
+        main()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (TrainingFailed, StartError, Superseded) as error:
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,213 @@
+"""From a job's config to a finished run: the driver's side."""
+
+import random
+import string
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.errors import StartError, UsageError
+from raydali.host.cpu_times import usable_cores
+from raydali.host.interrupts import Interrupt
+from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
+from raydali.launch.driver.loop import train_in_workers
+from raydali.launch.driver.placement import Placement, place
+from raydali.launch.driver.ray_cluster import check_own_ray, connect
+from raydali.launch.driver.resume import Earlier, changes, check_unchanged, earlier_run, in_words
+from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
+from raydali.report.console import Console
+from raydali.report.tracking import tracked
+from raydali.run.attempt import Attempt
+from raydali.run.folder import CONFIG, EVENTS, RunFolder
+
+if TYPE_CHECKING:
+    pass
+
+STREAM_SETTINGS = (
+    "fingerprint",
+    "epochs",
+    "batch_size",
+    "global_batch_size",
+    "seed",
+    "shuffle_block",
+    "shuffle_window",
+)
+"""What a resume must repeat, or the stream would be another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What runs.
+
+    Attributes:
+        name: what names of runs begin with.
+        train: `train(options, data, session)`, called in every worker.
+        data: for every worker; put into Ray's object store, so that those of a node share one copy.
+        samples, fingerprint: the size of the training set, and a hash of its index.
+        labels: of the training set, int64 (N,), where each sample has one: a run in blocks mixes them.
+        unchangeable: settings that a resume must repeat beside the stream's, or the weights would be others.
+    """
+
+    name: str
+    train: Callable[..., None]
+    data: Any
+    samples: int
+    fingerprint: str
+    labels: NDArray[np.int64] | None = None
+    unchangeable: Sequence[str] = ()
+
+
+def launch(job: Job, options: LaunchOptions, console: Console) -> None:
+    """Train as the options say: begin the run of that name, or go on where it stopped.
+
+    Raises:
+        UsageError: what is asked cannot be done, or is another run than the earlier one of that name.
+        StartError: Ray did not start on this machine.
+        TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
+        KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
+    """
+    folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
+    options = replace(options, name=folder.name, storage=folder.uri_of_storage)
+    earlier = earlier_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
+    changed: dict[str, tuple[Any, Any]] = {}
+    options = with_kept(options, earlier.settings if earlier is not None else {})
+    if earlier is not None:
+        size = options.global_batch_size or earlier.settings["global_batch_size"]
+        options = replace(options, global_batch_size=size)
+        settings = _settings(job, options)
+        check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
+        if earlier.finished:
+            console.say(f"{folder} is finished: nothing left to do")
+            return
+        changed = changes(earlier, settings, sorted(settings.keys() - WHERE_SETTINGS))
+        for change in in_words(changed):
+            console.warn(f"resuming with another setting: {change}")
+    check(options, job.samples)
+    if warning := crop_warning(options):
+        console.warn(warning)
+    with _created(folder), connect(options, console.warn) as cluster:
+        placement = place(options, cluster)
+        if options.global_batch_size is None:
+            options = replace(options, global_batch_size=options.batch_size * placement.maximum)
+        check(options, job.samples, placement)
+        options = with_window(options, job.samples, job.labels)
+        if warning := window_warning(options, job.samples, job.labels):
+            console.warn(warning)
+        cores = usable_cores()
+        if cluster.own and placement.maximum * placement.cpus > cores:
+            console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
+        _warn_of_idle_workers(options, placement.maximum, console)
+        if placement.minimum < placement.maximum and not options.checkpoint_every:
+            console.warn(
+                f"--workers {options.workers} expects nodes to come and go, and one that is lost costs the steps since "
+                f"the newest checkpoint: up to an epoch, without --checkpoint-every STEPS"
+            )
+        if placement.reachable < placement.maximum:
+            console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
+        settings = _settings(job, options)
+        attempt = Attempt()
+        folder = _begin(folder, attempt, earlier, settings, changed)
+        work = {"train": job.train, "data": job.data, "samples": job.samples, "driver": attempt.driver}
+        left_over = set(earlier.train_runs) if earlier is not None else set()
+        interrupt = Interrupt()
+        with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
+            console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
+            train_in_workers(work, options, placement, cluster, folder, console, track, left_over, interrupt)
+
+
+def _new_name(job: Job) -> str:
+    """With some random characters, since two may begin in one second."""
+    return time.strftime(f"{job.name}-%Y%m%d-%H%M%S-") + "".join(
+        random.choices(string.ascii_lowercase + string.digits, k=4)
+    )
+
+
+def _defaults(options: LaunchOptions) -> dict[str, Any]:
+    """Return the defaults of all options that have one."""
+    return {each.name: each.default for each in fields(options) if each.default is not MISSING}
+
+
+def _begin(
+    folder: RunFolder,
+    attempt: Attempt,
+    earlier: Earlier | None,
+    settings: dict[str, Any],
+    changed: dict[str, tuple[Any, Any]],
+) -> RunFolder:
+    """The run's folder, which is this driver's from now on, with `config.json` as the run goes on.
+
+    Raises:
+        UsageError: another driver began a run of this name at the same moment.
+    """
+    if earlier is None:
+        try:
+            folder.create_json(CONFIG, settings)
+        except FileExistsError as error:
+            raise UsageError(
+                f"another driver has just begun a run in {folder}: give another --name, or leave it to that driver"
+            ) from error
+    attempt.take(folder)
+    folder = attempt.fenced(folder)
+    folder.remove_partial_files()
+    if changed:
+        folder.append(EVENTS, {"time": round(time.time(), 3), "event": "settings", "changed": changed})
+    if earlier is not None and changes(earlier, settings, settings):
+        folder.write_json(CONFIG, settings)
+    return folder
+
+
+@contextmanager
+def _created(folder: RunFolder) -> Iterator[None]:
+    """The run's folder is there; where the start is refused or interrupted while it is empty, it goes again."""
+    folder.create()
+    try:
+        yield
+    except (UsageError, StartError, KeyboardInterrupt):
+        folder.remove_if_empty()
+        raise
+
+
+def _warn_of_idle_workers(options: LaunchOptions, workers: int, console: Console) -> None:
+    assert options.global_batch_size is not None
+    batches = options.global_batch_size // options.batch_size
+    if batches % workers:
+        console.warn(
+            f"{workers} workers share the {batches} batches of a step unevenly, and some wait for others: a number "
+            f"that divides {batches} leaves none waiting"
+        )
+
+
+def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
+    return asdict(options) | {"samples": job.samples, "fingerprint": job.fingerprint}
+
+
+def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
+    """Refuse what cannot be trained: what can be told without a cluster at first, the rest once workers are placed.
+
+    Raises:
+        UsageError: naming the values that do not go together, and the remedy.
+    """
+    if placement is None:
+        check_own_ray(options)
+        workers = options.worker_range[1] if options.worker_range else 1
+    else:
+        workers = placement.maximum
+    global_batch_size = options.global_batch_size or options.batch_size * workers
+    stream = replace(options, global_batch_size=global_batch_size).stream(samples)
+    stream.micro_batches_of(0, workers)
+    if not options.sync_bn:
+        return
+    if options.no_gpu or (placement is not None and not placement.gpu):
+        raise UsageError("--sync-bn needs GPUs: leave it out, or train on a cluster that has some")
+    if options.workers is not None and ":" in options.workers:
+        raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {options.workers}")
+    if stream.micro_batches_per_step % workers:
+        raise UsageError(
+            f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
+            f"the {workers} workers: lower --workers, or raise --global-batch-size"
+        )

@@ -1,0 +1,136 @@
+"""What is asked against what the cluster has and its autoscaler could add: refused at once, or placed."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from raydali.errors import UsageError
+from raydali.launch.driver.autoscaler import NO_GROWTH, Growth, counted, fitting
+from raydali.launch.options import LaunchOptions
+
+DEFAULT_CPU_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many workers, and what each one reserves; `minimum` < `maximum` is elastic.
+
+    `reachable` is how many of `maximum` the cluster can ever hold, as far as known. An autoscaler that is asked for
+    more than it may add adds nothing, so no more than that is asked of it.
+    """
+
+    minimum: int
+    maximum: int
+    cpus: int
+    gpu: bool
+    reachable: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a Ray has, CPUs and GPUs of each node, and what its autoscaler could add by its configuration."""
+
+    nodes: tuple[tuple[float, float], ...]
+    own: bool
+    growth: Growth = NO_GROWTH
+    autoscaler: Mapping[str, Any] | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return int(sum(gpus for _, gpus in self.nodes))
+
+    @property
+    def gpus_at_most(self) -> int:
+        """With those that the autoscaler could add."""
+        return self.gpus + self.growth.gpus
+
+    @property
+    def kinds(self) -> list[tuple[float, float]]:
+        """CPUs and GPUs of every node that there is, and of each group of which there may be more."""
+        return [*self.nodes, *((group.cpus, group.gpus) for group in self.growth.groups)]
+
+    def fitting(self, cpus: int, gpu: bool) -> int:
+        """How many workers that reserve `cpus` CPUs, and with `gpu` one GPU, the nodes hold when idle."""
+        return sum(fitting(c, g, cpus, gpu) for c, g in self.nodes)
+
+    def reachable(self, cpus: int, gpu: bool) -> int:
+        """As `fitting`, with all that the autoscaler could add."""
+        return self.fitting(cpus, gpu) + self.growth.fitting(cpus, gpu)
+
+    def __str__(self) -> str:
+        cpus = sum(cpus for cpus, _ in self.nodes)
+        growth = str(self.growth)
+        return f"{counted(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs{growth and '; '}{growth}"
+
+
+def place(options: LaunchOptions, cluster: Cluster) -> Placement:
+    """The placement that the options ask of this cluster, defaults filled in.
+
+    Workers default to one a GPU, or 2 on CPUs; CPUs a worker to the cores a GPU has, or an equal share.
+
+    Raises:
+        UsageError: what is asked can never be met, with both figures and what could.
+    """
+    gpu = options.gpu or (cluster.gpus_at_most > 0 and not options.no_gpu)
+    if gpu and not cluster.gpus_at_most and cluster.growth.known:
+        raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): use --no-gpu")
+    if gpu and not cluster.gpus and options.worker_range is None:
+        raise UsageError(
+            f"the cluster has no GPUs yet ({cluster}): say how many to train on with --workers, or use --no-gpu"
+        )
+    minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
+    cpus = options.cpus_per_worker or _share(cluster, maximum, gpu)
+    reachable = cluster.reachable(cpus, gpu)
+    if reachable < minimum and cluster.growth.known:
+        placement = Placement(minimum, maximum, cpus, gpu, reachable)
+        raise UsageError(
+            f"{counted(minimum, 'worker')} of {placement} {'was' if minimum == 1 else 'were'} asked for, but the "
+            f"cluster ({cluster}) holds {reachable}: {_what_would_fit(placement, cluster)}"
+        )
+    limited = bool(cluster.growth.groups)
+    return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum)
+
+
+def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
+    """CPUs of each worker where none were asked for."""
+    if gpu:
+        return max(1, min((int(c // g) for c, g in cluster.kinds if g), default=1))
+    shares = range(max(1, int(max(c for c, _ in cluster.kinds))), 0, -1)
+    now = (share for share in shares if cluster.fitting(share, gpu) >= workers)
+    later = (share for share in shares if cluster.reachable(share, gpu) >= workers)
+    return next(now, None) or next(later, 1)
+
+
+def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
+    """The nearest requests that would fit: fewer workers, fewer CPUs each, or else both."""
+    found = list(_nearest(asked, cluster))
+    if found:
+        return f"{' or '.join(found)} would fit"
+    return "use --no-gpu" if asked.gpu and cluster.reachable(1, gpu=False) else "add nodes"
+
+
+def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
+    most = "" if asked.minimum == asked.maximum else f":{asked.maximum}"
+    if asked.reachable:
+        yield f"--workers {asked.reachable}{most}"
+    fewer = [(cpus, cluster.reachable(cpus, asked.gpu)) for cpus in range(asked.cpus - 1, 0, -1)]
+    enough = [cpus for cpus, workers in fewer if workers >= asked.minimum]
+    if enough:
+        yield f"--cpus-per-worker {enough[0]}"
+    elif not asked.reachable:
+        yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in fewer if n), 1)
+
+
+def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
+    """Return whether the cluster, with what its autoscaler could add, holds the workers without these nodes."""
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
+    shape = placement.cpus, placement.gpu
+    have = sum(fitting(each.get("CPU", 0.0), each.get("GPU", 0.0), *shape) for each in alive)
+    return have + cluster.growth.fitting(*shape) >= placement.minimum

@@ -1,0 +1,99 @@
+"""What Prometheus gets to see of a run, through Ray's own metrics: Ray puts `ray_` before each name.
+
+Ray's counters, which end in `_total` there, stay until the node's agent ends. Its gauges are gone 20 s after they were
+last set, so that none outlives what it speaks of. See docs/monitoring.md.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from ray.util.metrics import Counter, Gauge
+
+from raydali.measure.live_metrics import Figures
+
+RANK_TAGS = ("run", "rank")
+IMAGES = "raydali_images"
+RESTARTS = "raydali_restarts"
+QUARANTINED = "raydali_quarantined"
+GAUGES = {
+    "raydali_images_per_second": "Speed of training of this rank, validation left out.",
+    "raydali_of_ceiling_ratio": "That speed as a share of this rank's part of the ceiling.",
+    "raydali_loader_wait_ratio": "Share of the training time in which this rank waited for its loader.",
+    "raydali_step_seconds": "Forward, backward and optimiser of a step, mean over the last seconds.",
+    "raydali_own_step_seconds": "Of that, what is no waiting for other ranks' gradients.",
+    "raydali_loss": "Mean loss of the images of the last seconds.",
+    "raydali_loader_prepared_batches": "Batches that lie ready in the loader's last queue that shows them.",
+    "raydali_host_memory_bytes": "Resident memory of this rank's process.",
+    "raydali_gpu_memory_bytes": "GPU memory that PyTorch holds for this rank.",
+}
+"""What each rank says of itself, with help texts."""
+
+
+class RankMetrics:
+    """One rank's.
+
+    Args:
+        run: the run's name.
+        rank: the world rank.
+        device: whose memory is meant.
+    """
+
+    def __init__(self, run: str, rank: int, device: torch.device) -> None:
+        tags = {"run": run, "rank": str(rank)}
+        self._device = device
+        self._images = Counter(IMAGES, "Images that this rank trained on.", RANK_TAGS).set_default_tags(tags)
+        self._gauges = {name: Gauge(name, text, RANK_TAGS).set_default_tags(tags) for name, text in GAUGES.items()}
+        begin(self._images)
+
+    def publish(self, figures: Figures) -> None:
+        """Set everything that was measured; some 60 microseconds, without waiting for the device."""
+        if figures.images:
+            self._images.inc(figures.images)
+        on_gpu = self._device.type == "cuda"
+        for name, value in {
+            "raydali_images_per_second": figures.images_per_second,
+            "raydali_of_ceiling_ratio": figures.of_ceiling,
+            "raydali_loader_wait_ratio": figures.loader_wait_fraction,
+            "raydali_step_seconds": figures.step_seconds,
+            "raydali_own_step_seconds": figures.own_step_seconds,
+            "raydali_loss": figures.loss,
+            "raydali_loader_prepared_batches": figures.prepared_batches,
+            "raydali_host_memory_bytes": resident_bytes(),
+            "raydali_gpu_memory_bytes": torch.cuda.memory_reserved(self._device) if on_gpu else None,
+        }.items():
+            self._gauges[name].set(value)
+
+
+class RunMetrics:
+    """What only the driver knows of the run of that name."""
+
+    def __init__(self, run: str) -> None:
+        text = "How often the workers of this run started again, after a failure or for another number of them."
+        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
+        text = "Samples of this run that were found broken."
+        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
+        self._started = False
+        begin(self._restarts)
+        begin(self._quarantined)
+
+    def started(self) -> None:
+        """The workers have taken their first step, or the first one since they were started again."""
+        if self._started:
+            self._restarts.inc()
+        self._started = True
+
+    def quarantined(self) -> None:
+        """One more sample was found broken."""
+        self._quarantined.inc()
+
+
+def begin(counter: Counter) -> None:
+    """Show a counter at 0 from the start, as Prometheus wants it to see the first increment; `inc` refuses 0."""
+    counter._record(0.0)
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

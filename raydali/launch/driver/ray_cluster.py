@@ -1,0 +1,133 @@
+"""The Ray that a job runs on: the one that RAY_ADDRESS names, or one of its own on this machine."""
+
+import importlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from raydali.errors import StartError, Superseded, UsageError
+from raydali.host.cpu_times import usable_cores
+from raydali.host.interrupts import raise_on_signals
+from raydali.launch.driver.autoscaler import UNKNOWN, counted, growth_of, present_groups, read_config
+from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
+from raydali.launch.driver.ray_start import allow_slow_start, start_ray, tidy
+from raydali.launch.options import LaunchOptions
+
+WORKERS_PER_CORE = 8
+"""How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
+
+
+def check_own_ray(options: LaunchOptions) -> None:
+    """Refuse what a Ray of our own cannot be given, before anything is started or written.
+
+    Raises:
+        UsageError: more workers than this machine takes, with both figures.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        _own_cpus(options)
+
+
+@contextmanager
+def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Cluster]:
+    """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
+
+    From then on SIGINT, even where a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
+    KeyboardInterrupt.
+
+    Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
+    leaves the home folder untouched. Folders of earlier ones that failed are removed after a week.
+
+    Args:
+        options: how many workers there may be.
+        warn: says that a Ray of our own starts slowly.
+
+    Raises:
+        StartError: a Ray of our own did not start.
+        UsageError: more CPU workers than a Ray of our own may be given, or nobody answers at RAY_ADDRESS.
+    """
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Before Ray's threads run: beside them the loader of MKL, a part of torch, ends the process now and then.
+    importlib.import_module("torch")
+    if os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
+        with _joined() as cluster:
+            yield cluster
+        return
+    cpus = _own_cpus(options)
+    if "ray" not in sys.modules:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    allow_slow_start()
+    tidy()
+    folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
+    keep_logs = False
+    try:
+        start_ray(folder, warn, num_cpus=cpus, log_to_driver=False, logging_level=logging.ERROR)
+        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
+        yield Cluster(_nodes(), own=True)
+    except (UsageError, Superseded, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if not isinstance(error, StartError):
+            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+        keep_logs = True
+        raise
+    finally:
+        import ray
+
+        ray.shutdown()
+        if not keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_cpus(options: LaunchOptions) -> int:
+    cores = usable_cores()
+    workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
+    cpus = options.cpus_per_worker or 1
+    if workers * cpus > WORKERS_PER_CORE * cores:
+        raise UsageError(
+            f"{workers} workers of {counted(cpus, 'CPU')} each were asked for, {workers * cpus} in all, but this "
+            f"machine's {cores} cores take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
+        )
+    return max(cores, workers * cpus)
+
+
+@contextmanager
+def _joined() -> Iterator[Cluster]:
+    import ray
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
+    try:
+        yield _cluster()
+    finally:
+        ray.shutdown()
+
+
+def _cluster() -> Cluster:
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    try:
+        config = read_config()
+    except LookupError:
+        return Cluster(_nodes(), own=False, growth=UNKNOWN)
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    present = present_groups([*status.active_nodes, *status.idle_nodes])
+    return Cluster(_nodes(), own=False, growth=growth_of(config, present), autoscaler=config)
+
+
+def _nodes() -> tuple[tuple[float, float], ...]:
+    import ray
+
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return tuple((each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in resources)

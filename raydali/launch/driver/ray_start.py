@@ -1,0 +1,171 @@
+"""The start of a Ray of our own: patient where the machine is busy, one line where it fails, no folder for ever.
+
+Ray 2.60 gives its server 30 s to start, its raylet 30 s, and the raylet gives its agents, Python processes, 15 s each
+to tell their ports, then ends. A machine whose cores have other work needs longer for each.
+"""
+
+import os
+import random
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raydali.errors import StartError
+from raydali.host.cpu_times import usable_cores
+
+START_SECONDS = 600
+"""How long Ray may take to start."""
+SAY_SECONDS = 20.0
+"""The time between two lines that it is still starting."""
+KEPT_DAYS = 7
+"""How long the logs of a Ray that failed can be read."""
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+
+
+def allow_slow_start() -> None:
+    """Set what Ray reads from the environment; before Ray is imported.
+
+    RAY_raylet_start_wait_time_s stays as it is, 30 s: it is how long one question blocks, and this process asks again.
+    """
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", str(START_SECONDS))
+
+
+def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
+    """Start a Ray of our own and connect to it.
+
+    Args:
+        folder: what it keeps its files in; its path is short.
+        warn: says that the start takes long, and how busy the machine is.
+        options: of `ray.init`.
+
+    Raises:
+        StartError: it did not start; the message names its logs.
+    """
+    began = time.monotonic()
+    over = threading.Event()
+
+    def say() -> None:
+        while not over.wait(SAY_SECONDS):
+            passed = time.monotonic() - began
+            warn(f"Ray has not started after {passed:.0f} s, it may take up to {START_SECONDS} s: {load()}")
+
+    threading.Thread(target=say, daemon=True, name="slow start").start()
+    try:
+        import ray
+
+        ports = dict(zip(_AGENT_PORTS, free_ports(len(_AGENT_PORTS)), strict=True))
+        with _patient(began + START_SECONDS, ports):
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                _temp_dir=folder,
+                _metrics_export_port=ports["metrics_export_port"],
+                **options,
+            )
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StartError(f"Ray did not start: {why}; {load()}; its logs are in {folder}/session_latest/logs") from error
+    finally:
+        over.set()
+
+
+def load() -> str:
+    """How busy the machine is, in words."""
+    busy, cores = os.getloadavg()[0], usable_cores()
+    return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {cores} cores"
+
+
+@contextmanager
+def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
+    """Inside, a node of Ray starts until the deadline, unless one of its servers ends.
+
+    Its raylet is told the ports of its agents, so that it does not wait for them.
+    """
+    from ray._private import node, parameter, services
+    from ray._raylet import persist_port  # type: ignore[attr-defined]
+
+    def waiting(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def wait(*args: Any, **options: Any) -> Any:
+            while True:
+                try:
+                    return call(*args, **options)
+                except RuntimeError as error:
+                    if _has_ended(what):
+                        raise ChildProcessError(f"its {what} has ended") from error
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"its {what} was not there within {START_SECONDS} s") from error
+
+        return wait
+
+    wait_for_port = waiting(node.wait_for_persisted_port, "gcs_server")  # type: ignore[attr-defined]
+
+    def wait_for_server(folder: str, node_id: str, name: str, timeout_ms: int) -> int:
+        # A raylet has no option for this port alone.
+        persist_port(folder, node_id, "dashboard_agent_listen_port", ports["dashboard_agent_listen_port"])
+        return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
+
+    told: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
+    replaced = (
+        (node, "wait_for_persisted_port", wait_for_server),
+        (services, "get_node", waiting(services.get_node, "raylet")),
+        (parameter, "RayParams", partial(parameter.RayParams, **told)),
+    )
+    before = [getattr(module, name) for module, name, _ in replaced]
+    try:
+        for module, name, ours in replaced:
+            setattr(module, name, ours)
+        yield
+    finally:
+        for (module, name, _), theirs in zip(replaced, before, strict=True):
+            setattr(module, name, theirs)
+
+
+def _has_ended(name: str) -> bool:
+    """Return whether a child of this process with that name is a zombie: Ray waits for none that it still starts."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # pid (command) state parent ..., by man 5 proc
+            command, _, rest = stat.read_text().rpartition(")")
+            state, parent = rest.split()[:2]
+            if state == "Z" and int(parent) == os.getpid() and command.partition("(")[2] == name:
+                return True
+    return False
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens at, below those that the kernel gives to others by itself."""
+    with ExitStack() as stack:
+        found = set[int]()
+        for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
+            with suppress(OSError):
+                stack.enter_context(socket.create_server(("0.0.0.0", port)))
+                found.add(port)
+            if len(found) == number:
+                return [*found]
+    raise OSError("no ports from 20000 to 32767 are free")
+
+
+def tidy(root: str = "/tmp") -> None:
+    """Remove the folders of earlier Rays of ours, and of this user's, into which nothing was written for a week."""
+    for folder in Path(root).iterdir():
+        if re.fullmatch(r"raydali-(?!\d+$)[a-z0-9_]{8}", folder.name):  # digits alone: of `raydali cluster`
+            with suppress(OSError):
+                about = folder.lstat()
+                days = (time.time() - _last_written(folder)) / 86_400
+                if folder.is_dir() and not folder.is_symlink() and about.st_uid == os.getuid() and days > KEPT_DAYS:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_written(folder: Path) -> float:
+    """The time, in seconds since 1970; a Ray that lives writes to its logs several times a minute."""
+    paths = [folder, *(Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files))]
+    return max(path.lstat().st_mtime for path in paths)

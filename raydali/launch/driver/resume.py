@@ -1,0 +1,100 @@
+"""Fresh run, resume, or done already: what `config.json` in the run's folder says."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow.fs import FileType
+
+from raydali.errors import UsageError
+from raydali.run.folder import CONFIG, EVENTS, RunFolder
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier starts of the same run left.
+
+    Attributes:
+        train_runs: Ray's own ids of them.
+    """
+
+    settings: dict[str, Any]
+    finished: bool
+    train_runs: frozenset[str] = frozenset()
+
+
+def earlier_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> Earlier | None:
+    """The earlier start of this run, if there was one.
+
+    Args:
+        defaults: of settings that its version did not know.
+
+    Raises:
+        UsageError: the storage does not answer, or what the earlier start wrote is broken.
+    """
+    try:
+        # Straight, without patience: a mistyped endpoint should be told at once.
+        if folder.filesystem.get_file_info(folder.path(CONFIG)).type == FileType.NotFound:
+            return None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
+    events = folder.rows(EVENTS)
+    return Earlier(
+        _as_json(defaults or {}) | _settings(folder),
+        finished=any(row["event"] == "finish" for row in events),
+        train_runs=frozenset(row["train_run"] for row in events if "train_run" in row),
+    )
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    try:
+        settings = folder.read_json(CONFIG)
+    except ValueError as error:
+        settings = f"{error}"
+    if isinstance(settings, dict):
+        return settings
+    raise UsageError(
+        f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it from a copy; "
+        "delete it if the run has no checkpoint, and it begins anew; or give another --name"
+    )
+
+
+def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> None:
+    """Refuse a resume whose stream or model would be another.
+
+    Args:
+        names: the settings that must be what they were.
+
+    Raises:
+        UsageError: naming every changed setting with both values.
+    """
+    if changed := changes(earlier, settings, names):
+        words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
+        raise UsageError(
+            f"{folder} cannot be resumed with other settings ({'; '.join([*words, *in_words(changed)])}): "
+            "give the earlier ones, or another --name"
+        )
+
+
+def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings, among those named, that are not as they were: their values of then and now."""
+    was, now = earlier.settings, _as_json(settings)
+    return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
+
+
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """A phrase for each setting that changed."""
+    return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
+
+
+def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Both training sets, which differ in names or labels."""
+    before, after = (f"{each.get('data') or 'built in'} ({each.get('samples')} samples)" for each in (was, now))
+    return f"data was {before}, now {after if after != before else 'there with other names or labels'}"
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as they will be read again: JSON has no tuples."""
+    result: dict[str, Any] = json.loads(json.dumps(settings))
+    return result

@@ -1,0 +1,1 @@
+"""What runs in each worker: a job's interface to its run."""

@@ -1,0 +1,191 @@
+"""The broken samples of a run: what its ranks found, put together, told to the driver, limited and saved.
+
+Each rank finds out for itself and needs no other to replace a sample (data/loading/quarantine.py). What they found they
+put together now and then, and decide on that alone: so all of them stop at the same step.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from raydali.data.loading.quarantine import BrokenSample, Quarantine
+from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.stream.stream import Order, OrderedPass
+from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.errors import DataError
+from raydali.launch.options import TrainingOptions
+from raydali.launch.worker.session import Session
+from raydali.run.folder import EVENTS
+
+EXCHANGE_STEPS = 16
+"""Between two times at which ranks ask each other for news, without waiting for the answer until the next time."""
+SHOWN = 20
+TRAINING, VALIDATION = "training", "validation"
+SOUND = "sound"
+"""What checkpoints call the bits of those that need not be read as a whole again."""
+
+
+class BrokenSamples:
+    """One rank's part; all ranks must call the same methods in the same order.
+
+    Args:
+        options: the job's.
+        session: what the launcher gave.
+        samples: of the training set.
+    """
+
+    def __init__(self, options: TrainingOptions, session: Session, *, samples: int) -> None:
+        self._options, self._session = options, session
+        self._quarantines = {TRAINING: Quarantine(samples, seed=options.seed)}
+        self._agreed: dict[str, dict[int, BrokenSample]] = defaultdict(dict, {TRAINING: {}})
+        self._sources: dict[str, list[Source]] = {TRAINING: [], VALIDATION: []}
+        self._told: set[tuple[str, int]] = set()
+        self._asked: Callable[[], int] | None = None
+
+    def of(self, order: Order) -> "_OfOrder":
+        """What a loader of this order is to know and to tell, once its source is known: it replaces samples of a
+        stream, and leaves out those of an ordered pass."""
+        return _OfOrder(lambda source: self._quarantine(order, source))
+
+    def _quarantine(self, order: Order, source: Source) -> Quarantine:
+        """That of a source: "training" and "validation" are of the first ones, "validation 2" is of the next."""
+        kind, seed = (VALIDATION, None) if isinstance(order, OrderedPass) else (TRAINING, self._options.seed)
+        sources = self._sources[kind]
+        if not any(_is_same(known, source) for known in sources):
+            sources.append(source)
+        place = [_is_same(known, source) for known in sources].index(True)
+        name = f"{kind} {place + 1}" if place else kind
+        if name not in self._quarantines:
+            self._quarantines[name] = Quarantine(order.samples, seed=seed)
+            self._quarantines[name].add(self._agreed[name].values())
+        return self._quarantines[name]
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
+        bits = saved.pop(SOUND, None)
+        if bits is not None:
+            self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(bits.numpy())))
+        for name, samples in saved.items():
+            self._agreed[name].update((sample["id"], BrokenSample(**sample)) for sample in samples)
+        self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
+        if self._session.worker.rank == 0:
+            rows = self._session.folder.rows(EVENTS)
+            self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
+            for name, agreed in self._agreed.items():
+                for known in agreed.values():
+                    self._tell(name, known)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: those of training, which stand-ins depend on, and a bit for each sample that was
+        read as a whole and is sound, where there are any."""
+        kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
+        sound = self._quarantines[TRAINING].sound
+        return {
+            **{name: [asdict(sample) for _, sample in sorted(samples.items())] for name, samples in kept.items()},
+            **({SOUND: torch.from_numpy(np.packbits(sound))} if sound.any() else {}),
+        }
+
+    def after_step(self, steps: int) -> None:
+        """Say that so many steps of the run are done; now and then ranks look for news, without waiting.
+
+        Raises:
+            DataError: see `exchange`.
+        """
+        worker = self._session.worker
+        if worker.world_size > 1 and steps % EXCHANGE_STEPS:
+            return
+        found = self._asked() if self._asked is not None else 0
+        self._asked = None
+        news = sum(quarantine.has_news() for quarantine in self._quarantines.values()) + len(OUTAGES)
+        if found or (worker.world_size == 1 and news):
+            self.exchange()
+        elif worker.world_size > 1:
+            self._asked = worker.sum_later(news)
+
+    def exchange(self) -> None:
+        """Put together what all ranks found.
+
+        Raises:
+            DataError: more is broken than `max_bad_fraction` allows; on all ranks.
+        """
+        if self._asked is not None:
+            self._asked()
+            self._asked = None
+        news = {name: [*map(asdict, quarantine.news())] for name, quarantine in self._quarantines.items()}
+        sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
+        exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
+        self._tell_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
+        for _, sound, _ in exchanged:
+            for name, ids in sound.items():
+                if name in self._quarantines:
+                    self._quarantines[name].add_sound(ids)
+        for found, _, _ in exchanged:
+            for name, samples in found.items():
+                for sample in (BrokenSample(**each) for each in samples):
+                    if self._agreed[name].setdefault(sample.id, sample) is sample:
+                        self._tell(name, sample)
+        for name, quarantine in self._quarantines.items():
+            quarantine.add(self._agreed[name].values())
+        for name, quarantine in self._quarantines.items():
+            self._limit(name, quarantine.samples)
+
+    def in_validation(self) -> int:
+        """How many of all validation samples are broken, as of the last exchange."""
+        return sum(len(samples) for name, samples in self._agreed.items() if name.startswith(VALIDATION))
+
+    def _tell_outages(self, of_ranks: list[list[Outage]]) -> None:
+        """One event for each storage, whichever ranks waited for it."""
+        if self._session.worker.rank:
+            return
+        every = [(rank, outage) for rank, outages in enumerate(of_ranks) for outage in outages]
+        for storage in dict.fromkeys(outage.storage for _, outage in every):
+            ranks = sorted({rank for rank, outage in every if outage.storage == storage})
+            longest = max((outage for _, outage in every if outage.storage == storage), key=lambda each: each.seconds)
+            facts = {"path": storage, "reason": longest.reason, "waited_seconds": longest.seconds, "ranks": ranks}
+            self._session.tell("event", event="storage retry", **facts)
+
+    def _tell(self, name: str, sample: BrokenSample) -> None:
+        if self._session.worker.rank == 0 and (name, sample.id) not in self._told:
+            self._told.add((name, sample.id))
+            self._session.tell("event", event="quarantine", of=name, **asdict(sample))
+
+    def _limit(self, name: str, samples: int) -> None:
+        broken, share = self._agreed[name], self._options.max_bad_fraction
+        most = allowed(share, samples)
+        if len(broken) <= most:
+            return
+        shown = [f"  {sample}" for _, sample in sorted(broken.items())[:SHOWN]]
+        more = [f"  and {len(broken) - SHOWN} more"] if len(broken) > SHOWN else []
+        lines = "\n".join([f"broken {name} samples:", *shown, *more])
+        raise DataError(
+            f"{lines}\n{len(broken)} of {samples} {name} samples are broken, and --max-bad-fraction {share:g} allows "
+            f"{most}: find all with `raydali verify DIR -o broken.txt` and leave them out by --exclude broken.txt, "
+            f"or raise --max-bad-fraction"
+        )
+
+
+def _is_same(one: Source, other: Source) -> bool:
+    """Return whether it is one source: two of the same names may lie at two places."""
+    if one is other:
+        return True
+    return len(one) == len(other) and one.path(0) == other.path(0) and one.fingerprint == other.fingerprint
+
+
+@dataclass(frozen=True)
+class _OfOrder:
+    """What gives a loader of an order its quarantine."""
+
+    of_source: Callable[[Source], Quarantine]
+
+    def of(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
+        """The quarantine of this source, told how to read a sample."""
+        return self.of_source(source).of(source, pipeline)
+
+
+def allowed(share: float, samples: int) -> int:
+    """How many samples may be broken: that share, rounded down, but at least one; none where the share is 0."""
+    return max(1, int(share * samples)) if share else 0

@@ -1,0 +1,188 @@
+"""What a checkpoint holds of a run: it is read where a run goes on, and saved with the rows that it covers."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from raydali.data.sources.storage import reason
+from raydali.data.stream.stream import Stream
+from raydali.errors import DivergedError
+from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.session import Session
+from raydali.measure.records import RankRecord, segment_of
+from raydali.run.folder import EPOCHS
+from raydali.run.sample_trace import SampleTrace, drop_samples
+from raydali.train.checkpoint_file import is_finite, snapshot
+from raydali.train.optim import load_optimizer
+
+
+class Stateful(Protocol):
+    """What can be saved and loaded: modules, optimisers, gradient scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; empty for nothing."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object:
+        """Become what the state says."""
+        ...
+
+
+class RunState:
+    """The state of a run on one rank, from the newest checkpoint on; all ranks must call the same methods.
+
+    Args:
+        trace: of samples, None where none is kept.
+        ceiling_of: what a ceiling depends on; measured for others, it says nothing.
+
+    Attributes:
+        start: global batches that the newest checkpoint covered; 0 on a fresh run.
+        saved: those that it covers now.
+        ceiling: images a second over all ranks; None where it is not known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        stream: Stream,
+        broken: BrokenSamples,
+        trace: SampleTrace | None,
+        ceiling_of: Mapping[str, str],
+    ) -> None:
+        self._session, self._stream, self._broken, self._trace = session, stream, broken, trace
+        self._worker, self._folder = session.worker, session.folder
+        self._ceiling_of = dict(ceiling_of)
+        self._segments: list[list[RankRecord]] = []
+        self._unwritten: list[dict[str, Any]] = []
+        self._parts: dict[str, Stateful] = {}
+        self._prepare: Callable[[], None] = lambda: None
+        self._best: float | None = None
+        self._read: dict[str, Any] | None = None
+        self.ceiling: float | None = None
+        self.start = self.saved = 0
+        self._resume()
+
+    def _resume(self) -> None:
+        checkpoint = self._session.latest()
+        if checkpoint is not None:
+            self.start = self.saved = self._stream.steps_of(checkpoint["stream"])
+            self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
+            self._best = checkpoint["best"]
+            if checkpoint["ceiling_of"] == self._ceiling_of:
+                self.ceiling = checkpoint["ceiling"]
+            self._read = checkpoint["state"]
+        with self._folder.must_answer():
+            self._broken.resume((checkpoint or {}).get("quarantine", {}))
+            if self._worker.rank == 0:
+                self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self.start)
+                drop_samples(self._folder, self.start)
+        self._worker.barrier()
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint, up to its first step."""
+        return self._read is not None
+
+    def begun(self) -> None:
+        """Let go of what was read: the parts have it."""
+        self._read = None
+
+    def keep(self, parts: Mapping[str, Stateful], before_saving: Callable[[], None]) -> None:
+        """Load these parts, where they were read, and save them from now on; see TrainingRun.keeps."""
+        self._prepare, self._parts = before_saving, dict(parts)
+        for name, part in self._parts.items():
+            if read := (self._read or {}).get(name):
+                if isinstance(part, Optimizer):
+                    load_optimizer(part, read)
+                else:
+                    part.load_state_dict(read)
+
+    def close_epoch(
+        self, record: RankRecord, line: Callable[[Sequence[Sequence[RankRecord]]], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """The epoch's line, which the next checkpoint will write; None on other ranks than 0.
+
+        Args:
+            record: of this rank, since the line or the start before.
+            line: makes it of the records of all ranks, worker group by worker group.
+        """
+        self._segments.append(segment_of(self._worker.gather(asdict(record))))
+        made = line(self._segments) if self._worker.rank == 0 else None
+        if made is not None:
+            self._unwritten.append(made)
+        self._segments.clear()
+        return made
+
+    def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
+        """The weights to be kept as the best ones, on rank 0; None elsewhere, or where an earlier score is as high, or
+        this one no number."""
+        if math.isnan(score) or (self._best is not None and score <= self._best):
+            return None
+        self._best = score
+        return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
+
+    def save(self, done: int, record: RankRecord, best: dict[str, Any] | None) -> None:
+        """Make a checkpoint of all that is done, with the rows before it.
+
+        Args:
+            done: global batches.
+            record: of this rank, of the epoch under way.
+            best: see `best_of`.
+
+        Raises:
+            DivergedError: the weights cannot be gone on from.
+        """
+        self._broken.exchange()
+        self._prepare()  # which may bring in what other ranks have
+        self._check_weights(done)
+        why = self._write_rows()
+        gathered = self._worker.gather((asdict(record), why))
+        partial = segment_of(row for row, _ in gathered)
+        hindered = next((why for _, why in gathered if why), "")
+        segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
+        state = None
+        if self._worker.rank == 0:
+            state = snapshot(
+                {
+                    "state": {name: part.state_dict() for name, part in self._parts.items()},
+                    "stream": self._stream.state(done),
+                    "quarantine": self._broken.state(),
+                    "segments": [[asdict(record) for record in segment] for segment in segments],
+                    "best": self._best,
+                    "ceiling": self.ceiling,
+                    "ceiling_of": self._ceiling_of,
+                }
+            )
+        self._session.commit(done, state, best=best, hindered=hindered)
+        self.saved = done
+
+    def _check_weights(self, done: int) -> None:
+        """On rank 0, whose weights are everybody's: never save what cannot be gone on from.
+
+        Raises:
+            DivergedError: weights, or what the optimiser or an average holds of them, are infinite or no numbers.
+        """
+        if self._worker.rank:
+            return
+        if bad := [name for name, part in self._parts.items() if not is_finite(part.state_dict())]:
+            what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
+            raise DivergedError(
+                f"the {what} are not finite any more behind step {done}: lower --learning-rate or raise "
+                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self.saved}"
+            )
+
+    def _write_rows(self) -> str:
+        """Write what a checkpoint must find written; what hinders that, or an empty text. The next one tries again."""
+        try:
+            if self._trace is not None:
+                self._trace.flush()
+            while self._unwritten:
+                self._folder.append(EPOCHS, self._unwritten[0])
+                del self._unwritten[0]
+        except OSError as error:
+            return reason(error)
+        return ""

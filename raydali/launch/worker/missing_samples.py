@@ -1,0 +1,46 @@
+"""A node that lacks the samples, found before the first step: the node's fault, not the samples'.
+
+A disk that is not mounted on one of many nodes would otherwise condemn, as broken, whatever that node reads.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from raydali.data.loading.loader import Loader
+from raydali.errors import NodeFault
+from raydali.train.worker import Worker
+
+LOOKED_AT = 8
+
+
+def check_samples(loader: Loader, worker: Worker) -> None:
+    """Read some samples, the same on every rank, where ranks run on several nodes; all ranks must call it.
+
+    Raises:
+        NodeFault: most of them are missing on this rank's node, and another node has most of them.
+    """
+    if len(set(worker.exchange(worker.node))) == 1:
+        return
+    asked = min(LOOKED_AT, len(loader.source))
+    ids = [len(loader.source) * (2 * place + 1) // (2 * asked) for place in range(asked)]
+    with ThreadPoolExecutor(asked) as threads:
+        missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]
+    most = [2 * found > asked for found in worker.exchange(len(missing))]
+    if most[worker.rank] and not all(most):
+        raise NodeFault(
+            f"{len(missing)} of {asked} samples that were looked for are missing on node {worker.node}, while other "
+            f"nodes have them, such as {loader.source.path(missing[0])}: mount or copy the data there"
+        )
+
+
+def _is_missing(loader: Loader, id: int) -> bool:
+    """Return whether there is no such file; any other error is left to those who read it again."""
+    try:
+        loader.pipeline.sample(loader.source, id, 0)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, FileNotFoundError):
+                return True
+            cause = cause.__cause__
+    return False

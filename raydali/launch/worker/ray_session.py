@@ -1,0 +1,181 @@
+"""A training function's surroundings inside a Ray Train worker."""
+
+import time
+import traceback
+from dataclasses import asdict, replace
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from ray.train.v2._internal.execution.context import get_train_context  # the public way waits for all ranks
+
+from raydali.data.loading.loader import Loader
+from raydali.data.sources.retry import retries
+from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
+from raydali.host.checks import unfit
+from raydali.launch.channel import Mailbox
+from raydali.launch.choices import chosen
+from raydali.launch.driver.hang_detection import Heartbeat
+from raydali.launch.driver.prometheus import RankMetrics
+from raydali.launch.driver.worker_warnings import overheard
+from raydali.launch.options import LaunchOptions
+from raydali.launch.worker.environment import Place, environment, place_of
+from raydali.launch.worker.stop_signal import Interrupted, Notice
+from raydali.measure.live_metrics import Figures
+from raydali.run.attempt import Attempt
+from raydali.run.checkpoints import CheckpointStore
+from raydali.run.folder import RunFolder
+from raydali.train.worker import Worker
+
+PROGRESS_SECONDS = 0.5
+
+
+class RaySession:
+    """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
+    place, is fatal where that write fails."""
+
+    def __init__(self, folder: RunFolder, mailbox: Mailbox, options: LaunchOptions, samples: int, driver: str) -> None:
+        context = ray.get_runtime_context()
+        self.worker = Worker.join(
+            _device(),
+            cpus=int(context.get_assigned_resources().get("CPU", 1)),
+            node=context.get_node_id()[:8],
+            timeout=options.group_timeout,
+        )
+        self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
+        self._mailbox = mailbox
+        folder = replace(folder, warn=self._warn)
+        self.folder = self._attempt(driver, folder).fenced(folder)
+        self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
+        self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell, options.kept_steps(samples))
+        self._resumed = False
+        self.step = 0
+        """The last one that is done."""
+        self._taken = 0
+        self._last_progress = 0.0
+
+    def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
+        """This worker group's, which rank 0 has taken the folder for."""
+        number = 0
+        if self.worker.rank == 0:
+            number = self._mailbox.next_group()
+            with folder.must_answer():
+                Attempt(driver, number).take(folder)
+        return Attempt(driver, self.worker.from_first(number))
+
+    def latest(self) -> dict[str, Any] | None:
+        """See Session."""
+        state = self._checkpoints.newest()
+        self._resumed = state is not None
+        return state
+
+    def commit(
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+    ) -> None:
+        """See Session."""
+        if state is not None:
+            self._checkpoints.save(step, state, best=best, hindered=hindered)
+
+    def finish(self) -> None:
+        """See Session."""
+        self._checkpoints.finish()
+
+    def _warn(self, text: str) -> None:
+        self.tell("warning", rank=self.worker.rank, text=text)
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """See Session."""
+        self._mailbox.post(kind=kind, **facts)
+
+    def tell_start(self, *, step: int, steps: int) -> None:
+        """See Session."""
+        if self.worker.rank == 0:
+            facts = {"world_size": self.worker.world_size, "device": self.worker.device.type} | self._environment
+            facts["train_run"] = get_train_context().train_run_context.run_id
+            self.tell("event", event="resume" if self._resumed else "start", step=step, steps=steps, **facts)
+
+    def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
+        """See Session."""
+        self.step, self._taken = step, Loader.batches_taken
+        now = time.monotonic()
+        if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            where = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs}
+            self.tell("progress", **where, samples_consumed=samples_consumed)
+
+    def place(self) -> float:
+        """How far this rank is, see hangs.Heartbeat."""
+        return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
+
+    def notice(self) -> Notice | None:
+        """See Session."""
+        if get_train_context().preemption_context.preemption_info is not None:
+            return "preemption"
+        return self._mailbox.notice() if self.worker.rank == 0 else None
+
+    def publish(self, figures: Figures) -> None:
+        """See Session. To Ray's metrics, which Prometheus collects, and to the driver's display."""
+        self._metrics.publish(figures)
+        self.tell("pulse", rank=self.worker.rank, **asdict(figures))
+
+
+def _device() -> torch.device:
+    """The device that Ray Train gave this worker; the CPU where GPUs are declared but none exists."""
+    device: torch.device = ray.train.torch.get_device()
+    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def run_worker(config: dict[str, Any]) -> None:
+    """What each Ray Train worker runs: the job's training function, its own error told to the driver first."""
+    mailbox: Mailbox = config["mailbox"]
+    session: RaySession | None = None
+    try:
+        session = RaySession(config["folder"], mailbox, config["options"], config["samples"], config["driver"])
+        beat = _heartbeat(session, config["options"])
+        if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
+            for text in unfit():
+                session.tell("warning", rank=session.worker.rank, text=text)
+        rank = session.worker.rank
+        with overheard(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
+            options = chosen(config["options"], session, samples=config["samples"])
+            config["train"](options, ray.get(config["data"]), session)
+            session.finish()
+        beat.close()
+    except Interrupted:
+        raise
+    except BaseException as error:
+        rank = ray.train.get_context().get_world_rank()
+        facts = {"group": _group(), "node_id": ray.get_runtime_context().get_node_id()} | _described(error)
+        mailbox.post_and_wait(kind="error", rank=rank, step=session.step if session else 0, **facts)
+        raise
+
+
+def _heartbeat(session: RaySession, options: LaunchOptions) -> Heartbeat:
+    worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
+    facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
+    patience = min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout))
+    return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.place, patience, **facts)
+
+
+def _group() -> str:
+    """What the workers of one group have in common, and those of the next one have not."""
+    return str(ray.get_runtime_context().get_placement_group_id())
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Describe an error for the driver: our own need no traceback, others only the frames outside libraries.
+
+    `final`: it would come again. `storage`: it will pass once the storage answers. `node_fault`: other nodes can do it.
+    """
+    ours = isinstance(error, UsageError | DataError | DivergedError | StorageError | StorageAway | NodeFault)
+    kind = {"usage": isinstance(error, UsageError), "final": False}
+    kind |= {"storage": isinstance(error, StorageAway), "node_fault": isinstance(error, NodeFault)}
+    if ours:
+        kind["final"] = not (kind["storage"] or kind["node_fault"])
+        return {"error": str(error), "traceback": "", **kind}
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return {"error": text, "traceback": "".join(traceback.format_list(outside)), **kind}

@@ -1,0 +1,108 @@
+"""What the commands of `raydali` have in common: --json, tables, and the machine that figures were read on."""
+
+import ctypes
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from raydali.errors import UsageError
+from raydali.host.cpu_times import usable_cores
+
+JsonFile = Annotated[
+    str | None, tyro.conf.arg(metavar="FILE", help="File for what was found, as JSON; -: standard output.")
+]
+"""Type of the option --json of every command; cli.py knows what `-` is."""
+VERSIONS = {"raydali": "raydali", "torch": "torch", "dali": "nvidia-dali-cuda120"}
+WIDTH_IN_FILES = 200
+
+
+def mark_warnings() -> None:
+    """Have warnings of a command that nobody else takes begin with "warning: ", on standard error."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on: {"cpus", "gpus": names, "python", "raydali", "torch", "dali"}; null: not installed."""
+    return {
+        "cpus": usable_cores(),
+        "gpus": gpu_names(),
+        "python": platform.python_version(),
+        **{name: _version(package) for name, package in VERSIONS.items()},
+    }
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that CUDA shows this process. Asks the driver alone: torch would take seconds, and a GPU's memory."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    names = []
+    for i in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+        cuda.cuDeviceGet(ctypes.byref(device), i)
+        cuda.cuDeviceGetName(name, len(name), device)
+        names.append(name.value.decode())
+    return names
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def require_writable(option: str, path: str | None) -> None:
+    """Refuse a path that a result could not be written to, before anything is measured.
+
+    Raises:
+        UsageError: its folder is missing or not writable, or it is a folder.
+    """
+    if path is None:
+        return
+    folder = Path(path).expanduser().absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
+        raise UsageError(f"{option} {path} cannot be written: give a file in a folder that exists and can be written")
+
+
+def write_json(result: dict[str, Any], path: str) -> None:
+    """Write a result, indented."""
+    Path(path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: the first column to the left, the others to the right. In a file no line of it is broken."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH_IN_FILES
+    console.print(table)
+
+
+def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:
+    """The value in this format, or "-" where it was not measured."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def devices(gpus: int) -> str:
+    """A number of GPUs in words."""
+    return "CPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"

@@ -1,0 +1,250 @@
+"""What report.html knows of a run: its settings, events and epochs, each epoch boiled down to what is drawn.
+
+A line of `epochs.jsonl` has all that each rank measured, 64 kB of it for 256 ranks. Kept are the numbers of the whole
+epoch, and two of each rank, so that a run's driver can take one line after another and never reads one again.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.measure.ceiling import VOID_ABOVE
+from raydali.run.folder import CONFIG, EPOCHS, EVENTS, SAMPLES, RunFolder
+
+END_EVENTS = ("finish", "stop", "interrupt")
+"""Those with which a driver ends."""
+GROUP_END_EVENTS = ("failure", "preemption", "resize")
+"""Those with which a group of workers ends before its time; where the driver goes on, another one starts."""
+
+Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
+
+NAN = math.nan
+
+
+def number(value: object) -> float | None:
+    """The value as a finite number, or None: null, text and NaN say that nothing was measured."""
+    if type(value) is float:  # nearly all are
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A line of `epochs.jsonl`.
+
+    Attributes:
+        number: of the epoch, from 0.
+        values: the line's own numbers by name; those not measured are left out.
+        validation: the numbers of its validation by name.
+        waiting: of each rank the share of its time in which it waited for the loader; NaN: not measured.
+        stepping: of each rank the milliseconds of forward, backward and optimiser for an image; NaN: not measured.
+    """
+
+    number: int
+    values: Mapping[str, float]
+    validation: Mapping[str, float]
+    verdict: str | None
+    waiting: NDArray[np.float32]
+    stepping: NDArray[np.float32]
+
+    def get(self, name: str) -> float | None:
+        """One of `values`."""
+        return self.values.get(name)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Epoch | None":
+        """From a line; None where it names no epoch."""
+        epoch = number(record.get("epoch"))
+        if epoch is None or not 0 <= epoch < 1e9:
+            return None
+        verdict = record.get("verdict")
+        ranks = record.get("ranks")
+        waiting, stepping = _of_ranks(ranks if isinstance(ranks, list) else [])
+        return cls(
+            int(epoch),
+            _without_void_ceiling(_numbers(record)),
+            _numbers(record.get("validation")),
+            verdict if isinstance(verdict, str) and verdict.strip() else None,
+            waiting,
+            stepping,
+        )
+
+
+def _numbers(values: object) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    found = {str(name): number(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
+    """Earlier versions took a ceiling for true that was measured on a busy machine."""
+    if values.get("of_ceiling", 0.0) > VOID_ABOVE:
+        del values["of_ceiling"]
+        values.pop("ceiling_images_per_second", None)
+    return values
+
+
+def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Share of waiting, and milliseconds of stepping for an image, by rank; a rank may have several segments."""
+    records = [record for record in ranks if isinstance(record, dict)]
+    names = ("rank", "seconds", "loader_wait_seconds", "images", "step_seconds")
+    columns = [[NAN if (v := number(record.get(name))) is None else v for record in records] for name in names]
+    table = np.array(columns).reshape(len(names), -1)
+    table = table[:, (table[0] >= 0) & (table[0] < 1 << 20)]
+    of_rank = table[0].astype(int)
+    size = int(of_rank.max(initial=-1)) + 1
+    seconds, wait, images, step = (np.bincount(of_rank, column, size) for column in table[1:])
+    waiting, stepping = np.full((2, size), NAN, np.float32)
+    with np.errstate(all="ignore"):
+        np.divide(wait, seconds, out=waiting, where=seconds > 0, casting="same_kind")
+        np.divide(1000 * step, images, out=stepping, where=images > 0, casting="same_kind")
+    return waiting, stepping
+
+
+@dataclass
+class History:
+    """A run, as far as it came.
+
+    Attributes:
+        name: of the run.
+        place: its folder.
+        settings: what `config.json` holds.
+        events: rows of `events.jsonl`.
+        epochs: in their order; none that a resume has trained again.
+        samples: `samples.png`, where there is one.
+    """
+
+    name: str
+    place: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    samples: bytes | None = None
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "History":
+        """All that lies in a run's folder.
+
+        Raises:
+            UsageError: a line is broken.
+            OSError: the storage does not answer.
+            ValueError: config.json is broken.
+        """
+        history = cls(folder.name, str(folder))
+        if folder.exists(CONFIG):
+            settings = folder.read_json(CONFIG)
+            history.settings = settings if isinstance(settings, dict) else {}
+        for row in folder.each_row(EVENTS):
+            if isinstance(row, Mapping):
+                history.add_event(row)
+        for row in folder.each_row(EPOCHS):
+            if isinstance(row, Mapping):
+                history.add_epoch(row)
+        if folder.exists(SAMPLES):
+            history.samples = folder.read(SAMPLES)
+        return history
+
+    def add_event(self, row: Mapping[str, Any]) -> None:
+        """Take a row of `events.jsonl`; a resume takes back the epochs that it will train again."""
+        self.events.append(row)
+        if row.get("event") == "resume":
+            self._take_back(number(row.get("step")))
+        elif row.get("event") == "chosen":  # what a driver that has read them before does not know
+            chosen = {name: value for name, value in row.items() if self.settings.get(name, "") is None}
+            self.settings = {**self.settings, **chosen}
+
+    def add_epoch(self, record: Mapping[str, Any]) -> None:
+        """Take a line of `epochs.jsonl`; one that came before is replaced."""
+        epoch = Epoch.of(record)
+        if epoch is None:
+            return
+        step = epoch.get("step")
+        self._take_back(None if step is None else step - 1)
+        self.epochs.append(epoch)
+
+    def _take_back(self, step: float | None) -> None:
+        while step is not None and self.epochs and (self.epochs[-1].get("step") or 0) > step:
+            self.epochs.pop()
+
+    @property
+    def status(self) -> Status:
+        """How far it came, by its last event that says so."""
+        if not self.events:
+            return "running" if self.epochs else "empty"
+        last = self.events[-1].get("event")
+        by_event: dict[object, Status] = {
+            "finish": "finished",
+            "stop": "failed",
+            "interrupt": "interrupted",
+            "failure": "broken",
+            "preemption": "starting",
+            "resize": "starting",
+            "rehearsal": "starting",
+            "settings": "starting",
+            "chosen": "starting",
+        }
+        return by_event.get(last, "running")
+
+    def sum(self, name: str, *others: str) -> tuple[float, ...] | None:
+        """Sums over those epochs that have all of these numbers; None where there is no such epoch."""
+        names = (name, *others)
+        rows = [[epoch.values[name] for name in names] for epoch in self.epochs if epoch.values.keys() >= set(names)]
+        return tuple(map(sum, zip(*rows, strict=True))) if rows else None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Over all epochs."""
+        sums = self.sum("images", "seconds")
+        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+
+    @property
+    def of_ceiling(self) -> float | None:
+        """Share of the ceiling over all epochs that know theirs."""
+        rows = [(e.get("images"), e.get("seconds"), e.get("ceiling_images_per_second")) for e in self.epochs]
+        known = [(images, seconds * ceiling) for images, seconds, ceiling in rows if images and seconds and ceiling]
+        return sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known) if known else None
+
+    @property
+    def waiting(self) -> float | None:
+        """Share of the time in which the ranks waited for the loader, over all epochs."""
+        sums = self.sum("loader_wait_seconds", "seconds")
+        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what validation measures, whatever the job calls them, beside its loss."""
+        names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
+        return [name for name in names if name not in ("images", "seconds", "loss")]
+
+    def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
+        """Of each start and resume: the time of its first step, its global batch, and what came before it in seconds.
+
+        The last is from the start of the driver, or from the end of the workers before, to the end of the first step;
+        None where that cannot be told.
+        """
+        ended = began = -math.inf
+        for row in self.events:
+            time, kind = number(row.get("time")), row.get("event")
+            if time is None:
+                continue
+            if kind in GROUP_END_EVENTS:
+                ended = time
+            elif kind in ("start", "resume"):
+                seconds = number(row.get("seconds"))
+                driver = NAN if seconds is None else time - seconds
+                since = ended if ended > driver else driver if began < driver else NAN
+                yield time, number(row.get("step")), time - since if math.isfinite(since) else None
+                ended, began = -math.inf, time
+            elif kind in END_EVENTS:
+                ended = -math.inf

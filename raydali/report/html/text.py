@@ -1,0 +1,224 @@
+"""What report.html says in words: numbers as they are read, how a run is doing, what its events were."""
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raydali.report.html.history import History, Status, number
+
+DASH = "\u2013"
+"""For what was not measured."""
+
+STATUS: dict[Status, str] = {
+    "finished": "finished",
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "broken": "a worker failed",
+    "running": "under way",
+    "starting": "starting",
+    "empty": "not begun",
+}
+
+
+def count(value: float | None) -> str:
+    """A whole number, or a rate: 12,345."""
+    return DASH if value is None else f"{value:,.0f}" if abs(value) >= 10 or value == round(value) else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A share: 12.3%."""
+    return DASH if value is None else f"{value:.1%}"
+
+
+def figure(value: float | None) -> str:
+    """Four digits of any number."""
+    if value is None:
+        return DASH
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def seconds(value: float | None) -> str:
+    """A time as people say it: 0.45 s, 12.3 s, 3 min 5 s, 2 h 14 min."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if abs(value) < 10:
+        return f"{value:.2g} s"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def many(amount: float | None, what: str) -> str:
+    """An amount of something: 1 worker, 2 workers."""
+    return f"{count(amount)} {what}{'' if amount == 1 else 's'}"
+
+
+def moment(value: float | None) -> str:
+    """Seconds since 1970 as a date."""
+    try:
+        return DASH if value is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
+    except (OverflowError, OSError, ValueError):
+        return DASH
+
+
+def _epochs(history: History) -> list[float]:
+    """How many have their line, and how many were asked for where that is known."""
+    asked = number(history.settings.get("epochs"))
+    return [len(history.epochs), *([] if asked is None else [asked])]
+
+
+def epochs_of(history: History) -> str:
+    """How many of the epochs that were asked for have their line: 3 of 10."""
+    return " of ".join(map(count, _epochs(history)))
+
+
+def state(history: History) -> str:
+    """How the run is doing, as a sentence."""
+    done = f"{epochs_of(history)} epoch{'' if _epochs(history)[-1] == 1 else 's'}"
+    sentence = {
+        "finished": f"Finished: {done}.",
+        "failed": f"Failed after {done}.",
+        "interrupted": f"Interrupted after {done}; the same command goes on.",
+        "broken": f"A worker failed after {done}, and no other start is known of yet.",
+        "running": f"Under way, unless it ended without a word: {done}.",
+        "starting": f"Starting: {done}.",
+        "empty": "No step was made yet.",
+    }[history.status]
+    if history.status in ("failed", "broken") and history.events:
+        error = history.events[-1].get("error")
+        if isinstance(error, str) and error:
+            sentence += f" {error if len(error) <= 400 else error[:400] + chr(0x2026)}"
+    return sentence
+
+
+def speed(history: History) -> str | None:
+    """Images a second beside the ceiling, as a sentence; None before the first epoch."""
+    rate, share = history.images_per_second, history.of_ceiling
+    if rate is None:
+        return None
+    said = f"{count(rate)} images/s while training"
+    if share is None:
+        return f"{said}; the ceiling is not known."
+    return f"{said}, {percent(share)} of what the same step reaches with its batch on the device already."
+
+
+def waited(history: History) -> str | None:
+    """The loader's part, as a sentence."""
+    share = history.waiting
+    return None if share is None else f"The ranks waited for the loader in {percent(share)} of that time."
+
+
+def verdict(history: History) -> tuple[int, str] | None:
+    """The newest epoch's number and verdict, where it has one."""
+    newest = history.epochs[-1] if history.epochs else None
+    return (newest.number, newest.verdict) if newest is not None and newest.verdict is not None else None
+
+
+def where(history: History) -> str | None:
+    """Workers and device of the newest start."""
+    for row in reversed(history.events):
+        if row.get("event") in ("start", "resume"):
+            workers = many(number(row.get("world_size")), "worker")
+            return f"{workers} on {row['device']}" if isinstance(row.get("device"), str) else workers
+    return None
+
+
+def settings(history: History) -> dict[str, str]:
+    """The run's settings by name."""
+    return {str(name): shown(value) for name, value in history.settings.items()}
+
+
+def environment(history: History) -> dict[str, str]:
+    """What the run ran on by name: versions and machines. What a resume changed is named with its step."""
+    found: dict[str, dict[str, str]] = {}
+    for row in history.events:
+        if row.get("event") in ("start", "resume"):
+            step = number(row.get("step"))
+            for name, value in _environment_of(row).items():
+                values = found.setdefault(name, {})
+                if not values or value != list(values.values())[-1]:
+                    values[f"from step {count(step)}: " if step else ""] = value
+    return {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
+
+
+def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
+    versions, nodes = start.get("versions"), start.get("nodes")
+    found = {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
+    kinds = Counter(_machine(node) for node in nodes if isinstance(node, Mapping)) if isinstance(nodes, list) else {}
+    if kinds:
+        texts = (f"{many(n, 'node')} with {kind}{' each' if n > 1 else ''}" for kind, n in kinds.items())
+        found["machines"] = "; ".join(texts)
+    return found
+
+
+def _machine(node: Mapping[str, Any]) -> str:
+    gpu = f" on {_shortened(node['gpu'])}" if node.get("gpu") else ""
+    return f"{many(number(node.get('cores')), 'core')}, {many(number(node.get('workers')), 'worker')}{gpu}"
+
+
+def event(row: Mapping[str, Any], world_size: float | None) -> str:
+    """What happened, in words.
+
+    Args:
+        world_size: before it.
+    """
+    kind, size = row.get("event"), number(row.get("world_size"))
+    if kind in ("start", "resume"):
+        on = f" on {row['device']}" if isinstance(row.get("device"), str) else ""
+        resized = f", before {count(world_size)}" if world_size is not None and size != world_size else ""
+        at = f"at step {count(number(row.get('step')))} of {count(number(row.get('steps')))}"
+        return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
+    if kind in ("rehearsal", "ceiling"):
+        ceiling = number(row.get("ceiling_images_per_second"))
+        took = f"rehearsed {'again ' if kind == 'ceiling' else ''}for {seconds(number(row.get('rehearsal_seconds')))}"
+        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
+    if kind == "failure":
+        ranks = row.get("ranks")
+        named = (
+            ", ".join(map(str, ranks[:8])) + (", \u2026" if len(ranks) > 8 else "") if isinstance(ranks, list) else ""
+        )
+        failed = f"rank {named} failed" if named else "workers failed to start"
+        text = f"{failed}: {_shortened(row.get('error'))}"
+        if isinstance(left_out := row.get("left_out"), list) and left_out:
+            text += f"; node {', '.join(map(str, left_out))} is left out"
+        return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
+    if kind == "stop":
+        return f"ended with an error: {_shortened(row.get('error'))}"
+    if kind == "interrupt":
+        return _shortened(row.get("why", "interrupted"))
+    if kind == "finish":
+        return "finished"
+    if kind == "settings":
+        return f"other settings: {changed_settings(row)}"
+    facts = "; ".join(f"{name} {value}" for name, value in row.items() if name not in ("time", "event", "seconds"))
+    return _shortened(f"{kind}: {facts}" if facts else kind)
+
+
+def changed_settings(row: Mapping[str, Any]) -> str:
+    """Describe an event of settings: each one that a resume changed, with both values."""
+    changed = row.get("changed")
+    pairs = changed.items() if isinstance(changed, Mapping) else ()
+    values = ((name, pair) for name, pair in pairs if isinstance(pair, Sequence) and len(pair) == 2)
+    return ", ".join(f"{name} {shown(now)} instead of {shown(was)}" for name, (was, now) in values)
+
+
+def _shortened(text: object) -> str:
+    words = str(text) if text is not None else DASH
+    return words if len(words) <= 400 else f"{words[:400]}\u2026"
+
+
+def shown(setting: object) -> str:
+    """A setting's value: null as a dash, and no password of a URI, since pages are passed on."""
+    if setting is None:
+        return DASH
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    text = ", ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
+    return _shortened(re.sub(r"://[^/@\s]+@", "://\u2026@", text))

@@ -1,0 +1,58 @@
+"""A run's folder belongs to its newest driver, and to the newest of its worker groups. Older ones write no more.
+
+attempt.json    the driver's random id, and the number of its worker group; 0 before the first one
+
+Two drivers may train one run: on two machines, or since the first was given up too early. And a node that is cut off
+goes on for a minute after Ray has given it up and started its workers elsewhere; it may still reach the storage.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from raydali.errors import Superseded
+from raydali.run.folder import RunFolder
+
+ATTEMPT = "attempt.json"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A driver, or one of its worker groups.
+
+    Attributes:
+        driver: a random id.
+        group: the worker group's number, from 1; 0: the driver itself.
+    """
+
+    driver: str = field(default_factory=lambda: secrets.token_hex(8))
+    group: int = 0
+
+    def take(self, folder: RunFolder) -> None:
+        """Make the folder this attempt's: earlier ones are refused from now on.
+
+        Raises:
+            Superseded: this is a worker group, and another driver or a newer group has taken the folder.
+        """
+        if self.group:
+            self._check(folder)
+        folder.write_json(ATTEMPT, {"driver": self.driver, "group": self.group, "time": round(time.time(), 3)})
+
+    def fenced(self, folder: RunFolder) -> RunFolder:
+        """The folder, which looks before each write, renaming and deletion whether it is still this attempt's.
+
+        What it does so raises `Superseded`, which is no OSError, where it is not.
+        """
+        return replace(folder, fence=lambda: self._check(folder))
+
+    def _check(self, folder: RunFolder) -> None:
+        try:
+            newest: Any = folder.read_json(ATTEMPT)
+            driver, group = newest["driver"], newest["group"]
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return  # it was deleted, or the disk is gone, which the write will say
+        if driver != self.driver:
+            raise Superseded(f"another driver has taken over {folder}: this one ends, and writes nothing more to it")
+        if self.group and group > self.group:
+            raise Superseded(f"newer workers have taken over {folder}: these end, and write nothing more to it")

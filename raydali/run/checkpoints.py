@@ -1,0 +1,271 @@
+"""The checkpoints of a run: saved in the background, counted once whole, verified before they are used.
+
+    checkpoint_000000100/state.pt         written first
+    checkpoint_000000100/manifest.json    written last: sizes and hashes; without it this is not a checkpoint
+    checkpoint_000000095/refused.json     the manifest of one that could not be used, when one before it was taken
+
+A kill at any instant leaves the newest whole one as it was. What fails to be saved is an event; the next one is tried.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from raydali.data.sources import retry
+from raydali.data.sources.storage import reason
+from raydali.errors import StorageAway, StorageError, Superseded
+from raydali.run.folder import EPOCHS, RunFolder
+from raydali.train import checkpoint_file
+from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpoint
+from raydali.train.worker import Worker
+
+KEPT = 3
+"""Older ones are deleted."""
+MOST_FAILURES, MOST_SECONDS = 5, 600.0
+"""How many in a row may fail, and for how long; beyond both the run ends."""
+REFUSED = "refused.json"
+
+
+@dataclass(frozen=True)
+class _Unsaved:
+    step: int
+    state: dict[str, Any]
+    best: dict[str, Any] | None
+    hindered: bool
+
+
+class CheckpointStore:
+    """One worker's view of the checkpoints in a run's folder; rank 0 alone writes, on a thread of its own.
+
+    Args:
+        folder: the run's.
+        worker: who this is; its process group tells the others what rank 0 found.
+        tell: hands events to the driver.
+        keeps: of a step, whether its checkpoint is kept however old it is.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        worker: Worker,
+        tell: Callable[..., None],
+        keeps: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self._folder, self._worker, self._tell, self._keeps = folder, worker, tell, keeps
+        self._thread: threading.Thread | None = None
+        self._unsaved: _Unsaved | None = None
+        self._why, self._failures, self._failing_since = "", 0, 0.0
+        self._bug: BaseException | None = None
+
+    # -- Saving
+
+    def save(self, step: int, state: dict[str, Any], *, best: dict[str, Any] | None = None, hindered: str = "") -> None:
+        """Begin to save a state, once the one before is saved: so snapshots do not pile up in memory. Rank 0 only.
+
+        Args:
+            step: global batches that it covers.
+            state: a snapshot; it must not change afterwards.
+            best: weights to keep in `best/`; where that fails, they are tried again with the next checkpoint.
+            hindered: why there can be no checkpoint now, since what must lie there before it does not.
+
+        Raises:
+            StorageError: too many in a row could not be saved, for too long.
+            StorageAway: the same, since the storage does not answer.
+        """
+        self.wait()
+        seconds = time.monotonic() - self._failing_since
+        if self._failures >= MOST_FAILURES and seconds >= MOST_SECONDS:
+            raise self._error(f"{self._failures} checkpoints in a row could not be saved, for {seconds:.0f} s,")
+        if best is None and self._unsaved is not None:
+            best = self._unsaved.best
+        self._unsaved = _Unsaved(step, state, best, bool(hindered))
+        if hindered:
+            self._failed(hindered)
+        else:
+            self._thread = threading.Thread(target=self._save, args=(self._unsaved,), daemon=True, name="checkpoint")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being saved."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._bug is not None:
+            raise self._bug
+
+    def finish(self) -> None:
+        """Wait for the last one, which is tried for a minute more where it could not be saved.
+
+        Raises:
+            StorageError: it cannot be saved.
+            StorageAway: the same, since the storage does not answer.
+        """
+        self.wait()
+        if (unsaved := self._unsaved) is None:
+            return
+        if unsaved.hindered:
+            raise self._error("the last checkpoint could not be saved")
+        try:
+            retry.patiently(
+                lambda: self._write(unsaved),
+                str(self._folder),
+                self._folder.warn,
+                lambda error: isinstance(error, OSError),
+            )
+        except OSError as error:
+            self._why = reason(error)
+            raise self._error("the last checkpoint could not be saved") from error
+
+    def _save(self, unsaved: _Unsaved) -> None:
+        try:
+            self._write(unsaved)
+        except OSError as error:
+            # Of a full disk it must not take more; straight, since a store may be away.
+            with suppress(OSError, Superseded):
+                self._folder.fence()
+                self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
+            self._failed(reason(error))
+        except BaseException as error:
+            self._bug = error
+
+    def _write(self, unsaved: _Unsaved) -> None:
+        name = _name(unsaved.step)
+        if unsaved.best is not None:
+            self._folder.write(f"best/{FILE_NAME}", checkpoint_file.packed(unsaved.best))
+        files = {FILE_NAME: checkpoint_file.packed(unsaved.state)}
+        for file, contents in files.items():
+            self._folder.write(f"{name}/{file}", contents)
+        manifest = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
+        self._folder.write(f"{name}/{MANIFEST}", manifest)
+        self._unsaved, self._failures = None, 0
+        self._tidy(unsaved.step)
+
+    def _failed(self, why: str) -> None:
+        assert self._unsaved is not None
+        if not self._failures:
+            self._failing_since = time.monotonic()
+        self._why, self._failures = why, self._failures + 1
+        step = self._unsaved.step
+        facts = {"step": step, "path": self._path(step), "reason": why, "in_a_row": self._failures}
+        self._tell("event", event="checkpoint failed", **facts)
+
+    def _tidy(self, step: int) -> None:
+        """Delete what is older than the newest three and not to be kept, and what earlier kills left half-written."""
+        try:
+            whole = 0
+            for name in self._names():
+                if self._folder.exists(f"{name}/{MANIFEST}"):
+                    whole += 1
+                    if whole <= KEPT or self._keeps(_step(name)):
+                        continue
+                    self._folder.remove(f"{name}/{MANIFEST}")  # first, so that no part of it looks whole
+                elif _step(name) > step:
+                    continue
+                self._folder.remove_folder(name)
+        except OSError as error:
+            self._folder.warn(f"old checkpoints in {self._folder} could not be deleted: {reason(error)}")
+
+    def _error(self, what: str) -> StorageAway | StorageError:
+        kind = StorageAway if self._folder.is_transient(OSError(self._why)) else StorageError
+        return kind(
+            f"{what} to {self._folder}: {self._why}: mend the storage; "
+            "then the same command goes on from the newest checkpoint"
+        )
+
+    # -- Loading
+
+    def newest(self) -> dict[str, Any] | None:
+        """The state of the newest checkpoint that can be used, the same on every rank; None where none was ever made.
+
+        All ranks must call it. Rank 0 reads it for all, tells of those that cannot be used, and puts them aside.
+
+        Raises:
+            StorageError: there were checkpoint_file, but none can be used; the storage refuses to give them.
+            StorageAway: the storage does not answer.
+        """
+        self.wait()
+        state, error, away = None, "", False
+        if self._worker.rank == 0:
+            try:
+                state = self._choose()
+            except StorageError as found:
+                error = str(found)
+            except OSError as found:
+                error = f"the checkpoints in {self._folder} cannot be read: {reason(found)}"
+                away = self._folder.is_transient(found)
+        error, away = self._worker.from_first((error, away))
+        if error:
+            raise StorageAway(error) if away else StorageError(error)
+        shared: dict[str, Any] | None = self._worker.state_from_first(state)
+        return shared
+
+    def _choose(self) -> dict[str, Any] | None:
+        refused: list[str] = []
+        last = ""
+        for name in self._names():
+            if not self._folder.exists(f"{name}/{MANIFEST}"):
+                continue
+            try:
+                state = self._read(name)
+            except BadCheckpoint as error:
+                refused.append(name)
+                last = str(error)
+                self._tell("event", event="bad checkpoint", path=f"{self._folder}/{name}", reason=last)
+                continue
+            # What the run writes from here on does not go with them, should they become readable again.
+            for bad in refused:
+                self._folder.rename(f"{bad}/{MANIFEST}", f"{bad}/{REFUSED}")
+            return state
+        if refused:
+            raise StorageError(
+                f"no checkpoint in {self._folder} can be used ({', '.join(refused)}; {last}): "
+                "restore one, or give another --name"
+            )
+        # The third epoch's line is written once the first one's checkpoint was saved.
+        if len(self._folder.rows(EPOCHS)) > 2 or any(self._refused()):
+            raise StorageError(
+                f"{self._folder} has epochs but no checkpoint any more: restore one, or give another --name"
+            )
+        return None
+
+    def _refused(self) -> Iterator[bool]:
+        return (self._folder.exists(f"{name}/{REFUSED}") for name in self._names())
+
+    def _read(self, name: str) -> dict[str, Any]:
+        def contents(file: str) -> bytes:
+            try:
+                return self._folder.read(f"{name}/{file}")
+            except FileNotFoundError as error:
+                raise BadCheckpoint(f"{file} is missing") from error
+
+        return checkpoint_file.verified(contents(MANIFEST), contents, step=_step(name))
+
+    def _names(self) -> list[str]:
+        """Of the folders, the newest first."""
+        return newest_first(self._folder)
+
+    def _path(self, step: int) -> str:
+        return f"{self._folder}/{_name(step)}"
+
+
+def newest_first(folder: RunFolder) -> list[str]:
+    """Names of the folders of checkpoint_file, whole or not, from the newest to the oldest."""
+    names = [name for name in folder.folders() if re.fullmatch(r"checkpoint_\d{9,}", name)]
+    return sorted(names, key=_step, reverse=True)
+
+
+def newest_step(folder: RunFolder) -> int | None:
+    """The global batches that the newest whole checkpoint covers; None where there is none."""
+    return next((_step(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
+
+
+def _name(step: int) -> str:
+    return f"checkpoint_{step:09d}"
+
+
+def _step(name: str) -> int:
+    return int(name.rpartition("_")[2])

@@ -1,0 +1,95 @@
+"""The trace of samples: which rank trained on which id, at which step. Parquet files in the run's samples/."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from raydali.data.stream.stream import MicroBatch
+from raydali.run.folder import RunFolder
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("rank", pa.int32()),
+        ("micro_batch", pa.int32()),
+        ("id", pa.int64()),
+        ("replaced_by", pa.int64()),
+    ]
+)
+
+
+class SampleTrace:
+    """Rows of one rank, written as a file whenever a checkpoint is about to be made.
+
+    A row: step (global batch), epoch, rank, micro_batch (its place in the global batch), id, and replaced_by, null
+    but for a broken sample. Within a micro-batch rows keep the order of the stream.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._micro_batches: list[MicroBatch] = []
+
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Note a micro-batch that was trained on."""
+        self._micro_batches.append(micro_batch)
+
+    def flush(self) -> None:
+        """Write what was noted since the last flush as one file.
+
+        Raises:
+            OSError: it cannot be written; the next flush tries again.
+        """
+        batches = self._micro_batches
+        if not batches:
+            return
+        sizes = [len(batch.ids) for batch in batches]
+        ids = np.concatenate([batch.ids for batch in batches])
+        columns: list[Any] = [
+            np.repeat([batch.step for batch in batches], sizes),
+            np.concatenate([batch.epochs for batch in batches]),
+            np.full(len(ids), self._rank, np.int32),
+            np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
+            ids,
+            _replaced_by(batches),
+        ]
+        sink = io.BytesIO()
+        parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
+        first, last = batches[0].step, batches[-1].step
+        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
+        self._micro_batches = []
+
+
+def _replaced_by(batches: Sequence[MicroBatch]) -> Any:
+    none = -1
+    ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
+    joined = np.concatenate(ids)
+    return pa.array(joined, pa.int64(), mask=joined == none)
+
+
+def drop_samples(folder: RunFolder, step: int) -> None:
+    """Drop the rows from global batch `step` on, what a resume at that step trains on again, and a crash's leftovers.
+
+    Raises:
+        RuntimeError: a file begins before the step and reaches beyond it.
+    """
+    for file in folder.files("samples"):
+        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?", file)
+        if match is None or (int(match[2]) < step and not match[3]):
+            continue
+        if int(match[1]) < step and not match[3]:
+            raise RuntimeError(f"{folder}/samples/{file} lies across step {step}, which no checkpoint was made at")
+        folder.remove(f"samples/{file}")
+
+
+def read_samples(folder: RunFolder) -> pa.Table:
+    """All rows of a run in the order of the stream: by step, micro-batch, and place in the micro-batch."""
+    files = [file for file in folder.files("samples") if file.endswith(".parquet")]
+    tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
+    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
+    return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable

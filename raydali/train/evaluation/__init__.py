@@ -1,0 +1,1 @@
+"""The validation metrics of the jobs."""

@@ -1,0 +1,70 @@
+"""Validation of a classifier: each image exactly once at any number of workers; and what all validations share."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypedDict
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch
+from raydali.errors import DataError
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+
+NONE_READ = "none of the validation samples can be read: check that they are where they were"
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode inside, and in its own again behind it, whatever happens."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+class Validation(TypedDict):
+    """Means over all images of all ranks; top1 and top5 are shares in 0..1."""
+
+    images: int
+    loss: float
+    top1: float
+    top5: float
+    seconds: float
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision, *, inputs: str = "images"
+) -> Validation:
+    """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
+
+    Ranks may get unequal numbers of batches, or none: nothing is exchanged until sums, not means, are added up at
+    the end. Where there are fewer than five classes, top5 is top-k of all of them.
+    """
+    began = time.perf_counter()
+    sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
+    with evaluating(model):
+        for batch in batches:
+            labels = batch["labels"]
+            with precision.autocast():
+                logits = model(batch[inputs])
+            logits = logits.float()
+            best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
+    images, loss_sum, top1, top5 = worker.sum(sums).tolist()
+    if not images:
+        raise DataError(NONE_READ)
+    return {
+        "images": int(images),
+        "loss": loss_sum / images,
+        "top1": top1 / images,
+        "top5": top5 / images,
+        "seconds": time.perf_counter() - began,
+    }

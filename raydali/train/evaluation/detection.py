@@ -1,0 +1,111 @@
+"""Validation of a detector: each image exactly once at any number of workers."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torchmetrics.detection import MeanAveragePrecision
+
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.coco import Coco
+from raydali.data.tasks.detection import Boxes, unfitted
+from raydali.errors import DataError
+from raydali.train.evaluation.classification import NONE_READ, evaluating
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+
+Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]
+"""An image's id, and boxes (K, 4) in its pixels, scores (K,) and labels (K,) of what was found in it."""
+
+
+class Detection(TypedDict):
+    """Over all images of all ranks; map is COCO's mean average precision, map_50 that at an IoU of 0.5, in 0..1."""
+
+    images: int
+    map: float
+    map_50: float
+    seconds: float
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], source: Coco, worker: Worker, precision: Precision
+) -> Detection:
+    """mAP of the unwrapped model over batches of "images" and "sizes", against the source's boxes, crowds and all.
+
+    Ranks may get unequal numbers of batches, or none: nothing is exchanged until, at the end, rank 0 gets what all have
+    found, and tells the figures to all.
+    """
+    began = time.perf_counter()
+    found: list[Found] = []
+    with evaluating(model):
+        for batch in batches:
+            images, sizes = batch["images"], batch["sizes"].cpu().numpy()
+            with precision.autocast():
+                results = model(images)
+            for id, size, result in zip(batch.ids.tolist(), sizes, results, strict=True):
+                boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
+                found.append((id, unfitted(boxes, size, images.shape[-1]), scores.astype(np.float32), labels))
+    of_ranks = worker.gather_bytes(_packed(found))
+    figures = torch.zeros(3, dtype=torch.float64)
+    if worker.rank == 0:
+        of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
+        if of_all:
+            figures += torch.tensor([len(of_all), *mean_average_precision(of_all, source)])
+    images_seen, map_, map_50 = worker.sum(figures).tolist()
+    if not images_seen:
+        raise DataError(NONE_READ)
+    return {"images": int(images_seen), "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
+
+
+def _packed(found: Sequence[Found]) -> bytes:
+    """Return what was found, for another rank."""
+    contents = BytesIO()
+    np.savez(
+        contents,
+        ids=[id for id, *_ in found],
+        counts=[len(labels) for *_, labels in found],
+        boxes=np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _, _ in found)]),
+        scores=np.concatenate([np.zeros(0, np.float32), *(scores for _, _, scores, _ in found)]),
+        labels=np.concatenate([np.zeros(0, np.int64), *(labels for *_, labels in found)]),
+    )
+    return contents.getvalue()
+
+
+def _unpacked(content: bytes) -> Iterator[Found]:
+    with np.load(BytesIO(content), allow_pickle=False) as packed:
+        ends = packed["counts"].astype(np.int64).cumsum()[:-1]
+        of_images = (np.split(packed[name], ends) for name in ("boxes", "scores", "labels"))
+        yield from zip(packed["ids"].tolist(), *of_images, strict=False)
+
+
+def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float, float]:
+    """COCO's mAP and mAP at an IoU of 0.5, as pycocotools compute them over these images.
+
+    What was found in a crowd is neither right nor wrong; what was found in an image without boxes is wrong.
+    """
+    # Whoever calls has gathered what counts: on its own, the metric would wait for the other ranks.
+    # Thresholds are pycocotools', in double precision: torchmetrics' own are rounded, which moves mAP by some 0.0001.
+    metric = MeanAveragePrecision(
+        backend="pycocotools",
+        sync_on_compute=False,
+        iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
+        rec_thresholds=np.linspace(0, 1, 101).tolist(),
+    )
+    metric.warn_on_many_detections = False
+    for id, *of_found in found:
+        boxes, scores, labels = map(torch.from_numpy, of_found)
+        truth = source.boxes_of(id)
+        target = {
+            "boxes": torch.tensor(source.boxes[truth]),
+            "labels": torch.tensor(source.labels[truth]),
+            "iscrowd": torch.tensor(source.crowd[truth].astype(np.int64)),
+        }
+        metric.update([{"boxes": boxes, "scores": scores, "labels": labels}], [target])
+    result = metric.compute()
+    return float(result["map"]), float(result["map_50"])

@@ -1,0 +1,120 @@
+"""Detectors by name: torchvision's, and `tiny`, a small network for the built-in data.
+
+All take a batch (N, 3, side, side) of 8-bit images, which they normalise themselves. In training they also take targets
+and return losses by name; in evaluation, for each image, boxes, scores and labels.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models.detection import FCOS
+from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.fcos import FCOSHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.models.detection.ssd import SSDHead
+from torchvision.models.detection.ssdlite import SSDLiteHead
+
+from raydali.train.models.classification import check_known
+from raydali.train.models.normalized import Normalized
+
+Targets = list[dict[str, torch.Tensor]]
+
+_STRIDE = 8
+_HEADS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead, FastRCNNPredictor
+
+
+def check_detector(name: str) -> None:
+    """Refuse a name that is no detector's, or of one that learns from more than boxes.
+
+    Raises:
+        UsageError: naming models that resemble it.
+    """
+    models = torchvision.models.list_models(module=torchvision.models.detection)
+    known = [model for model in models if not model.startswith(("maskrcnn", "keypointrcnn"))]
+    check_known(name, ["tiny", *known], "fcos_resnet50_fpn")
+
+
+def build_detector(name: str, classes: int) -> nn.Module:
+    """The detector of `classes` classes, labels 1..classes, randomly initialised."""
+    model: nn.Module
+    if name == "tiny":
+        model = tiny_detector(classes)
+    else:
+        build = torchvision.models.get_model_builder(name)
+        model = build(weights=None, weights_backbone=None, num_classes=classes + 1)
+    model.transform = _OneSize(model.transform)
+    for module in model.modules():
+        if isinstance(module, AnchorGenerator | DefaultBoxGenerator):
+            module.register_forward_pre_hook(_anchors_in_full_precision)
+        elif isinstance(module, _HEADS):
+            module.register_forward_hook(_output_in_full_precision)
+    return model
+
+
+def tiny_detector(classes: int) -> FCOS:
+    """torchvision's FCOS (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
+
+    def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    layers = block(3, 16, 2) + block(16, 32, 2) + block(32, 64, 2) + block(64, 64, 1) + block(64, 64, 1)
+    backbone = nn.Sequential(*layers)
+    backbone.out_channels = 64  # type: ignore[assignment]  # what FCOS asks its backbone for
+    return FCOS(
+        backbone,
+        classes + 1,
+        anchor_generator=AnchorGenerator(((_STRIDE,),), ((1.0,),)),
+        head=FCOSHead(64, 1, classes + 1, num_convs=2),
+        score_thresh=0.05,
+    )
+
+
+class _OneSize(nn.Module):
+    """In place of a detector's own transform: the images of a batch have one size already, and nothing is resized.
+
+    Args:
+        own: the detector's `GeneralizedRCNNTransform`, for mean, deviation and what sides must be multiples of.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.normalized = Normalized(nn.Identity(), tuple(own.image_mean), tuple(own.image_std))
+        self.multiple: int = own.size_divisible
+
+    def forward(self, images: torch.Tensor, targets: Targets | None = None) -> tuple[ImageList, Targets | None]:
+        height, width = images.shape[-2:]
+        padded = F.pad(self.normalized(images), (0, -width % self.multiple, 0, -height % self.multiple))
+        return ImageList(padded, [(height, width)] * len(images)), targets
+
+    def postprocess(self, found: Targets, *_: Any) -> Targets:
+        return found
+
+
+# In 16 bits, which autocast leaves behind, coordinates above 256 would be rounded to multiples of 2, 4 or 8 pixels.
+
+
+def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tensor]]) -> tuple[Any, list[torch.Tensor]]:
+    """Anchors have the dtype of the feature maps, of which else only the shape counts."""
+    images, maps = inputs
+    return images, [_full(features[:1, :1]) for features in maps]
+
+
+def _output_in_full_precision(_: nn.Module, __: Any, output: Any) -> Any:
+    return _full(output)
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, Mapping):
+        return OrderedDict((name, _full(item)) for name, item in value.items())
+    return type(value)(_full(item) for item in value)
