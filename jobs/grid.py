@@ -23,7 +23,7 @@ from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.pipeline import Inputs, Pipeline
-from raydali.launch.driver.command import exit_with
+from raydali.launch.driver.command import run_main
 
 
 def quarters(image: Any) -> tuple[Any, ...]:
@@ -70,4 +70,4 @@ def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") 
 
 
 if __name__ == "__main__":
-    exit_with(lambda: tyro.cli(main))
+    run_main(lambda: tyro.cli(main))

@@ -21,7 +21,7 @@ from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import UsageError
-from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
@@ -132,7 +132,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     if config.data is None:  # each node writes the digits for itself
         root = digits_folder()
-        data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
+        data = Data(data.train.relocate(f"{root}/train"), data.val.relocate(f"{root}/val"))
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
     worker, stream = run.worker, run.stream
 
@@ -160,7 +160,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Checkpoints: a run resumes on any number of workers, to the sample
 
-    run.keeps(
+    run.register_state(
         before_saving=lambda: statistics.average(worker),
         model=model,
         optimizer=optimizer,
@@ -219,7 +219,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Loop
 
     with loader, val_loader:
-        run.rehearse(loader, train_step, [model, *([ema] if ema is not None else [])], optimizer, precision)
+        run.warm_up(loader, train_step, [model, *([ema] if ema is not None else [])], optimizer, precision)
         batches = iter(loader)
         for step in run.steps():
             rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
@@ -279,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    run_main(main)

@@ -23,7 +23,7 @@ from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
-from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
@@ -123,7 +123,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     if config.data is None:  # each node writes the photographs for itself
         root = blurred_folder()
-        data = Data(data.train.at(f"{root}/train"), data.test.at(f"{root}/test"))
+        data = Data(data.train.relocate(f"{root}/train"), data.test.relocate(f"{root}/test"))
     run = TrainingRun(config, session, samples=len(data.train))
     worker, stream = run.worker, run.stream
 
@@ -141,7 +141,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Checkpoints: a run resumes on any number of workers, to the sample
 
-    run.keeps(
+    run.register_state(
         model=model,
         optimizer=optimizer,
         scaler=precision.scaler,
@@ -206,7 +206,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Loop
 
     with loader, test_loader:
-        run.rehearse(loader, train_step, [model], optimizer, precision)
+        run.warm_up(loader, train_step, [model], optimizer, precision)
         batches = iter(loader)
         for step in run.steps():
             rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
@@ -256,4 +256,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    run_main(main)

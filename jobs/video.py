@@ -22,7 +22,7 @@ from raydali.data.sources.video.clips import VideoClips, check_clips, scan_video
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.errors import UsageError
-from raydali.launch.driver.command import exit_with, parse
+from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import TrainingOptions, require
 from raydali.report.console import Console
@@ -134,7 +134,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     if config.data is None:  # each node writes the discs for itself
         root = moving_discs_folder()
-        data = Data(data.train.at(f"{root}/train"), data.val.at(f"{root}/val"))
+        data = Data(data.train.relocate(f"{root}/train"), data.val.relocate(f"{root}/val"))
     labels = data.train.labels(np.arange(len(data.train)))
     run = TrainingRun(config, session, samples=len(data.train), labels=labels)
     worker, stream = run.worker, run.stream
@@ -164,7 +164,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     # -- Checkpoints: a run resumes on any number of workers, to the clip
 
-    run.keeps(
+    run.register_state(
         before_saving=lambda: statistics.average(worker),
         model=model,
         optimizer=optimizer,
@@ -216,7 +216,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # -- Loop
 
     with loader, val_loader:
-        run.rehearse(loader, train_step, [model], optimizer, precision)
+        run.warm_up(loader, train_step, [model], optimizer, precision)
         batches = iter(loader)
         for step in run.steps():
             rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
@@ -285,4 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    run_main(main)

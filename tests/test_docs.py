@@ -88,7 +88,7 @@ def test_the_drawn_stream_is_the_stream() -> None:
     ids = [i for step in range(stream.steps) for index in (0, 1) for i in stream.micro_batch(step, index).ids.tolist()]
     assert drawn[:20] == ids
     assert sorted(drawn[:11]) == sorted(drawn[11:]) == [*range(11)]
-    assert [stream.last_step_of(epoch) for epoch in (0, 1)] == [3, 5]
+    assert [stream.end_step(epoch) for epoch in (0, 1)] == [3, 5]
 
 
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from raydali.commands.doctor.command import Doctor, main
 from raydali.commands.doctor.storage import Marker
 from raydali.errors import UsageError
 from raydali.host import checks
-from raydali.host.checks import Node, Row, rows, unfit
+from raydali.host.checks import Node, Row, failed_checks, rows
 from raydali.host.facts import Gpu, Host, this_host
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.15.0", "raydali": "0.1.0"}
@@ -114,20 +114,20 @@ def test_versions_must_be_the_same_on_all_nodes() -> None:
 
 def test_workers_name_a_host_that_spoils_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "this_host", lambda: replace(GOOD, nvjpeg="libnvjpeg.so.12: cannot open", nvdec="no"))
-    (line,) = unfit()
+    (line,) = failed_checks()
     assert line.startswith("good: nvJPEG: libnvjpeg.so.12: cannot open: pip install nvidia-nvjpeg-cu12")
     monkeypatch.setattr(checks, "this_host", lambda: GOOD)
-    assert unfit() == []
+    assert failed_checks() == []
 
 
 def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     marker = Marker(str(tmp_path / "runs"), "key")
-    assert marker.place() == "" and marker.why_not_here() == ""
+    assert marker.path() == "" and marker.why_not_here() == ""
     marker.remove()
     assert list((tmp_path / "runs").iterdir()) == []
     assert "what the driver wrote is not seen here" in marker.why_not_here()
     (tmp_path / "file").write_text("")
-    assert "file" in Marker(str(tmp_path / "file"), "key").place()
+    assert "file" in Marker(str(tmp_path / "file"), "key").path()
 
 
 def test_the_exit_code_says_whether_a_row_fails(

@@ -30,7 +30,7 @@ from raydali.output import JsonFile, machine, require_writable, show, write_json
 LEAST_READINGS = 8
 LEAST_EPOCHS = LEAST_READINGS + 1
 """Behind the last epoch nothing is read: processes are about to end."""
-MOST_WORKERS = 64
+MAX_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "TrainController": "controller"}
 """By what is in a process's title."""
@@ -86,8 +86,8 @@ def main(options: SoakBench) -> dict[str, Any]:
     """
     if options.epochs < LEAST_EPOCHS:
         raise UsageError(f"--epochs must be at least {LEAST_EPOCHS}, not {options.epochs}")
-    if not 1 <= options.workers <= MOST_WORKERS:
-        raise UsageError(f"--workers must be from 1 to {MOST_WORKERS}, not {options.workers}")
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise UsageError(f"--workers must be from 1 to {MAX_WORKERS}, not {options.workers}")
     shared_options.check_positive(options, ["batch_size"])
     require_writable("--json", options.json)
     script = job_script("imagenet.py", "raydali bench soak")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from raydali.data.stream.stream import MicroBatch, Order
     from raydali.report.contact_sheet import Picture, Sheet
 
-MOST_WORKERS = 64
+MAX_WORKERS = 64
 """A picture with more rows cannot be read."""
-MOST_SHOWN = 32
+MAX_SHOWN = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def main(options: Preview) -> None:
     """
     draw = _drawing(options)
     device = _device(options)
-    for name, most in (("workers", MOST_WORKERS), ("show", MOST_SHOWN)):
+    for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
         if not 1 <= getattr(options, name) <= most:
             raise UsageError(f"--{name} must lie in 1..{most}, not {getattr(options, name)}")
     if options.batch_size < 1:

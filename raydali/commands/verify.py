@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raydali.data.sources.coco import Coco
     from raydali.data.sources.image_pairs import ImagePairs
     from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-    from raydali.data.tasks.pipeline import Source
+    from raydali.data.sources.source import Source
 
 SHOWN = 50
 FRAMES_AT_ONCE = 256
@@ -202,13 +202,13 @@ def _load_boxes(source: "Coco", id: int) -> bool:
 
 
 def _load_video(source: "LabeledFiles", id: int) -> bool:
-    from raydali.data.sources.video.packets import cut, read_facts
+    from raydali.data.sources.video.packets import read_clip_packets, read_facts
     from raydali.data.tasks.video_pyav import decoded
 
     path = source.path(id)
     facts = read_facts(path)
     for first in range(0, facts.frames, FRAMES_AT_ONCE):
-        with cut(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
+        with read_clip_packets(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
             decoded(part, lambda frame: None)
     return False
 

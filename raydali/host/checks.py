@@ -15,7 +15,7 @@ LEAST_FREE = 0.5
 LEAST_SHARED_MEMORY = 1 << 30
 """Bytes: a container's usual 64 MiB are too few for NCCL, and push Ray's object store onto the disk."""
 LEAST_OPEN_FILES = 8192
-MOST_SKEW = 2.0
+MAX_SKEW = 2.0
 """Seconds."""
 GIB = 1 << 30
 
@@ -61,7 +61,7 @@ def rows(nodes: list[Node]) -> list[Row]:
     return _merged(found)
 
 
-def unfit() -> list[str]:
+def failed_checks() -> list[str]:
     """What of this GPU host spoils training, a line each with the remedy; milliseconds, for every start of workers."""
     host = this_host()
     found = [check(Node(name=host.name), host) for check in (_driver, _nvjpeg, _shared_memory)]
@@ -172,9 +172,9 @@ def _open_files(node: Node, host: Host) -> Row:
 
 
 def _clock(node: Node, ahead: float, error: float) -> Row:
-    if abs(ahead) - error > MOST_SKEW:
+    if abs(ahead) - error > MAX_SKEW:
         return _row(node, "clock", "fail", f"{ahead:+.1f} s", "start chronyd or systemd-timesyncd")
-    return _row(node, "clock", "ok", f"within {MOST_SKEW:g} s")
+    return _row(node, "clock", "ok", f"within {MAX_SKEW:g} s")
 
 
 def _versions(hosts: Mapping[str, Host]) -> list[Row]:

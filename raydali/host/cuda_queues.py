@@ -13,7 +13,7 @@ HARDWARE_QUEUES = 32
 """The most there are."""
 
 
-def widen() -> None:
+def set_max_connections() -> None:
     """Ask for all queues, which works until CUDA is in use in this process; warns where it came too late."""
     import torch
 

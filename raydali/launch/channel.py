@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Message = dict[str, Any]
-_ASKED_EVERY = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Board:
 
 
 @ray.remote(num_cpus=0)
-class _Box:
+class _ChannelActor:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._board = Board()
@@ -63,12 +63,12 @@ class _Box:
         return self._board
 
 
-class Mailbox:
+class DriverChannel:
     """Messages from anywhere in the cluster to the driver, in order of arrival; can be passed to any process."""
 
     def __init__(self, name: str) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._box = _Box.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        self._box = _ChannelActor.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         self._reply: Any = None
         self._asked = float("-inf")
 
@@ -114,6 +114,6 @@ class Mailbox:
             board: Board = ray.get(reply)
             if board.notice is not None:
                 return board.notice
-        if self._reply is None and time.monotonic() - self._asked >= _ASKED_EVERY:
+        if self._reply is None and time.monotonic() - self._asked >= _POLL_SECONDS:
             self._reply, self._asked = self._box.board.remote(), time.monotonic()
         return None

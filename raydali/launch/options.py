@@ -16,7 +16,7 @@ from raydali.report.tracking import asked_trackers
 LEAST_TIMEOUT = 10
 _OTHERS_WAIT = 1.5
 """Times the longer timeout: for so long do ranks wait for each other, so that the driver names the culprit before."""
-WHERE_SETTINGS = {
+PLACEMENT_OPTIONS = {
     "workers",
     "cpus_per_worker",
     "gpu",
@@ -34,7 +34,7 @@ WHERE_SETTINGS = {
     "largest_image",
 }
 """What a resume may change as it likes: where it runs, not what."""
-MOST_PROFILED = 200
+MAX_PROFILED = 200
 """Steps: a trace of 200 is some hundred MB in memory, and as much as a browser shows."""
 
 
@@ -231,9 +231,9 @@ class TrainingOptions(LaunchOptions):
             steps = range(int(first), int(end))
         except ValueError:
             steps = range(0)
-        if not 0 < len(steps) <= MOST_PROFILED or steps.start < 0:
+        if not 0 < len(steps) <= MAX_PROFILED or steps.start < 0:
             raise UsageError(
-                f"--profile-steps {self.profile_steps} is no A:B with A below B and at most {MOST_PROFILED} steps, "
+                f"--profile-steps {self.profile_steps} is no A:B with A below B and at most {MAX_PROFILED} steps, "
                 "such as 100:110"
             )
         return steps

@@ -12,7 +12,7 @@ SAMPLE_SECONDS = 2.0
 """Between two looks at a captured exchange; each lets the host wait for the device once."""
 
 
-class Exchange:
+class AllReduceTimer:
     """Times exchanges of gradients, as DistributedDataParallel has them at the end of a backward pass.
 
     A step that is launched kernel by kernel is a stage of the meter's clock, each time. Inside a CUDA graph stand two
@@ -34,7 +34,7 @@ class Exchange:
         """Say who measures the micro-batch that comes; None where it is not the last one of its step."""
         self._meter = meter
 
-    def look(self, meter: EpochMeter) -> None:
+    def sample(self, meter: EpochMeter) -> None:
         """Between two steps: tell what the captured exchange of the step before took, if it is time for that."""
         if self._captured is None or not meter.steps or time.monotonic() < self._look_at:
             return

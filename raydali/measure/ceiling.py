@@ -10,12 +10,12 @@ from raydali.measure.verdict import foreign_share
 if TYPE_CHECKING:
     import torch
 
-MOST_STEPS, FEWEST_STEPS = 60, 3
+MAX_STEPS, FEWEST_STEPS = 60, 3
 LONGEST_SECONDS = 10.0
 """The time for measuring, where it leaves a step at all; of steps that take longer no ceiling is measured."""
 VOID_ABOVE = 1.1
 """The share of a ceiling from which on something must have slowed the machine down when it was measured."""
-MOST_FOREIGN = 0.5
+MAX_FOREIGN = 0.5
 """The share of what a host without idle cores computes that other processes may have while it is measured. Ray and the
 driver have a quarter where cores are few; what they take from a ceiling shows in epochs that are faster than it."""
 
@@ -49,7 +49,7 @@ def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
             for what is not known.
     """
     node, share = foreign_share(ranks)
-    return f"other processes took {share:.0%} of what was computed on node {node}" if share > MOST_FOREIGN else ""
+    return f"other processes took {share:.0%} of what was computed on node {node}" if share > MAX_FOREIGN else ""
 
 
 def ceiling_images_per_second(
@@ -66,7 +66,7 @@ def ceiling_images_per_second(
         step: one whole optimiser step on a resident batch, everything compiled and tuned already.
         images: that a rank's step consumes.
         total: the sum over ranks of a small tensor, behind which none is ahead (`Worker.sum`).
-        seconds: how long to measure, about; at least FEWEST_STEPS and at most MOST_STEPS steps, but behind a first one
+        seconds: how long to measure, about; at least FEWEST_STEPS and at most MAX_STEPS steps, but behind a first one
             no longer than LONGEST_SECONDS if a step is shorter.
     """
     import torch
@@ -85,7 +85,7 @@ def ceiling_images_per_second(
     # All ranks take the same number of steps, though none is as fast as the other.
     ranks, taken = added_up(1), added_up(timed(1))
     in_time = max(1.0, LONGEST_SECONDS * ranks / taken)
-    steps = round(min(max(seconds * ranks / taken, FEWEST_STEPS), MOST_STEPS, in_time))
+    steps = round(min(max(seconds * ranks / taken, FEWEST_STEPS), MAX_STEPS, in_time))
     return added_up(images * steps / timed(steps))
 
 

@@ -35,7 +35,7 @@ class Figures:
     """In the loader, see `Loader.prepared_batches`."""
 
 
-class Pulse:
+class LiveMetrics:
     """Now and then publishes figures of what a meter has measured since the time before.
 
     On a GPU they are of the steps that the device is through with, which the host is a little ahead of.
@@ -64,7 +64,7 @@ class Pulse:
         self._prepared, self._publish = prepared, publish
         self._begin()
 
-    def beat(self) -> None:
+    def step(self) -> None:
         """Publish, if it is time; cheap enough for every step."""
         if time.monotonic() - self._taken >= PULSE_SECONDS:
             self._publish(self._figures())

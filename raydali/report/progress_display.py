@@ -20,7 +20,7 @@ LINE_SECONDS = 30.0
 STRAYS_BY = 0.15
 """A rank strays where it waits for its loader for that much more of the time than the median rank, or where its own
 part of a step takes longer by that share."""
-MOST_STRAYS = 4
+MAX_STRAYS = 4
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
 
@@ -115,8 +115,8 @@ class Display:
             for rank, seconds in sorted(steps.items(), key=lambda item: -item[1])
             if seconds >= pace * (1 + STRAYS_BY)
         ]
-        rest = len(lines) - MOST_STRAYS
-        return lines if rest <= 0 else [*lines[:MOST_STRAYS], f"and {rest} more"]
+        rest = len(lines) - MAX_STRAYS
+        return lines if rest <= 0 else [*lines[:MAX_STRAYS], f"and {rest} more"]
 
     def _each(self, name: str) -> dict[int, float]:
         """A figure by rank, where it is known."""

@@ -25,7 +25,7 @@ from raydali.train.worker import Worker
 
 KEPT = 3
 """Older ones are deleted."""
-MOST_FAILURES, MOST_SECONDS = 5, 600.0
+MAX_FAILURES, MAX_SECONDS = 5, 600.0
 """How many in a row may fail, and for how long; beyond both the run ends."""
 REFUSED = "refused.json"
 
@@ -78,7 +78,7 @@ class CheckpointStore:
         """
         self.wait()
         seconds = time.monotonic() - self._failing_since
-        if self._failures >= MOST_FAILURES and seconds >= MOST_SECONDS:
+        if self._failures >= MAX_FAILURES and seconds >= MAX_SECONDS:
             raise self._error(f"{self._failures} checkpoints in a row could not be saved, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
@@ -110,7 +110,7 @@ class CheckpointStore:
         if unsaved.hindered:
             raise self._error("the last checkpoint could not be saved")
         try:
-            retry.patiently(
+            retry.with_retry(
                 lambda: self._write(unsaved),
                 str(self._folder),
                 self._folder.warn,

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
 
-from raydali.data.sources.retry import STORAGE_ERRNOS, errno_of, is_transient, patiently
+from raydali.data.sources.retry import STORAGE_ERRNOS, errno_of, is_transient, with_retry
 from raydali.data.sources.storage import reason, refuse_secrets
 from raydali.errors import StorageAway, UsageError
 from raydali.host.interrupts import deferred_signals
@@ -111,7 +111,7 @@ class RunFolder:
         return isinstance(self.filesystem, arrow_fs.LocalFileSystem)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        return patiently(call, str(self), self.warn, self.is_transient)
+        return with_retry(call, str(self), self.warn, self.is_transient)
 
     def is_transient(self, error: Exception) -> bool:
         """Return whether an error of this storage may pass."""

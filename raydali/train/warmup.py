@@ -24,14 +24,14 @@ def warm_up_steps(device: torch.device) -> int:
     return WARM_UP_STEPS + 1 if device.type == "cuda" else 1
 
 
-def rehearse(
+def warm_up(
     step: Callable[[], object],
     modules: Sequence[nn.Module],
     optimizer: Optimizer,
     precision: Precision,
     worker: Worker,
     *,
-    warm_up: int,
+    steps: int,
     images: int,
     measures_ceiling: bool,
 ) -> Ceiling:
@@ -40,7 +40,7 @@ def rehearse(
     Args:
         step: one optimiser step on a resident batch.
         modules: all that it changes: the model, and its moving average.
-        warm_up: steps before measuring, see `warm_up_steps`.
+        steps: before measuring, see `warm_up_steps`.
         images: that the step consumes on this rank.
 
     Returns:
@@ -48,7 +48,7 @@ def rehearse(
     """
     with _undone(modules, optimizer, precision):
         began = time.perf_counter()
-        for _ in range(warm_up):
+        for _ in range(steps):
             step()
         if not measures_ceiling:
             return Ceiling()

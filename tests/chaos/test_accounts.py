@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydali.commands.chaos import command
-from raydali.commands.chaos.accounting import Losses, Samples, Suffered, first, lost_and_repeated, reached, shares
+from raydali.commands.chaos.accounting import FaultOutcome, Losses, Samples, first, lost_and_repeated, reached, shares
 from raydali.commands.chaos.command import NAMES, Chaos, failures
 from raydali.commands.chaos.faults import FAULTS
 from raydali.data.stream.stream import Stream
@@ -17,7 +17,7 @@ BATCHES = list(STREAM.micro_batches(0, 1))
 REFERENCE = Samples(np.repeat([batch.step for batch in BATCHES], 2), np.concatenate([batch.ids for batch in BATCHES]))
 
 
-def suffered(**given: Any) -> Suffered:
+def suffered(**given: Any) -> FaultOutcome:
     facts: dict[str, Any] = {
         "fault": "worker",
         "at": 0.0,
@@ -26,7 +26,7 @@ def suffered(**given: Any) -> Suffered:
         "noticed": 0.0,
         "noticed_by": "failure",
     }
-    return Suffered(**(facts | {"resumed": 0.0, "resumed_at": 0} | given))
+    return FaultOutcome(**(facts | {"resumed": 0.0, "resumed_at": 0} | given))
 
 
 def result(**given: Any) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_rank_that_hangs_before_its_first_step_is_named_ended_and_started_agai
 ) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, time\nimport torch\nimport jobs.imagenet as job\n"
-        "from raydali.launch.driver.command import exit_with\n"
+        "from raydali.launch.driver.command import run_main\n"
         "true_train = job.train\n"
         "def train(options, data, session):\n"
         f"    if session.worker.rank == 1 and not os.path.exists('{tmp_path}/hung'):\n"
@@ -102,7 +102,7 @@ def test_a_rank_that_hangs_before_its_first_step_is_named_ended_and_started_agai
         f"    open('{tmp_path}/timeout', 'w').write(str(gloo.options._timeout.total_seconds()))\n"
         "    true_train(options, data, session)\n"
         "job.train = train\n"
-        "exit_with(job.main)\n"
+        "run_main(job.main)\n"
     )
     options = ["--epochs", "2", "--start-timeout", "60", "--name", "run", "--storage", str(tmp_path)]
     command = [sys.executable, str(tmp_path / "hanging.py"), *options]
@@ -144,7 +144,7 @@ def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: P
     (tmp_path / "broken.py").write_text(
         "import runpy, sys\nimport jobs.imagenet as job\n"
         "def train(*a):\n    raise ValueError('the mixer is broken')\n"
-        "job.train = train\nfrom raydali.launch.driver.command import exit_with\nexit_with(job.main)\n"
+        "job.train = train\nfrom raydali.launch.driver.command import run_main\nrun_main(job.main)\n"
     )
     command = [sys.executable, str(tmp_path / "broken.py"), "--name", "run", "--storage", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)

@@ -70,14 +70,14 @@ SLOW_SAVES = """
 import time
 import torch
 import jobs.imagenet as job
-from raydali.launch.driver.command import exit_with
+from raydali.launch.driver.command import run_main
 train = job.train
 def slowly(*given):
     save = torch.save
     torch.save = lambda *a, **k: (time.sleep(4), save(*a, **k))
     train(*given)
 job.train = slowly
-exit_with(job.main)
+run_main(job.main)
 """
 
 

@@ -14,8 +14,9 @@ from sklearn.datasets import load_sample_images
 from raydali.data.loading.dali_bisect import Once
 from raydali.data.loading.loader import Loader, make_loader
 from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.data.tasks.pipeline import Pipeline
 
 
 def files(folder: Path, **contents: bytes) -> ImageFolder:

@@ -130,7 +130,7 @@ def test_what_is_known_from_elsewhere_changes_nothing(source: ImageFolder, whole
     with make_loader("dali", source, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader:
         images = torch.cat([batch["images"].clone() for batch in loader])
     assert torch.equal(images, torch.stack([row[2] for row in rows.values()]))
-    assert not quarantine.news()
+    assert not quarantine.drain_new()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,7 +170,7 @@ def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: L
 
 
 def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: LoaderName) -> None:
-    gone = source.at("/nowhere")
+    gone = source.relocate("/nowhere")
     quarantine = Quarantine(SAMPLES, seed=0)
     with (
         make_loader(name, gone, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader,
@@ -275,6 +275,6 @@ def test_permission_is_looked_for_too(tmp_path: Path, monkeypatch: pytest.Monkey
         return read(self, id)
 
     monkeypatch.setattr(ImageFolder, "read", denied)
-    quarantine = Quarantine(3, seed=0).of(source, TRAIN)
+    quarantine = Quarantine(3, seed=0).bound_to(source, TRAIN)
     assert quarantine.examine(range(3)) and quarantine.known[1].reason == "Permission denied"
     assert [quarantine.examine([id]) for id in range(3)] == [False, True, False]

@@ -78,8 +78,8 @@ def test_boxes_of_no_extent_are_left_out_and_counted(tmp_path: Path, caplog: pyt
 
 def test_another_place_is_the_same_data_and_another_box_is_not(tmp_path: Path) -> None:
     coco = source(tmp_path)
-    assert coco.at("/elsewhere").fingerprint == coco.fingerprint == pickle.loads(pickle.dumps(coco)).fingerprint
-    assert coco.at("/elsewhere").path(0) == "/elsewhere/b.jpg"
+    assert coco.relocate("/elsewhere").fingerprint == coco.fingerprint == pickle.loads(pickle.dumps(coco)).fingerprint
+    assert coco.relocate("/elsewhere").path(0) == "/elsewhere/b.jpg"
     for name, value in (("bbox", [1, 2, 10, 21]), ("category_id", 3), ("iscrowd", 1), ("image_id", 12)):
         other = source(tmp_path, annotations=[ANNOTATIONS[0] | {name: value}, *ANNOTATIONS[1:]])
         assert other.fingerprint != coco.fingerprint, name

@@ -81,7 +81,7 @@ def test_roots(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for root in (f"{tmp_path}/cat", "cat/", "~/cat"):
         files = FileList.from_file("~/list.csv", root)
         assert samples(files) == [(f"{tmp_path}/cat/1.jpg", 0), (f"{tmp_path}/cat/2.jpg", 1)]
-    assert files.at("/moved").fingerprint == files.fingerprint
+    assert files.relocate("/moved").fingerprint == files.fingerprint
 
     write(f"cat/1.jpg,a\n{tmp_path}/elsewhere/3.jpg,b\n")
     assert samples(FileList.from_file("list.csv"))[1] == (f"{tmp_path}/elsewhere/3.jpg", 1)
@@ -191,7 +191,7 @@ def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
 def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Path) -> None:
     path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
     files = FileList.from_file(path)
-    assert files.missing == (1, 2, 3, 5) and files.without([0, 2]).missing == (0, 1, 3)
+    assert files.missing == (1, 2, 3, 5) and files.drop([0, 2]).missing == (0, 1, 3)
     message = f"4 of the 6 files of .* are missing: '{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more: "
     with pytest.raises(UsageError, match=message):
         exclude(None, files)

@@ -39,9 +39,9 @@ def test_pickle_shares_its_buffers(nasty: Path) -> None:
 
 def test_at_another_root(tmp_path: Path) -> None:
     index = ImageFolder.scan(str(grow(tmp_path, ["a/1.jpg"])))
-    moved = index.at("s3://bucket/train/")
+    moved = index.relocate("s3://bucket/train/")
     assert moved.path(0) == "s3://bucket/train/a/1.jpg" and moved.fingerprint == index.fingerprint
-    assert index.at("/").path(0) == "/a/1.jpg"
+    assert index.relocate("/").path(0) == "/a/1.jpg"
 
 
 @pytest.mark.xfail(
@@ -58,7 +58,7 @@ def test_a_list_below_its_root(tmp_path: Path) -> None:
     paths = ["b/2.jpg", "1.jpg", "a b/\u00fc.jpg", "1.jpg"]
     files = Files.from_list(str(grow(tmp_path, paths)), paths)
     assert [files.path(id) for id in range(len(files))] == [f"{tmp_path}/{path}" for path in paths]
-    assert files.at("s3://bucket/x/").path(2) == "s3://bucket/x/a b/\u00fc.jpg"
+    assert files.relocate("s3://bucket/x/").path(2) == "s3://bucket/x/a b/\u00fc.jpg"
     assert Files.from_list("/", paths).path(1) == "/1.jpg"
     assert len(Files.from_list("/", [])) == 0
 
@@ -86,7 +86,7 @@ def test_a_list_with_absolute_paths_and_uris(root: str) -> None:
     assert files.dali_reads
     assert str(files) == f"the list of {root}/a/1.jpg and 3 more"
     with pytest.raises(UsageError, match=r"cannot move the list of .* to /elsewhere: list paths relative to a root"):
-        files.at("/elsewhere")
+        files.relocate("/elsewhere")
 
 
 def test_a_mixed_list_is_read(s3: PutObjects, gcs: dict[str, bytes], tmp_path: Path) -> None:

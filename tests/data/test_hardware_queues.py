@@ -13,11 +13,11 @@ def test_is_asked_for_until_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(cuda_queues.VARIABLE, "1")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.warns(UserWarning, match="CUDA_DEVICE_MAX_CONNECTIONS is 1 and CUDA is in use"):
-        cuda_queues.widen()
+        cuda_queues.set_max_connections()
     assert os.environ[cuda_queues.VARIABLE] == "1"
     with warnings.catch_warnings(action="error"):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-        cuda_queues.widen()
+        cuda_queues.set_max_connections()
         assert os.environ[cuda_queues.VARIABLE] == "32"
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        cuda_queues.widen()  # it is set by now
+        cuda_queues.set_max_connections()  # it is set by now

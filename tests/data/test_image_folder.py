@@ -78,7 +78,7 @@ def test_s3_is_as_local(s3: PutObjects, tmp_path: Path, caplog: pytest.LogCaptur
     s3("nasty", {f"data/{file}": (tmp_path / file).read_bytes() for file in NASTY} | markers)
     caplog.clear()
     remote = ImageFolder.scan("s3://nasty/data/")
-    assert samples(remote) == samples(local.at("s3://nasty/data"))
+    assert samples(remote) == samples(local.relocate("s3://nasty/data"))
     assert (remote.classes, remote.fingerprint) == (local.classes, local.fingerprint)
     (warned,) = [record.message for record in caplog.records if record.name.startswith("raydali")]
     assert "s3://nasty/data: 4 files skipped: 2 without extension, 1 in hidden folders, 1 in no class folder" in warned
@@ -91,7 +91,7 @@ def test_gcs_is_as_local(gcs: dict[str, bytes], tmp_path: Path) -> None:
     local = ImageFolder.scan(str(grow(tmp_path, NASTY)))
     gcs.update({f"data/{file}": b"" for file in [*NASTY, "", "cat/", "cat/folder.jpg/"]})
     remote = ImageFolder.scan("gs://bucket/data")
-    assert samples(remote) == samples(local.at("gs://bucket/data")) and remote.fingerprint == local.fingerprint
+    assert samples(remote) == samples(local.relocate("gs://bucket/data")) and remote.fingerprint == local.fingerprint
     for root in ("gs://bucket/nowhere", "gs://other/data"):
         with pytest.raises(UsageError, match=f"cannot list {root}: check the name"):
             ImageFolder.scan(root)

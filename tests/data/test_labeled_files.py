@@ -56,7 +56,7 @@ def test_what_cannot_be_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_check_classes(tmp_path: Path) -> None:
     train = ImageFolder.scan(str(grow(tmp_path / "train", [f"{c}/1.jpg" for c in "abcdef"])))
     val = ImageFolder.scan(str(grow(tmp_path / "val", [f"{c}/1.jpg" for c in "fg"])))
-    check_classes(train, train.at("/elsewhere"))
+    check_classes(train, train.relocate("/elsewhere"))
     with pytest.raises(UsageError, match=r"val lacks 'a', 'b', 'c' and 2 more and has besides 'g', against the 6 cl"):
         check_classes(train, val)
 

@@ -16,7 +16,7 @@ from nvidia.dali import fn
 
 from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
 from raydali.data.loading.loader import Batch, LoaderName, make_loader
-from raydali.data.loading.prefetch import PREPARED_BATCHES
+from raydali.data.loading.prefetch import PREFETCHED_INPUTS
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
@@ -214,7 +214,7 @@ def test_closing_frees_threads_and_processes(name: LoaderName, taken: int, sourc
 @pytest.mark.parametrize("name", DECODING)
 def test_closing_after_an_error_frees_processes_at_once(name: LoaderName, source: ImageFolder) -> None:
     error = pytest.raises(DataError, match=r"/nowhere/0\d\d/")
-    with make_loader(name, source.at("/nowhere"), VALIDATION, PASS, threads=2) as loader, error as held:
+    with make_loader(name, source.relocate("/nowhere"), VALIDATION, PASS, threads=2) as loader, error as held:
         next(iter(loader))
     assert multiprocessing.active_children() == []
     assert held.value.__traceback__ is not None  # it holds the frames, and what they refer to
@@ -281,4 +281,4 @@ def test_inputs_are_let_go_when_dali_is_done_with_them(source: ImageFolder) -> N
             most = max(most, pipeline.alive())
             del clutter
     assert len(pipeline.made) == 50
-    assert most <= PREPARED_BATCHES + PREFETCHED_BATCHES + 2
+    assert most <= PREFETCHED_INPUTS + PREFETCHED_BATCHES + 2

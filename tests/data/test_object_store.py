@@ -81,7 +81,7 @@ def test_validation_batches_are_the_local_ones(name: LoaderName, local: ImageFol
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
 def test_a_vanished_object_is_named(name: LoaderName, remote: ImageFolder) -> None:
-    gone = remote.at(f"{remote.root}/gone")
+    gone = remote.relocate(f"{remote.root}/gone")
     with (
         make_loader(name, gone, VALIDATION, OrderedPass(samples=20, batch_size=8)) as loader,
         pytest.raises(DataError, match=r"bucket.*data/gone/0\d\d/\d+\.JPEG"),

@@ -53,7 +53,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     os.chdir(folder)
     try:
         exec(compile(code, str(DOCUMENT), "exec"), left)
-        left["pairs"] = left["pairs"].at(str(folder / "photographs"))
+        left["pairs"] = left["pairs"].relocate(str(folder / "photographs"))
     finally:
         os.chdir(here)
     return left
@@ -82,7 +82,7 @@ def test_masks_that_do_not_fit_are_replaced(name: LoaderName, example: dict[str,
     shutil.copytree(example["pairs"].inputs.root, tmp_path, dirs_exist_ok=True)
     photograph("china", (50, 60)).convert("L").save(tmp_path / "masks/3.png")
     photograph("china", (100, 90)).save(tmp_path / "masks/4.png")
-    pairs, stream = example["pairs"].at(str(tmp_path)), example["stream"]
+    pairs, stream = example["pairs"].relocate(str(tmp_path)), example["stream"]
     known = Quarantine(stream.samples, seed=0)
     with make_loader(name, pairs, example["Masked"](side=64, seed=0), stream, quarantine=lambda _: known) as loader:
         assert sum(batch.micro_batch.replaced for batch in loader) >= 2

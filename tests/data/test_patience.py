@@ -105,7 +105,7 @@ def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     warnings: list[str] = []
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-        retry.patiently(fail, "a store", warnings.append)
+        retry.with_retry(fail, "a store", warnings.append)
     assert 40 < sum(pauses) <= retry.SECONDS and max(pauses) <= retry.LONGEST_PAUSE
     assert pauses[:4] == sorted(pauses[:4]) and pauses[0] <= retry.FIRST_PAUSE
     assert len(warnings) == 1 and len(pauses) < 12

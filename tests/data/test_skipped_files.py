@@ -47,7 +47,7 @@ def test_objects(s3: PutObjects, tmp_path: Path, caplog: pytest.LogCaptureFixtur
     s3("stamps", {f"data/{path}": b"" for path in TREE})
     local = ImageFolder.scan(str(grow(tmp_path, TREE)))
     remote = ImageFolder.scan("s3://stamps/data")
-    assert samples(remote) == samples(local.at("s3://stamps/data")) and remote.skipped == local.skipped
+    assert samples(remote) == samples(local.relocate("s3://stamps/data")) and remote.skipped == local.skipped
     assert [TOLD in message for message in _warned(caplog)] == [True, True]
 
 

@@ -143,7 +143,7 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
             if (error := next(calls)) is not None:
                 raise error
 
-        retry.patiently(call, "a disk")
+        retry.with_retry(call, "a disk")
 
     process = get_context("fork").Process(target=repeat)
     process.start()
@@ -164,7 +164,7 @@ def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest
         return True
 
     with ThreadPoolExecutor(16) as threads:
-        answers = threads.map(lambda _: retry.patiently(call, "/data", warnings.append), range(16))
+        answers = threads.map(lambda _: retry.with_retry(call, "/data", warnings.append), range(16))
         assert all(answers)
     assert len(warnings) == 1 and "/data" in warnings[0] and "Stale file handle" in warnings[0]
     (outage,) = OUTAGES.take()

@@ -149,7 +149,7 @@ def test_lines_fall_where_an_epoch_is_reached(stream: Stream) -> None:
     ]
     for step, epochs in closed_by.items():
         for each in epochs:
-            assert stream.last_step_of(each) == step + 1
+            assert stream.end_step(each) == step + 1
     for step in range(stream.steps):
         next_line = min(line for line in closed_by if line >= step)
         assert stream.epoch_of(step) == closed_by[next_line][-1]
@@ -157,14 +157,14 @@ def test_lines_fall_where_an_epoch_is_reached(stream: Stream) -> None:
 
 def test_lines_of_the_sizes_in_the_drawing() -> None:
     stream = stream_of(samples=10, epochs=2, batch_size=2, global_batch_size=4)
-    assert [stream.last_step_of(epoch) for epoch in range(2)] == [3, 5]
+    assert [stream.end_step(epoch) for epoch in range(2)] == [3, 5]
     assert [stream.epoch_closed_by(step) for step in range(5)] == [None, None, 0, None, 1]
     assert [stream.epoch_of(step) for step in range(5)] == [0, 0, 0, 1, 1]
 
 
 def test_the_later_of_two_epochs_that_end_together_gets_the_line() -> None:
     stream = stream_of(samples=5, epochs=2, batch_size=2, global_batch_size=4)  # 10 samples are 2 global batches
-    assert [stream.last_step_of(epoch) for epoch in range(2)] == [2, 2]
+    assert [stream.end_step(epoch) for epoch in range(2)] == [2, 2]
     assert [stream.epoch_closed_by(step) for step in range(2)] == [None, 1]
     assert [stream.epoch_of(step) for step in range(2)] == [1, 1]  # epoch 0 has no line
 

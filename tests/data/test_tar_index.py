@@ -291,5 +291,5 @@ def test_the_fingerprint_is_of_names_and_labels(pack: Pack, tmp_path: Path) -> N
     assert TarShards.scan(str(pack("e/0.tar", made | {"1.jpg": b"longer"}))).fingerprint == base.fingerprint
     others = [("d/0.tar", made | {"2.cls": b"0"}), ("d/1.tar", made), ("d/0.tar", made | {"3.jpg": b"", "3.cls": b"1"})]
     assert len({base.fingerprint, *(TarShards.scan(str(pack(f"f/{n}", m))).fingerprint for n, m in others)}) == 4
-    moved = base.at(f"{tmp_path}/e/")
+    moved = base.relocate(f"{tmp_path}/e/")
     assert moved.fingerprint == base.fingerprint and moved.path(0) == f"{tmp_path}/e/0.tar:1.jpg"

@@ -133,7 +133,7 @@ def test_contents_come_from_few_descriptors(shards: TarShards, monkeypatch: pyte
 
 
 def test_a_shard_that_shrinks_while_it_is_open_is_named(shards: TarShards, tmp_path: Path) -> None:
-    copy = shards.at(str(shutil.copytree(shards.root, tmp_path / "copy")))
+    copy = shards.relocate(str(shutil.copytree(shards.root, tmp_path / "copy")))
     shard = tmp_path / "copy/shard-000000.tar"
     assert copy.read(9) == photographs(30)[9]
     sound, size = shard.read_bytes(), shard.stat().st_size
@@ -172,7 +172,7 @@ def test_pickles_carry_the_index_and_share_its_buffers(shards: TarShards) -> Non
 
 
 def test_a_shard_that_changed_or_vanished_is_named(shards: TarShards, tmp_path: Path) -> None:
-    gone = shards.at("/nowhere")
+    gone = shards.relocate("/nowhere")
     with (
         make_loader("dali", gone, VALIDATION, OrderedPass(samples=30, batch_size=8)) as loader,
         pytest.raises(DataError, match=r"/nowhere/shard-00000\d\.tar:(cat|dog)/0000\d\d\.jpg"),
@@ -181,7 +181,7 @@ def test_a_shard_that_changed_or_vanished_is_named(shards: TarShards, tmp_path: 
     shutil.copytree(shards.root, tmp_path / "copy")
     (tmp_path / "copy/shard-000000.tar").write_bytes(b"shorter")
     with pytest.raises(OSError, match=r"shard-000000\.tar:cat/000000\.jpg: the shard has 7 bytes, and had \d+ when it"):
-        shards.at(str(tmp_path / "copy")).read(0)
+        shards.relocate(str(tmp_path / "copy")).read(0)
 
 
 @pytest.fixture
@@ -259,4 +259,4 @@ def test_shards_in_s3(s3: PutObjects, shards: TarShards) -> None:
     with pytest.raises(UsageError, match="cannot list s3://nobucket"):
         TarShards.scan("s3://nobucket/train-{0..3}.tar")
     with pytest.raises(OSError, match=r"cannot read s3://shards/gone/shard-000000\.tar:cat/000000\.jpg"):
-        remote.at("s3://shards/gone").read(0)
+        remote.relocate("s3://shards/gone").read(0)

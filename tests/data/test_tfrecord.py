@@ -80,7 +80,7 @@ def test_what_names_tfrecord_files(tmp_path: Path) -> None:
 
 def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
     pack(tmp_path, folders)
-    pack(tmp_path, folders.without(range(20)), 1, "validation")
+    pack(tmp_path, folders.drop(range(20)), 1, "validation")
     train, val = train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
     assert isinstance(train, TFRecords) and isinstance(val, TFRecords)
     assert len(train) == SAMPLES and train.classes == val.classes == ("1", "2", "3")
@@ -192,7 +192,7 @@ def test_they_are_not_copied(records: TFRecords, tmp_path: Path) -> None:
 
 def test_a_run_of_the_job(tmp_path: Path) -> None:
     digits = digits_data()
-    third = digits.train.without(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())
+    third = digits.train.drop(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())
     pack(tmp_path, third)
     pack(tmp_path, digits.val, 2, "validation")
     data = Data(*train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*"))

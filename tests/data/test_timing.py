@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import fn
 
 from raydali.data.loading.loader import make_loader
-from raydali.data.sources.read_timing import PythonTime, Waits, reading, reading_seconds
+from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer, reading, reading_seconds
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.data.tasks.pipeline import Inputs
@@ -19,7 +19,7 @@ from tests.data.pictures import encoded, files, one_batch, photograph
 def test_time_inside_another_cause_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("raydali.data.sources.read_timing.time.perf_counter", lambda: now[0])
-    waits = Waits()
+    waits = WaitTimer()
     with waits.by(lambda seconds: {"cpu decode": seconds / 4, "python": seconds * 3 / 4}):
         now[0] += 1.0
         with waits.on("storage"):
@@ -31,7 +31,7 @@ def test_time_inside_another_cause_is_taken_out_of_it(monkeypatch: pytest.Monkey
 
 
 def test_an_end_of_data_passes_through() -> None:
-    waits = Waits()
+    waits = WaitTimer()
     with pytest.raises(StopIteration), waits.on("storage"):
         raise StopIteration
     assert waits.seconds["storage"] >= 0
@@ -47,7 +47,7 @@ def test_reading_adds_up() -> None:
 
 
 def test_python_s_time_is_what_it_computes_and_not_what_it_waits() -> None:
-    python, began = PythonTime(), time.thread_time()
+    python, began = PythonCpuTime(), time.thread_time()
     with python.running():
         time.sleep(0.1)
         until = time.thread_time() + 0.1

@@ -12,7 +12,7 @@ import pytest
 from raydali.data.sources.file_list import FileList
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.packets import cut, read_facts
+from raydali.data.sources.video.packets import read_clip_packets, read_facts
 from raydali.data.tasks.video_pyav import COLOURS, decoded, rgb_clip
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
@@ -70,8 +70,8 @@ def test_a_video_is_cut_into_clips(videos: Path, options: dict[str, Any], places
 
 def test_the_fingerprint_is_that_of_the_clips_wherever_they_lie(videos: Path) -> None:
     clips = scan(videos)
-    assert clips.at("/elsewhere").fingerprint == clips.fingerprint
-    assert clips.at("/elsewhere").path(0).startswith("/elsewhere/a/1.avi")
+    assert clips.relocate("/elsewhere").fingerprint == clips.fingerprint
+    assert clips.relocate("/elsewhere").path(0).startswith("/elsewhere/a/1.avi")
     others = [scan(videos, **options) for options in ({"stride": 2}, {"step": 5}, {"sequence_length": 5})]
     assert len({clips.fingerprint, *(other.fingerprint for other in others)}) == 4
 
@@ -101,7 +101,7 @@ def assert_frames(path: Path, frames: int) -> None:
     for length, stride in ((3, 1), (5, 4)):
         for first in range(0, frames, 3):
             wanted = np.minimum(first + stride * np.arange(length), frames - 1)
-            with cut(str(path), facts, first, stride, length) as found:
+            with read_clip_packets(str(path), facts, first, stride, length) as found:
                 clip = decoded(found, lambda frame: frame.to_ndarray(format="rgb24", interpolation=COLOURS))
             np.testing.assert_array_equal(np.stack(clip), straight[wanted], err_msg=f"{path} from {first} by {stride}")
 
@@ -163,9 +163,9 @@ def test_frames_that_nothing_is_decoded_from_are_left_out(tmp_path: Path) -> Non
     options = {"x264-params": "bframes=3:b-adapt=0:b-pyramid=0:scenecut=0"}
     path = write_video(tmp_path / "1.mp4", moving(41), "h264", keyframe_every=40, options=options)
     facts = read_facts(str(path))
-    with cut(str(path), facts, 36, 1, 4) as found:
+    with read_clip_packets(str(path), facts, 36, 1, 4) as found:
         assert len(found.packets) == 9 + 4  # of those before it every fourth
-    with cut(str(path), facts, 0, 8, 5) as found:
+    with read_clip_packets(str(path), facts, 0, 8, 5) as found:
         assert len(found.packets) == 9
 
 
@@ -174,7 +174,7 @@ def test_a_cut_is_small_wherever_the_clip_lies(tmp_path: Path) -> None:
     facts = read_facts(str(path))
     assert facts.key_frames.tolist() == [0, 12, 24, 36, 48]
     for first, packets in ((0, 4), (36, 4), (53, 9)):
-        with cut(str(path), facts, first, 1, 4) as found:
+        with read_clip_packets(str(path), facts, first, 1, 4) as found:
             # A frame that is shown before another may be decoded behind it.
             assert packets <= len(found.packets) <= packets + 4
 
@@ -185,7 +185,7 @@ def test_videos_in_a_bucket_are_those_on_the_disk(videos: Path, s3: PutObjects) 
     assert remote.fingerprint == local.fingerprint
     for id in range(len(local)):
         np.testing.assert_array_equal(rgb_clip(remote, id), rgb_clip(local, id))
-    moved = remote.at("s3://video-bucket/elsewhere")
+    moved = remote.relocate("s3://video-bucket/elsewhere")
     with pytest.raises(
         OSError, match=r"sample 0 cannot be read: s3://video-bucket/elsewhere/a/1\.avi \(from frame 0\): "
     ):

@@ -12,7 +12,7 @@ import pytest
 from raydali.data.sources.file_list import FileList
 from raydali.data.sources.video import table
 from raydali.data.sources.video.clips import VideoClips, scan_videos
-from raydali.data.sources.video.packets import VideoFacts, read_facts
+from raydali.data.sources.video.packets import VideoInfo, read_facts
 from raydali.data.sources.video.table import VideoTable, video_table
 from raydali.errors import UsageError
 from tests.data.object_stores import PutObjects
@@ -32,7 +32,7 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the videos that were opened since it was last cleared."""
     names: list[str] = []
 
-    def noted(path: str) -> VideoFacts:
+    def noted(path: str) -> VideoInfo:
         names.append("/".join(path.split("/")[-2:]))
         return read_facts(path)
 

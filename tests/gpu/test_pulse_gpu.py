@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from raydali.measure.live_metrics import Figures, Pulse
+from raydali.measure.live_metrics import Figures, LiveMetrics
 from raydali.measure.meter import EpochMeter
 from tests.clocks import least_cpu_seconds
 
@@ -20,7 +20,7 @@ def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(f"raydali.measure.live_metrics.{limit}", 0.0)
     meter = EpochMeter(DEVICE, rank=0, world_size=1, node="here")
     published: list[Figures] = []
-    pulse = Pulse(
+    pulse = LiveMetrics(
         meter,
         batch_size=8,
         micro_batches=1,
@@ -38,7 +38,7 @@ def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
             torch.cuda._sleep(CYCLES)
             meter.add(loss, 8)
             meter.enter("loop")
-            pulse.beat()
+            pulse.step()
         assert not torch.cuda.current_stream().query(), "the device must still be busy"
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -51,7 +51,7 @@ def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_pulse_costs_next_to_nothing() -> None:
     meter = EpochMeter(DEVICE, rank=0, world_size=1, node="here")
-    pulse = Pulse(
+    pulse = LiveMetrics(
         meter,
         batch_size=8,
         micro_batches=1,
@@ -59,4 +59,4 @@ def test_a_pulse_costs_next_to_nothing() -> None:
         prepared=lambda: None,
         publish=lambda figures: None,
     )
-    assert least_cpu_seconds(pulse.beat, 10_000) < 20 * least_cpu_seconds(time.monotonic, 10_000)
+    assert least_cpu_seconds(pulse.step, 10_000) < 20 * least_cpu_seconds(time.monotonic, 10_000)

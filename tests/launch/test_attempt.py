@@ -9,7 +9,7 @@ import pytest
 
 from raydali.errors import Superseded, UsageError
 from raydali.launch.driver.launcher import _begin
-from raydali.launch.driver.resume import Earlier
+from raydali.launch.driver.resume import PreviousRun
 from raydali.report.html.live import LiveReport
 from raydali.run.attempt import Attempt
 from raydali.run.folder import RunFolder
@@ -169,7 +169,7 @@ def test_settings_are_written_again_only_where_they_changed_which_is_an_event(tm
     folder.create()
     _begin(folder, Attempt(), None, {"size": 256, "workers": "1"}, {})
     written = Path(folder.path("config.json")).stat()
-    earlier = Earlier({"size": 256, "workers": "1"}, finished=False)
+    earlier = PreviousRun({"size": 256, "workers": "1"}, finished=False)
     _begin(folder, Attempt(), earlier, {"size": 256, "workers": "1"}, {})
     assert Path(folder.path("config.json")).stat() == written
     assert not folder.exists("events.jsonl")
@@ -186,5 +186,5 @@ def test_what_killed_writers_left_goes_at_the_next_start(tmp_path: Path) -> None
         folder.write_json(file, SETTINGS)
         Path(f"{folder.path(file)}.partial-4711").write_bytes(b"half")
         Path(f"{folder.path(file)}.partial-4711-0badcafe").write_bytes(b"half")
-    _begin(folder, Attempt(), Earlier(SETTINGS, finished=False), SETTINGS, {})
+    _begin(folder, Attempt(), PreviousRun(SETTINGS, finished=False), SETTINGS, {})
     assert sorted(contents_of(folder)) == ["attempt.json", "best/state.pt", "config.json"]

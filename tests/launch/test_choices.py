@@ -20,7 +20,7 @@ from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precisi
 from raydali.launch import choices
 from raydali.launch.choices import OF_EARLIER_VERSIONS, chosen, crop_warning, window_warning, with_kept, with_window
 from raydali.launch.driver.launcher import Job, launch
-from raydali.launch.driver.resume import Earlier, changes, earlier_run
+from raydali.launch.driver.resume import PreviousRun, changes, previous_run
 from raydali.report.console import Console
 from raydali.run.folder import RunFolder
 from tests.support import LocalSession, folder_of, run_ranks
@@ -143,7 +143,7 @@ def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, r
     ],
 )
 def test_a_run_of_an_earlier_version_keeps_its_size_to_resize_to(now: Any, changed: Any) -> None:
-    earlier = Earlier(dict(json.loads(json.dumps(asdict(Config(image_size=32, resize_size=256))))), finished=False)
+    earlier = PreviousRun(dict(json.loads(json.dumps(asdict(Config(image_size=32, resize_size=256))))), finished=False)
     options = with_kept(Config(**now), earlier.settings)
     assert changes(earlier, asdict(options), asdict(options)) == changed
 
@@ -178,7 +178,7 @@ def test_a_run_of_an_earlier_version_goes_on_in_windows_of_16_blocks(tmp_path: P
     folder.write_json("config.json", settings)
     folder.append("events.jsonl", {"event": "finish"})
     launch(job, config, Console())  # is not refused, and finished already
-    earlier = earlier_run(folder, asdict(Config()) | OF_EARLIER_VERSIONS)
+    earlier = previous_run(folder, asdict(Config()) | OF_EARLIER_VERSIONS)
     assert earlier is not None
     stream = with_window(with_kept(config, earlier.settings), len(SORTED), SORTED).stream(len(SORTED))
     order = BlockPermutation(len(SORTED), 8, config.seed, 0) if block else Permutation(len(SORTED), config.seed, 0)

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from raydali.launch.driver.event_router import Ear
+from raydali.launch.driver.event_router import EventRouter
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.run.folder import RunFolder
@@ -20,7 +20,7 @@ class News:
         self.messages: list[dict[str, Any]] = []
         self.board: dict[str, Any] = {}
         self.folder = folder
-        self.ear = Ear(
+        self.ear = EventRouter(
             self,  # type: ignore[arg-type]  # the mailbox
             folder,
             MagicMock(),
@@ -42,7 +42,7 @@ class News:
 
     def hear(self, kind: str, **facts: Any) -> None:
         self.messages.append({"kind": kind, **facts})
-        self.ear.listen()
+        self.ear.dispatch()
 
     def event(self, event: str, **facts: Any) -> None:
         self.hear("event", event=event, **facts)

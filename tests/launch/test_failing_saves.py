@@ -9,7 +9,7 @@ import torch
 from raydali.data.sources import retry
 from raydali.errors import StorageAway, StorageError
 from raydali.run import checkpoints
-from raydali.run.checkpoints import MOST_FAILURES
+from raydali.run.checkpoints import MAX_FAILURES
 from raydali.run.folder import RunFolder
 from raydali.train import checkpoint_file
 from tests.disks import small_disk
@@ -84,22 +84,22 @@ def test_failures_in_a_row_end_the_run_once_they_last(tmp_path: Path, monkeypatc
         folder, told = folder_of(disk.path), Told()
         store = store_of(folder, told)
         disk.read_only(True)
-        for step in range(MOST_FAILURES + 5):  # however many, that was quick
+        for step in range(MAX_FAILURES + 5):  # however many, that was quick
             store.save(step, state_of(step))
         store.wait()
-        assert [event["in_a_row"] for event in told] == [*range(1, MOST_FAILURES + 6)]
-        later = time.monotonic() + checkpoints.MOST_SECONDS
+        assert [event["in_a_row"] for event in told] == [*range(1, MAX_FAILURES + 6)]
+        later = time.monotonic() + checkpoints.MAX_SECONDS
         monkeypatch.setattr(time, "monotonic", lambda: later)
         with pytest.raises(StorageError, match=r"10 checkpoints in a row .* 600 s, to .*run: .*Read-only file"):
             store.save(20, state_of(20))
 
 
 def test_few_failures_do_not_end_it_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "MAX_SECONDS", 0.0)
     store = store_of(folder_of(tmp_path), told := Told())
-    for step in range(MOST_FAILURES):
+    for step in range(MAX_FAILURES):
         store.save(step, state_of(step), hindered="[Errno 116] Stale file handle")
-    assert len(told) == MOST_FAILURES
+    assert len(told) == MAX_FAILURES
     with pytest.raises(StorageAway, match="Stale file handle"):  # it may answer again: the run is not over
         store.save(20, state_of(20))
 

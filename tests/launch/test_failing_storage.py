@@ -44,7 +44,7 @@ def full_from_7_to_18(config: Config, data: Data, folder: RunFolder, disk: Disk)
 
 
 def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
-    checkpoints.MOST_SECONDS = 0
+    checkpoints.MAX_SECONDS = 0
     session = Disturbed(folder, {7: lambda: disk.read_only(True)})
     try:
         train(config, data, session)

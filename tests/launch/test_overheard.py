@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MORE, MOST_LINES, MOST_TEXTS, Overheard, overheard
+from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, MAX_TEXTS, MORE, WorkerWarnings, overheard
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,13 +47,13 @@ def test_texts_without_end_come_to_one() -> None:
     with overheard(told.append):
         for step in range(1000):
             logging.warning("step %d is odd", step)
-    assert len(told) == MOST_TEXTS + 1
-    assert told[-2:] == [f"step {MOST_TEXTS - 1} is odd", MORE]
+    assert len(told) == MAX_TEXTS + 1
+    assert told[-2:] == [f"step {MAX_TEXTS - 1} is odd", MORE]
 
 
 def test_the_driver_says_a_text_once_with_its_ranks() -> None:
     now = [0.0]
-    heard = Overheard(lambda: now[0])
+    heard = WorkerWarnings(lambda: now[0])
     for rank in (1, 0):
         heard.take({"rank": rank, "text": "slow disk"})
     assert heard.lines() == []
@@ -70,11 +70,11 @@ def test_the_driver_says_a_text_once_with_its_ranks() -> None:
 
 
 def test_lines_without_end_come_to_one() -> None:
-    heard = Overheard()
+    heard = WorkerWarnings()
     for rank in range(1000):
         heard.take({"rank": rank, "text": f"rank {rank} is odd"})
     lines = heard.lines(at_end=True)
-    assert len(lines) == MOST_LINES + 1
+    assert len(lines) == MAX_LINES + 1
     assert lines[-1] == f"ranks 100, 101, 102, 103, 104, 105, 106, 107 and 892 more: {MORE}"
     heard.take({"rank": 0, "text": "rank 0 is odd"})
     assert heard.lines(at_end=True) == []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.driver.placement import Cluster, place
+from raydali.launch.driver.placement import Cluster, resolve_placement
 from raydali.launch.driver.ray_cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
 
@@ -17,7 +17,7 @@ def cluster(*nodes: tuple[float, float]) -> Cluster:
 
 def placed(nodes: list[tuple[float, float]], **options: Any) -> tuple[int, int, int, bool]:
     """Minimum and maximum of workers, CPUs of each, and whether each has a GPU."""
-    placement = place(LaunchOptions(**options), cluster(*nodes))
+    placement = resolve_placement(LaunchOptions(**options), cluster(*nodes))
     return placement.minimum, placement.maximum, placement.cpus, placement.gpu
 
 

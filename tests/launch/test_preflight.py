@@ -10,8 +10,8 @@ import pytest
 
 from raydali.errors import UsageError
 from raydali.launch.driver import autoscaler
-from raydali.launch.driver.autoscaler import UNKNOWN, Group, Growth, config_on_head, growth_of
-from raydali.launch.driver.placement import Cluster, Placement, place
+from raydali.launch.driver.autoscaler import UNKNOWN, AutoscalerCapacity, Group, config_on_head, growth_of
+from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.options import LaunchOptions
 
 CONFIG: dict[str, Any] = {
@@ -24,12 +24,12 @@ CONFIG: dict[str, Any] = {
         "cpu": {"resources": {"CPU": 32}, "max_workers": 10},
     },
 }
-ONE_GPU = Growth((Group("gpu", cpus=2, gpus=1, more=4),), more=4)
+ONE_GPU = AutoscalerCapacity((Group("gpu", cpus=2, gpus=1, more=4),), more=4)
 HEAD = (0.0, 0.0)
 
 
-def placed(nodes: list[tuple[float, float]], growth: Growth, **options: Any) -> Placement:
-    return place(LaunchOptions(**options), Cluster(tuple(nodes), own=False, growth=growth))
+def placed(nodes: list[tuple[float, float]], growth: AutoscalerCapacity, **options: Any) -> Placement:
+    return resolve_placement(LaunchOptions(**options), Cluster(tuple(nodes), own=False, growth=growth))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -51,8 +51,8 @@ def test_what_an_autoscaler_could_add_beside_what_is_there(present: dict[str, in
 
 
 def test_without_an_autoscaler_nothing_can_be_added() -> None:
-    assert growth_of(None, {}) == growth_of({}, {}) == Growth()
-    assert str(Growth()) == ""
+    assert growth_of(None, {}) == growth_of({}, {}) == AutoscalerCapacity()
+    assert str(AutoscalerCapacity()) == ""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_workers_go_where_nodes_are_still_to_come() -> None:
     assert placed([HEAD], ONE_GPU, workers="1:8") == Placement(1, 8, cpus=2, gpu=True, reachable=4)
     assert placed([HEAD, (2, 1)], ONE_GPU, workers="1:8").reachable == 5
     # Without one, nodes may come by hand.
-    assert placed([(2, 1)], Growth(), workers="1:8") == Placement(1, 8, cpus=2, gpu=True, reachable=8)
+    assert placed([(2, 1)], AutoscalerCapacity(), workers="1:8") == Placement(1, 8, cpus=2, gpu=True, reachable=8)
 
 
 def test_gpus_that_are_there_are_the_default_number_of_workers() -> None:
@@ -227,7 +227,7 @@ def test_on_kubernetes_the_raycluster_says_it(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("RAY_CLUSTER_NAME", "c")
     found = growth_of(config_on_head("192.0.2.1:5"), {"headgroup": 1, "gpu": 2})
-    assert found == Growth((Group("gpu", cpus=8, gpus=1, more=3),), more=3)
+    assert found == AutoscalerCapacity((Group("gpu", cpus=8, gpus=1, more=3),), more=3)
     cluster = RAYCLUSTER | {"spec": RAYCLUSTER["spec"] | {"enableInTreeAutoscaling": False}}
     assert config_on_head("192.0.2.1:5") is None
     cluster = {}

@@ -17,7 +17,7 @@ START = """
 import sys, ray, ray._private.services as services
 from raydali.launch.driver import ray_start
 from raydali.launch.driver.ray_cluster import connect
-from raydali.launch.driver.command import exit_with
+from raydali.launch.driver.command import run_main
 from raydali.launch.options import LaunchOptions
 
 ray_start.SAY_SECONDS = 1.0
@@ -28,7 +28,7 @@ def main():
     with connect(LaunchOptions(), lambda text: print("warning:", text, file=sys.stderr)):
         print(ray.get(ray.remote(lambda: "a task was run").remote()))
 
-exit_with(main)
+run_main(main)
 """
 
 

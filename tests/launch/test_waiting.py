@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.driver.autoscaler import Group, Growth
-from raydali.launch.driver.pending_resources import Moment, Waiting, in_words
+from raydali.launch.driver.autoscaler import AutoscalerCapacity, Group
+from raydali.launch.driver.pending_resources import ClusterSnapshot, PendingResources, in_words
 from raydali.launch.driver.placement import Placement
 
 HEAD = (0.0, 0.0)
@@ -14,9 +14,9 @@ ASKED = Placement(3, 3, cpus=2, gpu=True, reachable=3)
 
 def moment(
     nodes: list[tuple[float, float]], free: list[tuple[float, float]] | None = None, more: int = 4, **facts: Any
-) -> Moment:
-    group = Growth((Group("gpu", cpus=2, gpus=1, more=more),), more=more) if more else Growth()
-    return Moment(
+) -> ClusterSnapshot:
+    group = AutoscalerCapacity((Group("gpu", cpus=2, gpus=1, more=more),), more=more) if more else AutoscalerCapacity()
+    return ClusterSnapshot(
         nodes=tuple(nodes), free=tuple(nodes if free is None else free), growth=group, **{"starting": {}} | facts
     )
 
@@ -51,7 +51,7 @@ def moment(
         (moment([(2, 1)] * 3, [HEAD] * 3, placed=True), ""),
     ],
 )
-def test_what_is_waited_for(at: Moment, said: str) -> None:
+def test_what_is_waited_for(at: ClusterSnapshot, said: str) -> None:
     assert in_words(at, ASKED) == said
 
 
@@ -63,7 +63,7 @@ def test_room_that_ray_does_not_give_is_said_after_a_while() -> None:
 
 def test_lines_come_at_a_calm_rate_and_only_while_there_is_something_to_wait_for() -> None:
     now, said, at = 0.0, [], moment([HEAD])
-    waiting = Waiting(ASKED, lambda: at, lambda text: said.append((now, text)), lambda: now)
+    waiting = PendingResources(ASKED, lambda: at, lambda text: said.append((now, text)), lambda: now)
 
     def until(end: float) -> None:
         nonlocal now
@@ -90,10 +90,10 @@ def test_lines_come_at_a_calm_rate_and_only_while_there_is_something_to_wait_for
 def test_a_cluster_that_does_not_answer_does_not_end_the_run() -> None:
     now = 0.0
 
-    def look() -> Moment:
+    def look() -> ClusterSnapshot:
         raise ConnectionError
 
-    waiting = Waiting(ASKED, look, lambda text: pytest.fail(text), lambda: now)
+    waiting = PendingResources(ASKED, look, lambda text: pytest.fail(text), lambda: now)
     for time in (2.0, 4.0, 100.0):
         now = time
         waiting.poll()

@@ -7,7 +7,7 @@ import torch
 
 from raydali.measure.ceiling import (
     FEWEST_STEPS,
-    MOST_STEPS,
+    MAX_STEPS,
     ceiling_images_per_second,
     disturbed,
     share_of_ceiling,
@@ -36,7 +36,7 @@ def test_is_images_over_the_time_of_a_step_summed_over_ranks(monkeypatch: pytest
     assert rate == pytest.approx(1500) and steps == 10
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(1e-6, MOST_STEPS), (0.15, FEWEST_STEPS), (4.0, 2), (30.0, 1)])
+@pytest.mark.parametrize(("step_seconds", "steps"), [(1e-6, MAX_STEPS), (0.15, FEWEST_STEPS), (4.0, 2), (30.0, 1)])
 def test_steps_are_neither_too_many_nor_too_few(
     monkeypatch: pytest.MonkeyPatch, step_seconds: float, steps: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data.sources.read_timing import PythonTime, Waits
+from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.measure.meter import EpochMeter
 
 Clock = list[float]
@@ -61,7 +61,7 @@ def test_exchanges_are_a_part_of_steps_which_ends_where_the_loss_is_counted(now:
 
 
 def test_the_first_step_is_timed_and_the_loader_s_waits_count_from_its_batch_on(now: Clock) -> None:
-    loader: Any = SimpleNamespace(waits=Waits(), python=PythonTime())
+    loader: Any = SimpleNamespace(waits=WaitTimer(), python=PythonCpuTime())
     waits = loader.waits.seconds
     waits["storage"] = loader.python.seconds = 1.0
     meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader=loader)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raydali.measure.live_metrics import PULSE_SECONDS, Figures, Pulse
+from raydali.measure.live_metrics import PULSE_SECONDS, Figures, LiveMetrics
 from raydali.measure.meter import EpochMeter
 
 
@@ -17,7 +17,7 @@ class Rank:
         self.meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here")
         self.published: list[Figures] = []
         self.prepared: int | None = 4
-        self.pulse = Pulse(
+        self.pulse = LiveMetrics(
             self.meter,
             batch_size=10,
             micro_batches=2,
@@ -37,7 +37,7 @@ class Rank:
             self.spend("step", work / 2)
             self.meter.add(torch.tensor(1.0), 10)
         self.meter.enter("loop")
-        self.pulse.beat()
+        self.pulse.step()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_loss_is_the_mean_over_images_since_the_pulse_before(rank: Rank) -> 
             rank.meter.add(torch.tensor(epoch + loss + 1), 30)
             rank.spend("step", 5.0)
             rank.meter.enter("loop")
-            rank.pulse.beat()
+            rank.pulse.step()
         rank.pulse.end_epoch()
         rank.meter.reset()
     assert [figures.loss for figures in rank.published if figures.loss is not None] == [1.75, 3.75, 11.75, 13.75]

@@ -15,14 +15,18 @@ from raydali.report.html.heatmap import heat_map
 def test_a_heat_map_keeps_what_stands_out() -> None:
     rows = [[0.1] * 600 for _ in range(1000)]
     rows[777][123] = 0.9
-    drawn = heat_map("Waiting", range(1000), rows, share=True)
+    drawn = heat_map("PendingResources", range(1000), rows, share=True)
     assert "from 10.0% to 90.0%, the highest at ranks 123 to 125, epochs 776 to 779" in drawn
     png = base64.b64decode(re.findall(r"base64,([^\"]+)\"", drawn)[0])
     image = Image.open(io.BytesIO(png))
     pixels = np.asarray(image)
     assert image.size == (250, 200) and pixels[41, 194] == 255 and (pixels == 1).sum() == pixels.size - 1
     assert image.convert("RGB").getpixel((194, 41)) == (253, 231, 37)
-    assert heat_map("Waiting", [0], [[float("nan")]], share=True) == heat_map("Waiting", [], [], share=True) == ""
+    assert (
+        heat_map("PendingResources", [0], [[float("nan")]], share=True)
+        == heat_map("PendingResources", [], [], share=True)
+        == ""
+    )
 
 
 @pytest.mark.parametrize("y", [[0.0], [5.0], [-1.0, 1.0], [1e-99, 2e-99], [1e6, 1e6 + 1e-9], [-1e99, 1e99], [3, 3, 3]])

@@ -19,7 +19,7 @@ def undisturbed() -> Iterator[None]:
     """Ceilings count on a machine that does other things too, as one that runs tests does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ceiling, "VOID_ABOVE", inf)
-        patch.setattr(ceiling, "MOST_FOREIGN", inf)
+        patch.setattr(ceiling, "MAX_FOREIGN", inf)
         yield
 
 

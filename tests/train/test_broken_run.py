@@ -209,7 +209,7 @@ def seen_of_sets(path: Path, order: list[tuple[str, dict[int, str]]]) -> dict[st
             damage(Path(source.path(id)), kind)
         ordered = OrderedPass(samples=12, batch_size=4)
         loaders.append(make_loader("dali", source, pipeline, ordered, quarantine=known.of))
-        again = make_loader("dali", source.at(source.root), pipeline, ordered, quarantine=known.of)
+        again = make_loader("dali", source.relocate(source.root), pipeline, ordered, quarantine=known.of)
         assert again.quarantine is loaders[-1].quarantine
     for _ in range(2):
         for (name, _), loader in zip(order, loaders, strict=True):
@@ -240,11 +240,11 @@ def states_of_streams(path: Path) -> dict[str, Any]:
     def known(saved: dict[str, Any]) -> tuple[BrokenSamples, list[Quarantine]]:
         samples = BrokenSamples(replace(CONFIG, max_bad_fraction=0.5), session, samples=12)
         samples.resume(saved)
-        return samples, [samples.of(stream).of(source, pipeline) for source in made]
+        return samples, [samples.of(stream).bound_to(source, pipeline) for source in made]
 
     samples, (one, two) = known({})
-    one.condemn(3, "bad")
-    two.condemn(5, "bad")
+    one.mark_broken(3, "bad")
+    two.mark_broken(5, "bad")
     samples.exchange()
     saved = samples.state()
     resumed, older = (
@@ -267,7 +267,7 @@ def sound_of_ranks(path: Path, folder: RunFolder) -> list[list[int]]:
     for ids in (mine, []):
         samples = BrokenSamples(CONFIG, session, samples=12)
         samples.resume(saved)
-        known = samples.of(stream).of(source, ValidationImages(image_size=8))
+        known = samples.of(stream).bound_to(source, ValidationImages(image_size=8))
         assert not known.examine(ids)
         samples.exchange()
         saved = samples.state()

@@ -102,7 +102,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     data = scanned(blurred_folder())
     # Each node finds the photographs in a place of its own.
-    elsewhere = Data(data.train.at("/nowhere"), data.test.at("/nowhere"))
+    elsewhere = Data(data.train.relocate("/nowhere"), data.test.relocate("/nowhere"))
     run_ranks(1, in_single, config, elsewhere, folder)
     *_, validation = [row["validation"] for row in folder.rows("epochs.jsonl")]
     assert validation["images"] == 45

@@ -11,7 +11,7 @@ from torch import nn
 from raydali.train.models.classification import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import ForwardBackward
-from raydali.train.warmup import rehearse
+from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support import run_ranks
 from tests.train.ranks import undisturbed
@@ -101,7 +101,7 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
     places = [parameter.data_ptr() for parameter in model.parameters()]
     modules = [model, average]
     with undisturbed():
-        ceiling = rehearse(step, modules, optimizer, precision, worker, warm_up=1, images=4, measures_ceiling=measures)
+        ceiling = warm_up(step, modules, optimizer, precision, worker, steps=1, images=4, measures_ceiling=measures)
     after = everything()
     same = all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
     same &= str(before[1:]) == str(after[1:])

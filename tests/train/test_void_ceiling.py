@@ -17,7 +17,7 @@ from raydali.measure import ceiling
 from raydali.run.folder import RunFolder
 from raydali.train import warmup
 from raydali.train.precision import Precision
-from raydali.train.warmup import rehearse
+from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.digits import SHORT, digits_data
 from tests.support import CPU, LocalSession, folder_of, run_ranks
@@ -37,7 +37,7 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warmup, "ceiling_images_per_second", slow)
         patch.setattr(ceiling, "VOID_ABOVE", 5.0)  # a load may come and go
-        patch.setattr(ceiling, "MOST_FOREIGN", 2.0)
+        patch.setattr(ceiling, "MAX_FOREIGN", 2.0)
         session = LocalSession(folder)
         train(replace(CONFIG, ceiling=measures), digits_data(), session)
         session.finish()
@@ -78,7 +78,7 @@ def rehearsed() -> ceiling.Ceiling:
         optimizer.step()
 
     worker, precision = Worker.join(CPU, cpus=1, node="here"), Precision("fp32", CPU)
-    return rehearse(step, [model], optimizer, precision, worker, warm_up=1, images=1, measures_ceiling=True)
+    return warm_up(step, [model], optimizer, precision, worker, steps=1, images=1, measures_ceiling=True)
 
 
 def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from raydali.bench.common import shared_options
 from raydali.errors import CommandFailed, UsageError
 from raydali.output import JsonFile, machine, number, require_writable, show, write_json
 
-MOST_RANKS = 16_384
-MOST_MESHED = 128
+MAX_RANKS = 16_384
+MAX_MESHED = 128
 """Ranks of which each is connected with each other: 16,000 sockets."""
 
 
@@ -98,8 +98,8 @@ def main(options: ScaleBench) -> dict[str, Any]:
 
 def _ranks(listed: str) -> list[int]:
     counts = shared_options.integers(listed)
-    if not counts or not 1 <= counts[0] <= counts[-1] <= MOST_RANKS:
-        raise UsageError(f"--ranks must be numbers from 1 to {MOST_RANKS} such as 1,64,1024, not {listed!r}")
+    if not counts or not 1 <= counts[0] <= counts[-1] <= MAX_RANKS:
+        raise UsageError(f"--ranks must be numbers from 1 to {MAX_RANKS} such as 1,64,1024, not {listed!r}")
     return counts
 
 
@@ -111,7 +111,7 @@ def _quantities(options: ScaleBench) -> list[Quantity]:
     of = samples, options.batch_size
 
     def meshed(what: str) -> Callable[[int], float | None]:
-        return lambda ranks: getattr(meeting.mesh(ranks), what) if ranks <= MOST_MESHED else None
+        return lambda ranks: getattr(meeting.mesh(ranks), what) if ranks <= MAX_MESHED else None
 
     return [
         Quantity("rank 0 takes in the ranks' records, an epoch", "s", parts.gather_seconds),

@@ -98,7 +98,7 @@ def measure(task: StrategyTask, rank: int, port: int) -> dict[str, Any] | None:
     from raydali.train.worker import Worker
 
     if task.gpus and task.loader == "dali":
-        cuda_queues.widen()
+        cuda_queues.set_max_connections()
     meet(rank, task.processes, port)
     device = torch.device("cuda", rank) if task.gpus else torch.device("cpu")
     worker = Worker.join(device, cpus=task.threads, node="local")

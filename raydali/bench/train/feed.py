@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Pair = tuple["torch.Tensor", "torch.Tensor"]
 
 
-class Feed:
+class BatchSource:
     """A loader as its users would have it for training.
 
     Attributes:

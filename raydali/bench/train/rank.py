@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.bench.common.processes import meet
 from raydali.bench.loader.contenders import LOADERS, Task
-from raydali.bench.train.feed import Feed
-from raydali.bench.train.segments import Stretch, Stretches, is_plain
+from raydali.bench.train.feed import BatchSource
+from raydali.bench.train.segments import Segment, Segments, is_plain
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.host import cuda_queues
 
@@ -61,15 +61,15 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
 
     delivery = replace(task.delivery, rank=rank)
     if delivery.gpu and LOADERS[delivery.loader].all_queues:
-        cuda_queues.widen()
+        cuda_queues.set_max_connections()
     worker = _join(delivery, port)
     torch.manual_seed(rank)  # DDP hands out rank 0's weights; torchvision's order is to be each rank's own
     torch.backends.cudnn.benchmark = True
     source = ImageFolder.scan(delivery.root)
     precision = Precision(task.precision, worker.device)
-    feed = Feed(delivery, source, precision, worker)
+    feed = BatchSource(delivery, source, precision, worker)
     step = _make_step(task, feed, worker, precision, classes=max(CLASSES, len(source.classes)))
-    stretches = Stretches(delivery, feed, step, worker, steps=task.steps, split=task.split)
+    stretches = Segments(delivery, feed, step, worker, steps=task.steps, split=task.split)
     with closing(feed.batches), closing(stretches):
         before = stretches.before()
         rounds = [stretches.round() for _ in range(task.rounds)]
@@ -79,7 +79,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
         return None
 
     def together(of_ranks: list[dict[str, float]]) -> dict[str, float]:
-        own = [Stretch(**each) for each in of_ranks]
+        own = [Segment(**each) for each in of_ranks]
         return {
             "images_per_second": sum(task.steps * delivery.batch_size / stretch.seconds for stretch in own),
             "loader_wait_fraction": sum(stretch.loader_wait_seconds / stretch.seconds for stretch in own) / len(own),
@@ -108,7 +108,7 @@ def _join(delivery: Task, port: int) -> "Worker":
 
 
 def _make_step(
-    task: TrainTask, feed: Feed, worker: "Worker", precision: "Precision", *, classes: int
+    task: TrainTask, feed: BatchSource, worker: "Worker", precision: "Precision", *, classes: int
 ) -> "Callable[[torch.Tensor, torch.Tensor], None]":
     """One step of the optimiser on a batch; at learning rate 0, so that no weight ever leaves its range."""
     import torch

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.loader.contenders import LOADERS, Task
-from raydali.bench.train.feed import Feed, Pair
+from raydali.bench.train.feed import BatchSource, Pair
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ HOST_LOADERS = ("raydali", "native")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """What a rank saw of a stretch: its length, how long the device had no data, how long the host was in `next`."""
 
     seconds: float
@@ -55,13 +55,13 @@ def is_plain(delivery: Task) -> bool:
     return delivery.loader == "native"
 
 
-class Stretches:
+class Segments:
     """The stretches of a rank; every rank must call the same ones."""
 
     def __init__(
         self,
         delivery: Task,
-        feed: Feed,
+        feed: BatchSource,
         step: "Callable[[torch.Tensor, torch.Tensor], None]",
         worker: "Worker",
         *,
@@ -76,7 +76,7 @@ class Stretches:
         on_host = replace(delivery, gpu=False, pixels="float32" if delivery.loader == "native" else "uint8")
         self._on_host = LOADERS[delivery.loader].deliver(on_host)
 
-    def before(self) -> Stretch:
+    def before(self) -> Segment:
         """Rehearse, measure the ceiling before there is a loader, then start it."""
         from raydali.train.step import WARM_UP_STEPS
 
@@ -94,7 +94,7 @@ class Stretches:
             gc.freeze()
         return ceiling
 
-    def round(self) -> dict[str, Stretch]:
+    def round(self) -> dict[str, Segment]:
         """Each stretch once."""
         stretches = {}
         self._rest()
@@ -130,13 +130,13 @@ class Stretches:
         """Until loaders have filled their queues and stand still."""
         time.sleep(max(REST_SECONDS, 2 * self._feed.store * self._seconds_per_batch))
 
-    def _on_device(self, body: Callable[[int], None]) -> Stretch:
+    def _on_device(self, body: Callable[[int], None]) -> Segment:
         """Steps on batches that lie on the device; the first after a rest do not count."""
         for i in range(AWAKE_STEPS[self._worker.device.type]):
             body(i)
         return self._timed(body)
 
-    def _with_loader(self, use: "Callable[[Pair], None]") -> Stretch:
+    def _with_loader(self, use: "Callable[[Pair], None]") -> Segment:
         """Take a batch and use it, as often as a stretch has steps."""
         from raydali.measure.clock import StageClock
 
@@ -157,14 +157,14 @@ class Stretches:
         stretch = self._timed(body)
         return replace(stretch, loader_wait_seconds=clock.totals()["loader_wait"], host_wait_seconds=waited)
 
-    def _timed(self, body: Callable[[int], None]) -> Stretch:
+    def _timed(self, body: Callable[[int], None]) -> Segment:
         self._finish()
         self._worker.barrier()
         began = time.perf_counter()
         for i in range(self._steps):
             body(i)
         self._finish()
-        return Stretch(time.perf_counter() - began)
+        return Segment(time.perf_counter() - began)
 
     def _finish(self) -> None:
         if self._worker.device.type == "cuda":

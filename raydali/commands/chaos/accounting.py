@@ -16,7 +16,7 @@ Events = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suffered:
+class FaultOutcome:
     """What one fault did to the run; times in seconds since 1970.
 
     Attributes:
@@ -87,7 +87,7 @@ def lost_and_repeated(reference: Samples, committed: Samples, low: int, high: in
     return (wanted - found).total(), (found - wanted).total()
 
 
-def shares(suffered: Sequence[Suffered], steps: int) -> list[tuple[int, int]]:
+def shares(suffered: Sequence[FaultOutcome], steps: int) -> list[tuple[int, int]]:
     """The steps that each fault answers for, [low, high): from the checkpoint before it to that of the next one."""
     lows = [0, *(each.step for each in suffered[1:])]
     return list(zip(lows, [*lows[1:], steps], strict=True))

@@ -19,7 +19,7 @@ from raydali.errors import CommandFailed, UsageError
 from raydali.output import JsonFile, machine, number, require_writable, show, write_json
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
-MOST_NODES = 16
+MAX_NODES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ def main(options: Chaos) -> dict[str, Any]:
         CommandFailed: the run did not go on, lost or repeated samples, or left something behind.
     """
     faults = _faults(options.faults)
-    if not 2 <= options.nodes <= MOST_NODES:
-        raise UsageError(f"--nodes must be from 2 to {MOST_NODES}, not {options.nodes}")
+    if not 2 <= options.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
     if options.epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
     require_writable("--json", options.json)
-    from raydali.commands.chaos.experiment import Ordeal  # Ray, torch: seconds
+    from raydali.commands.chaos.experiment import ChaosExperiment  # Ray, torch: seconds
 
-    ordeal = Ordeal(faults, nodes=options.nodes, epochs=options.epochs, say=_say)
+    ordeal = ChaosExperiment(faults, nodes=options.nodes, epochs=options.epochs, say=_say)
     began = time.monotonic()
-    found = ordeal.endure()
+    found = ordeal.run()
     result = {
         "command": "chaos",
         "machine": machine(),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raydali.commands.chaos import leaks
-from raydali.commands.chaos.accounting import Losses, Samples, Suffered, lost_and_repeated, shares
+from raydali.commands.chaos.accounting import FaultOutcome, Losses, Samples, lost_and_repeated, shares
 from raydali.commands.chaos.faults import FAULTS, Stage, suffer, wait_until_training
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
@@ -29,7 +29,7 @@ DISK_MEGABYTES = 128
 FINISH_SECONDS = 900.0
 
 
-class Ordeal:
+class ChaosExperiment:
     """One run of `raydali chaos`.
 
     Args:
@@ -45,7 +45,7 @@ class Ordeal:
         self._nodes, self._epochs, self._say = nodes, epochs, say
         self._job = job_script("imagenet.py", "raydali chaos")
 
-    def endure(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Do it all; what was found, see command.py.
 
         Raises:
@@ -94,10 +94,10 @@ class Ordeal:
             }
         }
 
-    def _disturb(self, stage: Stage) -> list[Suffered]:
+    def _disturb(self, stage: Stage) -> list[FaultOutcome]:
         run = stage.run
         run.start()
-        suffered: list[Suffered] = []
+        suffered: list[FaultOutcome] = []
         last = 0
         for name in self._faults:
             wait_until_training(run, stage, beyond=last, every=CHECKPOINT_EVERY)
@@ -118,7 +118,9 @@ class Ordeal:
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
         return host.command([sys.executable, str(self._job), *options])
 
-    def _accounts(self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[Suffered]) -> dict[str, Any]:
+    def _accounts(
+        self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[FaultOutcome]
+    ) -> dict[str, Any]:
         settings = disturbed.read_json(CONFIG)
         names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
         stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydali.commands.chaos.accounting import Suffered, first, reached
+from raydali.commands.chaos.accounting import FaultOutcome, first, reached
 from raydali.commands.chaos.nodes import Nodes, send
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, why_no_cables, why_no_disk
@@ -73,7 +73,7 @@ class Fault:
     why_not: Callable[[], str] = lambda: ""
 
 
-def suffer(name: str, stage: Stage) -> Suffered:
+def suffer(name: str, stage: Stage) -> FaultOutcome:
     """Inflict a fault, wait until it is noticed, mend it, and wait until the run goes on.
 
     Raises:
@@ -95,7 +95,7 @@ def suffer(name: str, stage: Stage) -> Suffered:
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > mended)
         resumed, resumed_at = run.checkpoints()[0][1], None
-    return Suffered(
+    return FaultOutcome(
         fault=name,
         at=stage.at,
         step=before[0][0],

@@ -13,7 +13,7 @@ from raydali.run.folder import EVENTS, RunFolder
 from raydali.train.checkpoint_file import MANIFEST
 
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 400.0
+GRACE_SECONDS = 400.0
 """For anything that is waited for."""
 
 
@@ -79,14 +79,14 @@ class WatchedRun:
         Raises:
             CommandFailed: the driver ended before, or it takes too long.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
             code = self._driver.poll() if self._driver is not None else None
             if code is not None and not condition():
                 why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
                 raise CommandFailed(f"waiting for {what}: {why}\n{self._last_words()}")
             if time.monotonic() > deadline:
-                raise CommandFailed(f"waiting for {what}: not within {PATIENCE_SECONDS:.0f} s\n{self._last_words()}")
+                raise CommandFailed(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{self._last_words()}")
             time.sleep(POLL_SECONDS)
 
     def finish(self, seconds: float) -> None:

@@ -69,7 +69,7 @@ def _nodes(options: Doctor) -> list[Node]:
     host, storage = this_host(), None
     if options.storage is not None:
         marker = Marker(options.storage, uuid.uuid4().hex)
-        storage = marker.place()
+        storage = marker.path()
         marker.remove()
     return [Node(name=host.name, host=host, storage=storage)]
 

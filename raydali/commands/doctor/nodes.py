@@ -61,7 +61,7 @@ def _asked(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     marker = Marker(storage, uuid.uuid4().hex) if storage is not None else None
-    wrong = marker.place() if marker is not None else ""
+    wrong = marker.path() if marker is not None else ""
     probes, answers = {}, {}
     for node in alive:
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

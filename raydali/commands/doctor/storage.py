@@ -23,7 +23,7 @@ class Marker:
     storage: str
     key: str
 
-    def place(self) -> str:
+    def path(self) -> str:
         """Write the marker; why it cannot be written, or an empty text."""
         return self._tried("driver", write=True)
 

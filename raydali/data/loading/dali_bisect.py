@@ -11,17 +11,17 @@ from raydali.data.stream.stream import MicroBatch
 if TYPE_CHECKING:
     from raydali.data.loading.dali_loader import DaliLoader
 
-MOST_LOADS = 100
+MAX_LOADS = 100
 """Batches that are tried; where more are needed something else is amiss, such as the GPU's memory."""
 
 Keys = Sequence[tuple[int, int]]
 
 
-def refused(loader: "DaliLoader", keys: Keys) -> list[int]:
+def undecodable(loader: "DaliLoader", keys: Keys) -> list[int]:
     """Ids of the samples, of these (id, epoch), that DALI cannot load even alone; none where they are many."""
     found: list[int] = []
     waiting, loads = [[*dict.fromkeys(keys)]], 0
-    while waiting and loads < MOST_LOADS:
+    while waiting and loads < MAX_LOADS:
         part, loads = waiting.pop(), loads + 1
         if _loads(loader, part):
             continue

@@ -17,13 +17,13 @@ from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data.loading import file_checks
-from raydali.data.loading.dali_bisect import refused
+from raydali.data.loading.dali_bisect import undecodable
 from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.prefetch import InputsFailed, Preparation, Prepared
+from raydali.data.loading.prefetch import InputPrefetcher, InputsFailed, PreparedInputs
 from raydali.data.loading.python_timing import timed_python
 from raydali.data.sources.read_timing import Cause
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.dali_ops import fed_nodes, reading_graph
+from raydali.data.tasks.dali_ops import external_inputs, reading_graph
 from raydali.data.tasks.pipeline import Device, Inputs
 from raydali.errors import StorageAway
 from raydali.host import cuda_queues
@@ -60,10 +60,10 @@ class DaliLoader(Loader):
         self._prefetched = prefetched
         self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._where == "gpu":
-            cuda_queues.widen()
-        self._preparation = Preparation(self.source, self.pipeline, self.quarantine, self.waits, self.python)
+            cuda_queues.set_max_connections()
+        self._preparation = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
         self._patience = self.quarantine.patience()
-        self._being_read: deque[Prepared] = deque()
+        self._being_read: deque[PreparedInputs] = deque()
         self._under_way: deque[MicroBatch] = deque()
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
@@ -117,14 +117,14 @@ class DaliLoader(Loader):
                 raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
         elif not found:
             # Pillow can decode them all; is it a file that DALI alone cannot?
-            blamed = refused(self, _keys(waiting))
+            blamed = undecodable(self, _keys(waiting))
             if not blamed:
                 raise error
             reason = " ".join(str(error).split())
             for id in blamed:
-                self.quarantine.condemn(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
+                self.quarantine.mark_broken(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
         self._discard()
-        self._preparation.again(waiting)
+        self._preparation.requeue(waiting)
 
     def _find_broken(self, waiting: list[MicroBatch]) -> bool:
         """Look into these on the host, and note what is broken; whether anything is.
@@ -136,9 +136,9 @@ class DaliLoader(Loader):
         found, errors = self.quarantine.examine_certain(id for id, _ in keys)
         if found or not errors:
             return found
-        blamed = refused(self, [key for key in keys if key[0] in errors])
+        blamed = undecodable(self, [key for key in keys if key[0] in errors])
         for id in blamed:
-            self.quarantine.condemn(id, errors[id])
+            self.quarantine.mark_broken(id, errors[id])
         return bool(blamed)
 
     def _discard(self) -> None:
@@ -180,9 +180,11 @@ class DaliLoader(Loader):
         if files:
             self._reader = self._built_reader()
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
-            placed = self.pipeline.place(shapes, prepared.inputs[files:], self._where)
+            placed = self.pipeline.compute_crops(shapes, prepared.inputs[files:], self._where)
             feed, fed = self._next_read, files + len(placed)
-        nodes = do_not_convert(partial(fed_nodes, feed, fed, resident=self.pipeline.gpu_inputs, device=self.device))
+        nodes = do_not_convert(
+            partial(external_inputs, feed, fed, resident=self.pipeline.gpu_inputs, device=self.device)
+        )
 
         def graph() -> tuple[Any, ...]:
             return self.pipeline.graph(self.source, *nodes(), device=self._where)
@@ -240,17 +242,19 @@ class DaliLoader(Loader):
                 shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
                 lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
                 contents = [partial(_content, each) for each in read[:files]]
-                screened = map(file_checks.suspects, heads, tails, [length[:, 0] for length in lengths], contents)
+                screened = map(file_checks.suspicious, heads, tails, [length[:, 0] for length in lengths], contents)
                 suspects = np.any([*screened, *map(file_checks.too_large, shapes)], 0)
-                if not self._preparation.finds(micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])):
+                if not self._preparation.examine_suspects(
+                    micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])
+                ):
                     break
-            self._preparation.again([prepared.micro_batch for prepared in self._being_read])
+            self._preparation.requeue([prepared.micro_batch for prepared in self._being_read])
             self._discard_reader()
             self._reader = self._built_reader()
         self._being_read.popleft()
         self._under_way.append(micro_batch)
         with self.waits.on("python"):
-            return (*read[:files], *self.pipeline.place(shapes, inputs[files:], self._where))
+            return (*read[:files], *self.pipeline.compute_crops(shapes, inputs[files:], self._where))
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
         """Throw away what was prefetched for the last order, and make the pipelines ready for the next."""

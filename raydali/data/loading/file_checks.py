@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from raydali.data.tasks.image_formats import HEAD, JPEG, JPEG_2000, PNG, TAIL, WEBP, Format
 from raydali.data.tasks.pillow import has_end
 
-MOST_PIXELS = 178_956_970
+MAX_PIXELS = 178_956_970
 """Of an image; Pillow refuses what has more as a decompression bomb (twice PIL.Image.MAX_IMAGE_PIXELS)."""
 
 Bytes = NDArray[np.uint8]
 Suspects = NDArray[np.bool_]
 
 
-def suspects(
+def suspicious(
     heads: Bytes, tails: Bytes, lengths: NDArray[np.int64], content: Callable[[int], Any] | None = None
 ) -> Suspects:
     """Files (n,) that are too short, cut off or of an unknown kind, as far as their ends tell.
@@ -46,8 +46,8 @@ def suspects(
 
 
 def too_large(shapes: NDArray[np.int64]) -> Suspects:
-    """Images (n,) of more than MOST_PIXELS, of their heights and widths (n, 2)."""
-    larger: Suspects = shapes.astype(np.int64).prod(1) > MOST_PIXELS
+    """Images (n,) of more than MAX_PIXELS, of their heights and widths (n, 2)."""
+    larger: Suspects = shapes.astype(np.int64).prod(1) > MAX_PIXELS
     return larger
 
 
@@ -71,7 +71,7 @@ def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
             head, tail, lengths[place] = _ends(file.tobytes())
         heads[place, : len(head)] = np.frombuffer(head, np.uint8)
         tails[place, TAIL - len(tail) :] = np.frombuffer(tail, np.uint8)
-    return suspects(heads, tails, lengths, None if are_paths else files.__getitem__) & ~passed
+    return suspicious(heads, tails, lengths, None if are_paths else files.__getitem__) & ~passed
 
 
 def _ends(path: bytes) -> tuple[bytes, bytes, int]:

@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import KnowsBroken, Quarantine
-from raydali.data.sources.read_timing import PythonTime, Waits
+from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
+from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order, Stream
-from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
 LoaderName = Literal["dali", "torch", "synthetic"]
@@ -96,9 +97,9 @@ class Loader(ABC):
         self.rank, self.world_size, self.start = rank, world_size, start
         self.device, self.threads = torch.device(device), max(1, threads)
         known: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
-        self.quarantine = known.of(source, pipeline)
-        self.waits = Waits()
-        self.python = PythonTime()
+        self.quarantine = known.bound_to(source, pipeline)
+        self.waits = WaitTimer()
+        self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()

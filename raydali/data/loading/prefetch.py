@@ -14,26 +14,27 @@ from numpy.typing import NDArray
 
 from raydali.data.loading import file_checks
 from raydali.data.loading.quarantine import Quarantine, may_pass
-from raydali.data.sources.read_timing import Cause, PythonTime, Waits, reading_seconds
+from raydali.data.sources.read_timing import Cause, PythonCpuTime, WaitTimer, reading_seconds
 from raydali.data.sources.retry import Patience
+from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.pipeline import Inputs, Pipeline, Source
+from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.errors import DataError, StorageAway
 
-PREPARED_BATCHES = 4
+PREFETCHED_INPUTS = 4
 """Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
-LOOKED_AT = 1024
+CHECKED_AHEAD = 1024
 """Micro-batches whose files are looked at before DALI reads them, after one that it failed at: each failure is a stall,
 and each look costs an open of every file."""
 
 
-class Prepared(NamedTuple):
+class PreparedInputs(NamedTuple):
     """A micro-batch ready for DALI.
 
     Attributes:
         micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
         inputs: of the pipeline.
-        knew: what was known then; see `Preparation._knowledge`.
+        knew: what was known then; see `InputPrefetcher._knowledge`.
     """
 
     micro_batch: MicroBatch
@@ -53,7 +54,7 @@ class InputsFailed(Exception):
         self.error = error
 
 
-class Preparation:
+class InputPrefetcher:
     """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
 
     Args:
@@ -61,13 +62,13 @@ class Preparation:
     """
 
     def __init__(
-        self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: Waits, python: PythonTime
+        self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: WaitTimer, python: PythonCpuTime
     ) -> None:
         self._source, self._pipeline, self._quarantine, self._waits = source, pipeline, quarantine, waits
         self._running = python.running if pipeline.inputs_are == "python" else nullcontext
-        self._threads = ThreadPoolExecutor(PREPARED_BATCHES)
-        self._prepared: Iterator[Prepared] = iter(())
-        self._pending: deque[tuple[MicroBatch, Future[Prepared]]] = deque()
+        self._threads = ThreadPoolExecutor(PREFETCHED_INPUTS)
+        self._prepared: Iterator[PreparedInputs] = iter(())
+        self._pending: deque[tuple[MicroBatch, Future[PreparedInputs]]] = deque()
         self._failures = self._looks_left = 0
         self._read_shares: dict[int, float] = {}
 
@@ -79,7 +80,7 @@ class Preparation:
         """Hand out none."""
         self._prepared = iter(())
 
-    def take(self) -> Prepared:
+    def take(self) -> PreparedInputs:
         """The next that is not empty; made again where one of its samples was found to be broken since.
 
         Raises:
@@ -93,19 +94,19 @@ class Preparation:
             if len(prepared.micro_batch.ids):
                 return prepared
 
-    def peek(self) -> Prepared:
+    def peek(self) -> PreparedInputs:
         """The one that `take` returns next."""
         prepared = self.take()
         self._prepared = chain([prepared], self._prepared)
         return prepared
 
-    def again(self, micro_batches: list[MicroBatch]) -> None:
+    def requeue(self, micro_batches: list[MicroBatch]) -> None:
         """Hand out these before what comes next, and look at the files of the next ones before DALI reads them."""
         self._failures += 1
-        self._looks_left = LOOKED_AT
+        self._looks_left = CHECKED_AHEAD
         self._prepared = chain(map(self._make, micro_batches), self._prepared)
 
-    def finds(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
+    def examine_suspects(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
         """Whether any of a batch's suspects, (N,), is broken."""
         return bool(suspects.any()) and self._quarantine.examine(micro_batch.read_ids[suspects])
 
@@ -118,12 +119,12 @@ class Preparation:
         """Stop the threads."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
-        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[Prepared]]:
+    def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[PreparedInputs]:
+        def submit(micro_batch: MicroBatch) -> tuple[MicroBatch, Future[PreparedInputs]]:
             return micro_batch, self._threads.submit(self._make, micro_batch)
 
         submitted = map(submit, micro_batches)
-        pending = self._pending = deque(islice(submitted, PREPARED_BATCHES))
+        pending = self._pending = deque(islice(submitted, PREFETCHED_INPUTS))
         while pending:
             micro_batch, inputs = pending.popleft()
             pending.extend(islice(submitted, 1))
@@ -131,7 +132,7 @@ class Preparation:
                 made = inputs.result()
             yield made
 
-    def _make(self, micro_batch: MicroBatch) -> Prepared:
+    def _make(self, micro_batch: MicroBatch) -> PreparedInputs:
         patience = self._quarantine.patience()
         try:
             while (prepared := self._made(micro_batch, patience)) is None:
@@ -140,11 +141,11 @@ class Preparation:
         finally:
             patience.end()
 
-    def _made(self, micro_batch: MicroBatch, patience: Patience) -> Prepared | None:
+    def _made(self, micro_batch: MicroBatch, patience: Patience) -> PreparedInputs | None:
         """The inputs; None where they are to be made again: a sample is broken, or the storage did not answer."""
-        knew, settled = self._knowledge, self._quarantine.settle(micro_batch)
+        knew, settled = self._knowledge, self._quarantine.with_substitutes(micro_batch)
         if not len(settled.ids):
-            return Prepared(settled, (), knew)
+            return PreparedInputs(settled, (), knew)
         began, read = time.perf_counter(), reading_seconds()
         try:
             with self._running():
@@ -159,10 +160,10 @@ class Preparation:
         self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
         if self._looks_left > 0 or not self._source.dali_reads:
             self._looks_left -= 1
-            if self.finds(settled, self._looked_at(inputs)):
-                self._looks_left = LOOKED_AT
+            if self.examine_suspects(settled, self._looked_at(inputs)):
+                self._looks_left = CHECKED_AHEAD
                 return None
-        return Prepared(settled, inputs, knew)
+        return PreparedInputs(settled, inputs, knew)
 
     def _any_broken(self, ids: NDArray[np.int64]) -> bool:
         """Whether any of these samples is broken: what `inputs` decodes, DALI will not decode better than Pillow."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from nvidia.dali import fn
 
-from raydali.data.sources.read_timing import PythonTime
+from raydali.data.sources.read_timing import PythonCpuTime
 
 
 @contextmanager
-def timed_python(add: Callable[[float], None], computing: PythonTime) -> Iterator[None]:
+def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iterator[None]:
     """Each `fn.python_function` that a graph made inside calls hands its seconds to `add`, but raydali's own.
 
     Args:
@@ -33,7 +33,7 @@ def timed_python(add: Callable[[float], None], computing: PythonTime) -> Iterato
         fn.python_function = original
 
 
-def _timed(function: Callable[..., Any], add: Callable[[float], None], computing: PythonTime) -> Callable[..., Any]:
+def _timed(function: Callable[..., Any], add: Callable[[float], None], computing: PythonCpuTime) -> Callable[..., Any]:
     @wraps(function)
     def call(*arguments: Any) -> Any:
         began = time.perf_counter()

@@ -18,12 +18,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.retry import STORAGE_ERRNOS, Patience, is_transient, patiently
+from raydali.data.sources.retry import STORAGE_ERRNOS, Patience, is_transient, with_retry
+from raydali.data.sources.source import Source
 from raydali.data.sources.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pillow import is_certain
-from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
 SUBSTITUTES_TRIED = 100
@@ -107,7 +108,7 @@ def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> in
 class KnowsBroken(Protocol):
     """What has a source's quarantine, such as the quarantine itself."""
 
-    def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
+    def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """The quarantine, told how to read a sample."""
         ...
 
@@ -136,7 +137,7 @@ class Quarantine:
         self._path: Callable[[int], str] = str
         self._storage = "the storage of the data"
 
-    def of(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
+    def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """This one, told how to read a sample."""
         self._load, self._path = partial(_load, source, pipeline), source.path
         self.sound.resize(max(len(self.sound), len(source)), refcheck=False)
@@ -166,7 +167,7 @@ class Quarantine:
         """
         unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         errors = self.refusals(id for id in unknown if again or not self.sound[id])
-        self.note(self._described(id, _in_words(error)) for id, error in errors.items())
+        self.record(self._described(id, _in_words(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
     def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
@@ -180,7 +181,7 @@ class Quarantine:
         """
         unlike = [*dict.fromkeys(map(int, ids))]
         errors = self.refusals(id for id in unlike if id not in self.known)
-        self.note(self._described(id, _in_words(error)) for id, error in errors.items() if is_certain(error))
+        self.record(self._described(id, _in_words(error)) for id, error in errors.items() if is_certain(error))
         doubtful = {id: error for id, error in errors.items() if not is_certain(error)}
         return any(id in self.known for id in unlike), doubtful
 
@@ -214,18 +215,18 @@ class Quarantine:
             Exception: what else the call raises.
         """
         try:
-            return patiently(call, self._storage, worth=may_pass)
+            return with_retry(call, self._storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
             kind = StorageAway if may_pass(error) else DataError
             raise kind(f"the storage did not give sample {id}: {error}") from error
 
-    def condemn(self, id: int, reason: str | Exception) -> None:
+    def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Note a sample that the device's decoder refuses."""
-        self.note([self._described(id, _in_words(reason) if isinstance(reason, Exception) else reason)])
+        self.record([self._described(id, _in_words(reason) if isinstance(reason, Exception) else reason)])
 
-    def note(self, found: Iterable[BrokenSample]) -> None:
+    def record(self, found: Iterable[BrokenSample]) -> None:
         """Take up what was found here.
 
         Raises:
@@ -249,7 +250,7 @@ class Quarantine:
         """How many were found here since `news`."""
         return len(self._news)
 
-    def news(self) -> list[BrokenSample]:
+    def drain_new(self) -> list[BrokenSample]:
         """What was found here since the last call."""
         with self._lock:
             news, self._news = self._news, {}
@@ -265,7 +266,7 @@ class Quarantine:
             news, self._sound_news = self._sound_news, []
         return news
 
-    def settle(self, micro_batch: MicroBatch) -> MicroBatch:
+    def with_substitutes(self, micro_batch: MicroBatch) -> MicroBatch:
         """The same with those known as broken replaced, or left out: it may be empty then.
 
         Raises:
@@ -279,12 +280,12 @@ class Quarantine:
             return replace(micro_batch, ids=ids, epochs=epochs)
         replaced_by = np.full_like(micro_batch.ids, -1)
         for place in broken:
-            other = self.stand_in(int(micro_batch.ids[place]), int(micro_batch.epochs[place]))
+            other = self.substitute_for(int(micro_batch.ids[place]), int(micro_batch.epochs[place]))
             assert other is not None
             replaced_by[place] = other
         return replace(micro_batch, replaced_by=replaced_by)
 
-    def stand_in(self, id: int, epoch: int) -> int | None:
+    def substitute_for(self, id: int, epoch: int) -> int | None:
         """The id to read: this one, if it is not known as broken; else what stands in; None: nothing does.
 
         Raises:

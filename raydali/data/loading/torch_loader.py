@@ -16,8 +16,9 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
 from raydali.data.sources.read_timing import Cause, reading_seconds
 from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
 Key = tuple[int, int]
@@ -62,7 +63,7 @@ class TorchLoader(Loader):
                 return
             except (DataError, StorageAway) as error:  # the DataLoader puts the worker's traceback before it
                 raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
-            self.quarantine.note(broken)
+            self.quarantine.record(broken)
             OUTAGES.add(outages)
             micro_batch = _as_read(self._plan.under_way.popleft(), read)
             if len(micro_batch.ids):
@@ -99,7 +100,7 @@ class _Samples(Dataset[Loaded]):
     def __getitem__(self, key: Key) -> Loaded:
         id, epoch = key
         began, read = time.perf_counter(), reading_seconds()
-        sample, used = None, self.quarantine.stand_in(id, epoch)
+        sample, used = None, self.quarantine.substitute_for(id, epoch)
         patience = self.quarantine.patience()
         while used is not None and sample is None:
             try:
@@ -111,13 +112,13 @@ class _Samples(Dataset[Loaded]):
                     patience.end()
                     kind = StorageAway if may_pass(error) else DataError
                     raise kind(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
-                used = self.quarantine.stand_in(id, epoch)
+                used = self.quarantine.substitute_for(id, epoch)
         patience.end()
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began
         self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
-        return sample, used, self.quarantine.news(), OUTAGES.take()
+        return sample, used, self.quarantine.drain_new(), OUTAGES.take()
 
 
 def _collated(loaded: list[Loaded]) -> Collated:

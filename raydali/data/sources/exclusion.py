@@ -42,7 +42,7 @@ class Index(Protocol):
         """Where a sample comes from."""
         ...
 
-    def without(self, ids: Iterable[int]) -> Self:
+    def drop(self, ids: Iterable[int]) -> Self:
         """An index of the others."""
         ...
 
@@ -74,7 +74,7 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
         out = list(found)
         if len(out) == len(source):
             raise UsageError(f"--exclude {file} names all {len(out)} samples of {source}: give another file")
-        left.append(source.without(out) if out else source)
+        left.append(source.drop(out) if out else source)
     if named and not matched:
         raise UsageError(f"--exclude {file} names none of the samples: paths must be those that `raydali verify` tells")
     if others := sorted(named - matched):

@@ -99,7 +99,7 @@ class Files:
         """For messages: the root, or the first file where there is none."""
         return self.root or f"the list of {self.path(0)} and {len(self) - 1} more"
 
-    def at(self, root: str) -> Self:
+    def relocate(self, root: str) -> Self:
         """The same index for a copy of the data at another root, which is not looked at.
 
         Raises:
@@ -109,7 +109,7 @@ class Files:
             raise UsageError(f"cannot move {self} to {root}: list paths relative to a root")
         return replace(self, root=absolute(root))
 
-    def without(self, ids: Iterable[int]) -> Self:
+    def drop(self, ids: Iterable[int]) -> Self:
         """An index of the others; what follows has other ids."""
         kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
         return replace(self, **self._only(kept))

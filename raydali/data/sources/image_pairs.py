@@ -72,18 +72,18 @@ class ImagePairs:
         """For messages: the root."""
         return str(self.inputs)
 
-    def at(self, root: str) -> Self:
+    def relocate(self, root: str) -> Self:
         """The same index for a copy of the data at another root, which is not looked at.
 
         Raises:
             UsageError: a root of another kind.
         """
-        return replace(self, inputs=self.inputs.at(root), targets=self.targets.at(root))
+        return replace(self, inputs=self.inputs.relocate(root), targets=self.targets.relocate(root))
 
-    def without(self, ids: Iterable[int]) -> Self:
+    def drop(self, ids: Iterable[int]) -> Self:
         """An index of the other pairs; what follows has other ids."""
         left_out = list(ids)
-        return replace(self, inputs=self.inputs.without(left_out), targets=self.targets.without(left_out))
+        return replace(self, inputs=self.inputs.drop(left_out), targets=self.targets.drop(left_out))
 
     def path(self, id: int) -> str:
         """The absolute paths or URIs of a pair, for messages."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import in_words, select_files, skip_root
-from raydali.data.tasks.pipeline import Source
+from raydali.data.sources.source import Source
 from raydali.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -48,11 +48,11 @@ class LabeledSource(Source, Protocol):
         """The content of a file."""
         ...
 
-    def at(self, root: str) -> Self:
+    def relocate(self, root: str) -> Self:
         """The same index for a copy of the data at another root."""
         ...
 
-    def without(self, ids: Iterable[int]) -> Self:
+    def drop(self, ids: Iterable[int]) -> Self:
         """An index of the others."""
         ...
 

@@ -10,7 +10,7 @@ Cause = Literal["storage", "python", "cpu decode", "gpu decode"]
 """What a loader can be held up by: reading files; Python; decoding and all that is done to pixels, on either device."""
 
 
-class Waits:
+class WaitTimer:
     """How long each cause blocked the one who asked for batches, in seconds; for one thread.
 
     What is entered inside another cause's time is taken out of it.
@@ -38,7 +38,7 @@ class Waits:
         return self.by(lambda seconds: {cause: seconds})
 
 
-class PythonTime:
+class PythonCpuTime:
     """What the pipeline's Python has computed, in whichever thread; as long, the training thread could run none.
 
     Attributes:

@@ -163,7 +163,7 @@ class Patience:
             self._failures = 0
 
 
-def patiently(
+def with_retry(
     call: Callable[[], T],
     storage: str,
     warn: Callable[[str], None] = _log.warning,

@@ -124,7 +124,7 @@ class Shards:
         """For messages: the root."""
         return self.root
 
-    def at(self, root: str) -> Self:
+    def relocate(self, root: str) -> Self:
         """The same index for a copy of the shards at another root, which is not looked at.
 
         Raises:
@@ -132,7 +132,7 @@ class Shards:
         """
         return replace(self, root=absolute(root))
 
-    def without(self, ids: Iterable[int]) -> Self:
+    def drop(self, ids: Iterable[int]) -> Self:
         """An index of the others; what follows has other ids."""
         kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
         names, name_offsets = only_names(self.packed_names, self.name_offsets, kept)

@@ -38,7 +38,7 @@ _OF_KEY = 2 << 3 | _DELIMITED
 _INT64_LIST = 3 << 3 | _DELIMITED
 _ONE_VALUE = 1 << 3 | _VARINT
 _KINDS = {_BYTES_LIST: "bytes", 2 << 3 | _DELIMITED: "float", _INT64_LIST: "int64"}
-_MOST_DIGITS = 10  # bytes of a varint
+_MAX_DIGITS = 10  # bytes of a varint
 
 # How entries of the map begin that are looked at: names that count, or a value before its name.
 _WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), bytes([_OF_KEY])
@@ -173,7 +173,7 @@ def _values(read: Read, name: bytes, feature: Span, kind: int) -> Iterator[tuple
 def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The fields of a protobuf message: the tag of each, and where its value lies."""
     while begin < end:
-        head = read(begin, min(2 * _MOST_DIGITS, end - begin))
+        head = read(begin, min(2 * _MAX_DIGITS, end - begin))
         tag, used = _varint(head, 0)
         how = tag & 7
         if how == _DELIMITED:
@@ -194,7 +194,7 @@ def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """A number, and where what follows it begins."""
     number = shift = 0
-    for byte in data[at : at + _MOST_DIGITS]:
+    for byte in data[at : at + _MAX_DIGITS]:
         at += 1
         if byte < 0x80:
             return number | byte << shift, at

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydali.data.tasks.pipeline import Source
+from raydali.data.sources.source import Source
 
 _log = logging.getLogger(__name__)
 

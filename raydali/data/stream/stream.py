@@ -140,7 +140,7 @@ class Stream:
         """Global batches of the whole run."""
         return self.epochs * self.samples // self.global_batch_size
 
-    def last_step_of(self, epoch: int) -> int:
+    def end_step(self, epoch: int) -> int:
         """The number of steps after which the epoch's line falls.
 
         That is the first global batch that reaches the epoch's end, or the run's last one. With fewer than two
@@ -153,12 +153,12 @@ class Stream:
         if step == self.steps - 1:
             return self.epochs - 1
         epoch = (step + 1) * self.global_batch_size // self.samples - 1
-        return epoch if epoch >= 0 and self.last_step_of(epoch) == step + 1 else None
+        return epoch if epoch >= 0 and self.end_step(epoch) == step + 1 else None
 
     def epoch_of(self, step: int) -> int:
         """The epoch that global batch `step` is counted in: the one whose line comes next."""
         epoch = step * self.global_batch_size // self.samples
-        return self.epochs - 1 if self.last_step_of(epoch) == self.steps else epoch
+        return self.epochs - 1 if self.end_step(epoch) == self.steps else epoch
 
     def micro_batches_of(self, rank: int, world_size: int) -> int:
         """How many micro-batches of each global batch the rank takes.

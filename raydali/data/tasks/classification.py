@@ -87,7 +87,7 @@ class TrainImages(Images):
         """Files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
-    def place(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
         """Windows: starts and sizes (N, 2); flips; labels.
 
         For the CPU a flip is 0 or 1. For a GPU it is the corner (N, 2, 2) of the window where the result begins and
@@ -144,7 +144,7 @@ class ValidationImages(Images):
         """Files and labels (N,) int64; nothing is random."""
         return source.files(ids), source.labels[ids]
 
-    def place(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
         """For a GPU where the centre crops of the resized images lie in the originals: start and end (N, 2), in pixels,
         not rounded; then labels, which are all that the CPU needs."""
         if device == "cpu":

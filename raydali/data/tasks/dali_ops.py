@@ -13,10 +13,10 @@ from nvidia.dali import fn
 from raydali.data.tasks import image_formats
 from raydali.data.tasks.pipeline import Device
 
-Feed = Callable[[], tuple[Any, ...]]
+BatchSource = Callable[[], tuple[Any, ...]]
 
 
-def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
+def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, ...]:
     """Of each of so many files a sample: contents, then shapes, lengths, first and last bytes.
 
     Args:
@@ -35,7 +35,7 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
     return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
 
 
-def fed_nodes(feed: Feed, fed: int, *, resident: int, device: torch.device) -> list[Any]:
+def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch.device) -> list[Any]:
     """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU.
 
     DALI does not copy what lies on the host, and holds it until it is done with it: nobody else needs to.

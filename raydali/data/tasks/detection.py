@@ -126,7 +126,7 @@ class TrainImages(Images):
         """
         return source.files(ids), source.sizes[ids], *self.draws(ids, epochs), *padded(source, ids, self.max_boxes)
 
-    def place(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """What `windows` makes; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes), in the windows."""
         annotated, draws, crops, flips, boxes, labels = map(np.asarray, inputs)
         starts, sizes = self.chosen(shapes[0], draws, crops)
@@ -170,7 +170,7 @@ class ValidationImages(Images):
         """Files and annotated sizes (N, 2)."""
         return source.files(ids), source.sizes[ids]
 
-    def place(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """What `windows` makes of whole images, and their sizes (N, 2) int64."""
         (sizes,), (annotated,) = shapes, map(np.asarray, inputs)
         flips = np.zeros(len(sizes), np.int32)

@@ -16,7 +16,7 @@ from raydali.errors import DataError
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MARKER = re.compile(b"\xff[\xc0-\xcf\xd9-\xdf\xe0-\xef\xfe]")
 """Of a JPEG: the end of its image, or one that a segment and its length follow."""
-MOST_RESIZED = 2**22
+MAX_RESIZED = 2**22
 """Pixels. A file of 2 kB with 5,000 x 1 pixels would have 327 million where its shorter side is resized to 256."""
 _LAST = 65_536
 """Bytes that are searched for the end first: walking along the markers takes longer."""
@@ -59,7 +59,7 @@ def opened(data: bytes) -> ImageFile:
 
 def is_thin(height: int, width: int, shorter: int) -> bool:
     """Whether an image, its shorter side brought to `shorter`, has more pixels than should be made for its centre."""
-    return shorter * shorter * max(height, width) > MOST_RESIZED * min(height, width)
+    return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
 
 
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:

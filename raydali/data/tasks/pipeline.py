@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.read_timing import Cause
+from raydali.data.sources.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -26,29 +27,7 @@ if TYPE_CHECKING:
 Device = Literal["cpu", "gpu"]
 Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
 """One or more batches: lists of arrays or tensors, or arrays of which each row belongs to a sample."""
-AnySource = TypeVar("AnySource", bound="Source", contravariant=True)
-
-
-class Source(Protocol):
-    """N samples by id 0..N-1, whatever they are: what loaders and jobs need of each kind."""
-
-    def __len__(self) -> int:
-        """N."""
-        ...
-
-    def path(self, id: int) -> str:
-        """Where a sample comes from, for messages."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Another one for other samples: a run is resumed on its own data only."""
-        ...
-
-    @property
-    def dali_reads(self) -> bool:
-        """Whether inputs that are files are paths, for `fn.io.file.read`, rather than contents."""
-        ...
+AnySource = TypeVar("AnySource", bound=Source, contravariant=True)
 
 
 class Pipeline(Protocol[AnySource]):
@@ -84,7 +63,7 @@ class Pipeline(Protocol[AnySource]):
         """Which samples (N,) `sample` refuses, though their images can be decoded; arguments are those of `place`."""
         return np.zeros(len(shapes[0]), np.bool_)
 
-    def place(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
         """What goes into the graph beside the files, once the images' shapes are known.
 
         Args:

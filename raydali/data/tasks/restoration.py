@@ -73,7 +73,7 @@ class Pairs(Pipeline[ImagePairs]):
         others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
         return others
 
-    def place(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Where the windows start (N, 2), flips (N, 2).
 
         The window of a pair that cannot be cropped reaches out of its images: decoders refuse it, `sample` says why.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
-from raydali.data.sources.video.packets import Cut
+from raydali.data.sources.video.packets import ClipPackets
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.video import Clips, Ids, Part
 from raydali.data.tasks.video_pyav import decoded
@@ -152,7 +152,7 @@ class Planes:
         return luma.contiguous(), chroma.unflatten(2, (-1, 2)).contiguous()
 
 
-def colours_of(cut: Cut) -> Colours:
+def colours_of(cut: ClipPackets) -> Colours:
     """Where the container does not say, the first packet does."""
     context = cut.stream.codec_context
     if context.pix_fmt is None or context.codec.canonical_name == "h264":

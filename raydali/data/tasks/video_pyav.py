@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.packets import Cut, shown_at
+from raydali.data.sources.video.packets import ClipPackets, pts
 from raydali.data.tasks.video import Clips, Part
 
 # FFmpeg's own default is to repeat the colours, which are coded at half the size.
@@ -51,7 +51,7 @@ def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uin
         return np.stack(decoded(cut, rgb))
 
 
-def decoded(cut: Cut, convert: Callable[[Any], T]) -> list[T]:
+def decoded(cut: ClipPackets, convert: Callable[[Any], T]) -> list[T]:
     """What `convert` makes of the clip's frames, which are PyAV's.
 
     Raises:
@@ -63,7 +63,7 @@ def decoded(cut: Cut, convert: Callable[[Any], T]) -> list[T]:
     wanted, found = set(cut.times), {}
     for packet in [*cut.packets, None]:  # None: no more will come
         if packet is not None:
-            packet.pts = shown_at(packet)
+            packet.pts = pts(packet)
         for frame in context.decode(packet):
             if frame.pts in wanted:
                 found[frame.pts] = convert(frame)

@@ -35,7 +35,7 @@ from ray.train.v2.api import data_parallel_trainer
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-from raydali.launch.channel import Board, Mailbox
+from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
 from raydali.launch.driver.deaths import Place
 
@@ -55,7 +55,7 @@ MAX_TIMEOUT_SECONDS = 120.0
 class Trainer(TorchTrainer):
     """A TorchTrainer whose worker groups start as the driver permits, and whose failures the driver alone judges."""
 
-    def __init__(self, *args: Any, mailbox: Mailbox, **options: Any) -> None:
+    def __init__(self, *args: Any, mailbox: DriverChannel, **options: Any) -> None:
         super().__init__(*args, **options)
         self._mailbox = mailbox
 
@@ -90,7 +90,7 @@ class _Retry(FailurePolicy):
 class _Supervised(ScalingPolicy):
     """Starts a worker group when the driver permits it, and posts the ends of groups."""
 
-    def __init__(self, scaling_config: ScalingConfig, mailbox: Mailbox) -> None:
+    def __init__(self, scaling_config: ScalingConfig, mailbox: DriverChannel) -> None:
         super().__init__(scaling_config)
         self._mailbox = mailbox
         self._board = Board()
@@ -166,7 +166,7 @@ class FixedPolicy(_Supervised, FixedScalingPolicy):
 class ElasticPolicy(_Supervised, ElasticScalingPolicy):
     """For MIN:MAX workers."""
 
-    def __init__(self, scaling_config: ScalingConfig, mailbox: Mailbox) -> None:
+    def __init__(self, scaling_config: ScalingConfig, mailbox: DriverChannel) -> None:
         super().__init__(scaling_config, mailbox)
         self._own: Mapping[str, int] = {}
         self._scarce_since: float | None = None

@@ -33,7 +33,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Growth:
+class AutoscalerCapacity:
     """What may be added, at most `more` nodes over all groups; `known` is false where nobody could say."""
 
     groups: tuple[Group, ...] = ()
@@ -74,8 +74,8 @@ class Growth:
         return f"its autoscaler can add {counted(self.more, 'node')}: {'up to ' * (len(self.groups) > 1)}{kinds}"
 
 
-NO_GROWTH = Growth()
-UNKNOWN = Growth(known=False)
+NO_GROWTH = AutoscalerCapacity()
+UNKNOWN = AutoscalerCapacity(known=False)
 
 
 def counted(number: float, thing: str) -> str:
@@ -88,7 +88,7 @@ def fitting(cpus_there: float, gpus_there: float, cpus: int, gpu: bool) -> int:
     return floor(min(cpus_there / cpus, gpus_there) if gpu else cpus_there / cpus)
 
 
-def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> Growth:
+def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> AutoscalerCapacity:
     """What may be added beside the nodes of each group that are present.
 
     Args:
@@ -106,7 +106,7 @@ def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> G
         left = min(more, int(kind.get("max_workers", more)) - present.get(name, 0))
         if name != head and left > 0:
             groups.append(Group(name, float(resources.get("CPU", 0)), float(resources.get("GPU", 0)), left))
-    return Growth(tuple(groups), min(more, sum(group.more for group in groups)))
+    return AutoscalerCapacity(tuple(groups), min(more, sum(group.more for group in groups)))
 
 
 def present_groups(nodes: Iterable[Any]) -> Counter[str]:

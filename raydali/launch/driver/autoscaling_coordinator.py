@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 NAME = "AutoscalingCoordinator"
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
-class Reservations:
+class AutoscalingCoordinatorSync:
     """The connected cluster's; until a run of MIN:MAX workers has made the actor, nothing happens.
 
     Args:
@@ -27,7 +27,7 @@ class Reservations:
 
     def poll(self) -> None:
         """Where nodes have come or gone, let the actor look too; take back what runs that are over asked for."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
+        if time.monotonic() - self._looked >= POLL_SECONDS:
             self._looked = time.monotonic()
             with suppress(Exception):  # the actor looks by itself, later
                 self._look()

@@ -40,7 +40,7 @@ def parse(config: type[Config], *, demo: Config) -> Config:
     return parsed
 
 
-def exit_with(main: Callable[[], None]) -> None:
+def run_main(main: Callable[[], None]) -> None:
     """Run a job's main function and leave with its exit code."""
     try:
         main()

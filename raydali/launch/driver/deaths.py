@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Place = tuple[str, int]
 """The node's id and the process's id of a worker."""
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 """For the node to say what the process left in its log."""
 _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 
@@ -24,7 +24,7 @@ def silence_ray() -> None:
 def describe_deaths(
     killed: Sequence[int], places: Mapping[int, Place], error: str, hung: Collection[Place] = ()
 ) -> str:
-    """Describe which ranks died where and of what, as far as can be told; takes up to LOOK_SECONDS a node.
+    """Describe which ranks died where and of what, as far as can be told; takes up to POLL_SECONDS a node.
 
     Args:
         killed: the ranks.
@@ -54,7 +54,7 @@ def _cause(node: str, pid: int, error: str) -> str:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     try:
-        crash: str = ray.get(look.remote(pid), timeout=LOOK_SECONDS)
+        crash: str = ray.get(look.remote(pid), timeout=POLL_SECONDS)
     except (ray.exceptions.RayError, TimeoutError):
         crash = ""
     return f"it crashed: {crash}" if crash else "killed by SIGKILL, as the kernel does where memory runs out"

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.launch.driver import hang_detection
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.driver.pending_resources import Waiting
+from raydali.launch.driver.pending_resources import PendingResources
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.launch.driver.worker_warnings import Overheard
+from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
 from raydali.report.html.history import GROUP_END_EVENTS
 from raydali.report.html.live import LiveReport
 from raydali.run.folder import EVENTS, RunFolder
 
 if TYPE_CHECKING:
-    from raydali.launch.channel import Mailbox
+    from raydali.launch.channel import DriverChannel
     from raydali.launch.driver.deaths import Place
     from raydali.launch.driver.prometheus import RunMetrics
 
 
-class Ear:
+class EventRouter:
     """Empties the mailbox.
 
     Attributes:
@@ -34,10 +34,10 @@ class Ear:
 
     def __init__(
         self,
-        mailbox: "Mailbox",
+        mailbox: "DriverChannel",
         folder: RunFolder,
         console: Console,
-        waiting: Waiting,
+        waiting: PendingResources,
         track: Callable[[Mapping[str, Any]], None],
         metrics: "RunMetrics",
         report: LiveReport,
@@ -60,9 +60,9 @@ class Ear:
         self._permit: tuple[float, int] | None = None
         self._hung: set[Place] = set()
         self._unwritten: list[dict[str, Any]] = []
-        self._overheard = Overheard()
+        self._overheard = WorkerWarnings()
 
-    def listen(self) -> None:
+    def dispatch(self) -> None:
         """Take all that came since the last time, and look whether the run stands still."""
         for message in self._mailbox.empty():
             kind = message["kind"]

@@ -16,10 +16,10 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
 from raydali.launch.driver.loop import train_in_workers
-from raydali.launch.driver.placement import Placement, place
+from raydali.launch.driver.placement import Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
-from raydali.launch.driver.resume import Earlier, changes, check_unchanged, earlier_run, in_words
-from raydali.launch.options import WHERE_SETTINGS, LaunchOptions
+from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
+from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
@@ -73,7 +73,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     """
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
-    earlier = earlier_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
+    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
     changed: dict[str, tuple[Any, Any]] = {}
     options = with_kept(options, earlier.settings if earlier is not None else {})
     if earlier is not None:
@@ -84,14 +84,14 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if earlier.finished:
             console.say(f"{folder} is finished: nothing left to do")
             return
-        changed = changes(earlier, settings, sorted(settings.keys() - WHERE_SETTINGS))
+        changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in in_words(changed):
             console.warn(f"resuming with another setting: {change}")
     check(options, job.samples)
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:
-        placement = place(options, cluster)
+        placement = resolve_placement(options, cluster)
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
@@ -135,7 +135,7 @@ def _defaults(options: LaunchOptions) -> dict[str, Any]:
 def _begin(
     folder: RunFolder,
     attempt: Attempt,
-    earlier: Earlier | None,
+    earlier: PreviousRun | None,
     settings: dict[str, Any],
     changed: dict[str, tuple[Any, Any]],
 ) -> RunFolder:

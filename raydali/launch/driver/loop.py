@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from raydali.errors import TrainingFailed, UsageError
 from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.host.interrupts import Interrupt
-from raydali.launch.driver.autoscaling_coordinator import Reservations
+from raydali.launch.driver.autoscaling_coordinator import AutoscalingCoordinatorSync
 from raydali.launch.driver.driver_node import DriverNode
-from raydali.launch.driver.event_router import Ear
+from raydali.launch.driver.event_router import EventRouter
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.driver.pending_resources import Waiting, look
+from raydali.launch.driver.pending_resources import PendingResources, look
 from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.options import LaunchOptions
@@ -24,7 +24,7 @@ from raydali.report.html.live import LiveReport
 from raydali.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from raydali.launch.channel import Mailbox
+    from raydali.launch.channel import DriverChannel
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 20
@@ -60,7 +60,7 @@ def train_in_workers(
     import ray
     from ray.train import RunConfig, ScalingConfig
 
-    from raydali.launch.channel import Mailbox
+    from raydali.launch.channel import DriverChannel
     from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
     from raydali.launch.driver.deaths import describe_deaths, silence_ray
     from raydali.launch.driver.prometheus import RunMetrics
@@ -68,7 +68,7 @@ def train_in_workers(
     from raydali.launch.worker.ray_session import run_worker
 
     silence_ray()
-    mailbox = Mailbox(f"raydali-{uuid.uuid4().hex}")
+    mailbox = DriverChannel(f"raydali-{uuid.uuid4().hex}")
     elastic = placement.minimum < placement.reachable
     if elastic:
         # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
@@ -92,28 +92,30 @@ def train_in_workers(
         ),
     )
     fit = _Background(trainer.fit)
-    waiting = Waiting(placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic)
+    waiting = PendingResources(
+        placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic
+    )
     if cluster.own:
         waiting.over()  # it was given what its workers need
     report = LiveReport(folder, console.warn)
-    reservations = Reservations(left_over)
+    reservations = AutoscalingCoordinatorSync(left_over)
     policy = RestartPolicy(
         options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
     )
     watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
     metrics = RunMetrics(folder.name)
-    ear = Ear(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
+    ear = EventRouter(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
     driver_node = DriverNode()
     try:
         while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
-            ear.listen()
+            ear.dispatch()
             waiting.poll()
             report.poll()
             if elastic:
                 reservations.poll()
             if draining := driver_node.poll():
                 interrupt.request(draining)
-        ear.listen()
+        ear.dispatch()
         if interrupt.requested() and not fit.over.is_set():
             _leave(ear, mailbox, fit.over, interrupt, console)
             ear.end("interrupt", why=interrupt.why)
@@ -156,7 +158,9 @@ class _Background:
         self.over.set()
 
 
-def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, interrupt: Interrupt, console: Console) -> None:
+def _leave(
+    ear: EventRouter, mailbox: "DriverChannel", over: threading.Event, interrupt: Interrupt, console: Console
+) -> None:
     """Let workers that train make a checkpoint before they end."""
     if not ear.training:
         return
@@ -167,8 +171,8 @@ def _leave(ear: Ear, mailbox: "Mailbox", over: threading.Event, interrupt: Inter
         if time.monotonic() > deadline:
             console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
             return
-        ear.listen()
-    ear.listen()
+        ear.dispatch()
+    ear.dispatch()
 
 
 def left_behind(folder: RunFolder) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.launch.driver.autoscaler import Growth, counted, fitting, growth_of, present_groups
+from raydali.launch.driver.autoscaler import AutoscalerCapacity, counted, fitting, growth_of, present_groups
 from raydali.launch.driver.placement import Placement
 
-LOOK_SECONDS = 2.0
-PATIENCE_SECONDS = 4.0
+POLL_SECONDS = 2.0
+GRACE_SECONDS = 4.0
 """Without a word: most workers have their place by then."""
 ROOM_SECONDS = 30.0
 """Without a word where there is room for the workers: Ray Train's controller takes its time to ask for it."""
@@ -21,7 +21,7 @@ REPEAT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class ClusterSnapshot:
     """The cluster while a job waits.
 
     Attributes:
@@ -35,13 +35,13 @@ class Moment:
 
     nodes: tuple[tuple[float, float], ...]
     free: tuple[tuple[float, float], ...]
-    growth: Growth
+    growth: AutoscalerCapacity
     starting: Mapping[str, int]
     failures: tuple[str, ...] = ()
     placed: bool = False
 
 
-def in_words(moment: Moment, asked: Placement, seconds: float = 0.0) -> str:
+def in_words(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) -> str:
     """Describe what the job waits for; empty where everything is there.
 
     Args:
@@ -71,7 +71,7 @@ def in_words(moment: Moment, asked: Placement, seconds: float = 0.0) -> str:
     return text + "".join(f"; {failure}" for failure in moment.failures)
 
 
-class Waiting:
+class PendingResources:
     """Looks at the cluster now and then, until the workers are placed.
 
     Args:
@@ -82,7 +82,11 @@ class Waiting:
     """
 
     def __init__(
-        self, asked: Placement, look: Callable[[], Moment], say: Callable[[str], None], clock: Callable[[], float]
+        self,
+        asked: Placement,
+        look: Callable[[], ClusterSnapshot],
+        say: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         self._asked, self._look, self._say, self._clock = asked, look, say, clock
         self.again()
@@ -91,7 +95,7 @@ class Waiting:
         """The workers have lost their places."""
         self._over = False
         self._began = self._looked = self._clock()
-        self._spoke, self._said = self._began + PATIENCE_SECONDS - CHANGE_SECONDS, ""
+        self._spoke, self._said = self._began + GRACE_SECONDS - CHANGE_SECONDS, ""
 
     def over(self) -> None:
         """The workers run."""
@@ -100,7 +104,7 @@ class Waiting:
     def poll(self) -> None:
         """Look and say what there is to say, if it is time for it."""
         now = self._clock()
-        if self._over or now - self._looked < LOOK_SECONDS:
+        if self._over or now - self._looked < POLL_SECONDS:
             return
         self._looked = now
         try:
@@ -117,7 +121,7 @@ class Waiting:
             self._spoke, self._said = now, text
 
 
-def look(config: Mapping[str, Any] | None, known: bool) -> Moment:
+def look(config: Mapping[str, Any] | None, known: bool) -> ClusterSnapshot:
     """The connected cluster as it is.
 
     Args:
@@ -129,7 +133,7 @@ def look(config: Mapping[str, Any] | None, known: bool) -> Moment:
 
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     nodes = [*status.active_nodes, *status.idle_nodes]
-    growth = growth_of(config, present_groups(nodes)) if known else Growth(known=False)
+    growth = growth_of(config, present_groups(nodes)) if known else AutoscalerCapacity(known=False)
     starting: Counter[str] = Counter(node.ray_node_type_name for node in status.pending_nodes)
     for launch in status.pending_launches:
         starting[launch.ray_node_type_name] += launch.count
@@ -139,7 +143,7 @@ def look(config: Mapping[str, Any] | None, known: bool) -> Moment:
         for launch in status.failed_launches
         if (launch.failed_ts_s or 0) > recent
     }
-    return Moment(
+    return ClusterSnapshot(
         nodes=tuple(_of(node.total_resources()) for node in nodes),
         free=tuple(_of(node.available_resources()) for node in nodes),
         growth=growth,

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.launch.driver.autoscaler import NO_GROWTH, Growth, counted, fitting
+from raydali.launch.driver.autoscaler import NO_GROWTH, AutoscalerCapacity, counted, fitting
 from raydali.launch.options import LaunchOptions
 
 DEFAULT_CPU_WORKERS = 2
@@ -36,7 +36,7 @@ class Cluster:
 
     nodes: tuple[tuple[float, float], ...]
     own: bool
-    growth: Growth = NO_GROWTH
+    growth: AutoscalerCapacity = NO_GROWTH
     autoscaler: Mapping[str, Any] | None = None
 
     @property
@@ -68,7 +68,7 @@ class Cluster:
         return f"{counted(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs{growth and '; '}{growth}"
 
 
-def place(options: LaunchOptions, cluster: Cluster) -> Placement:
+def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
     """The placement that the options ask of this cluster, defaults filled in.
 
     Workers default to one a GPU, or 2 on CPUs; CPUs a worker to the cores a GPU has, or an equal share.

@@ -12,7 +12,7 @@ from raydali.run.folder import CONFIG, EVENTS, RunFolder
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PreviousRun:
     """What earlier starts of the same run left.
 
     Attributes:
@@ -24,7 +24,7 @@ class Earlier:
     train_runs: frozenset[str] = frozenset()
 
 
-def earlier_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> Earlier | None:
+def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> PreviousRun | None:
     """The earlier start of this run, if there was one.
 
     Args:
@@ -40,7 +40,7 @@ def earlier_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) ->
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
     events = folder.rows(EVENTS)
-    return Earlier(
+    return PreviousRun(
         _as_json(defaults or {}) | _settings(folder),
         finished=any(row["event"] == "finish" for row in events),
         train_runs=frozenset(row["train_run"] for row in events if "train_run" in row),
@@ -60,7 +60,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     )
 
 
-def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> None:
+def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> None:
     """Refuse a resume whose stream or model would be another.
 
     Args:
@@ -77,7 +77,7 @@ def check_unchanged(folder: RunFolder, earlier: Earlier, settings: dict[str, Any
         )
 
 
-def changes(earlier: Earlier, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
+def changes(earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
     """Return the settings, among those named, that are not as they were: their values of then and now."""
     was, now = earlier.settings, _as_json(settings)
     return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}

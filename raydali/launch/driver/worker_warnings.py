@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-MOST_TEXTS = 20
+MAX_TEXTS = 20
 """Of a worker: texts that tell the step or the file may have no end."""
 GATHER_SECONDS = 1.0
 """Between hearing a text from the first rank and saying it, with all the ranks that it came from by then."""
-MOST_LINES, MOST_RANKS = 100, 8
+MAX_LINES, MAX_RANKS = 100, 8
 """That the driver says of a run, and that a line names."""
 MORE = "there are more warnings, which Ray's logs of the workers have"
 
@@ -70,14 +70,14 @@ class _Handler(logging.Handler):
     def hand_on(self, text: str) -> None:
         if os.getpid() != self._process:  # a fork, which must not speak on its parent's connections
             return
-        if text in self._told or len(self._told) > MOST_TEXTS:
+        if text in self._told or len(self._told) > MAX_TEXTS:
             return
         self._told.add(text)
         with suppress(Exception):  # a warning must not end what it warns of
-            self._tell(text if len(self._told) <= MOST_TEXTS else MORE)
+            self._tell(text if len(self._told) <= MAX_TEXTS else MORE)
 
 
-class Overheard:
+class WorkerWarnings:
     """The driver's side: a text that several ranks hand on is one line, and comes no more in the same run.
 
     Args:
@@ -92,7 +92,7 @@ class Overheard:
     def take(self, message: dict[str, Any]) -> None:
         """A worker's, with its `rank` and `text`."""
         text = message["text"]
-        if text not in self._known and len(self._known) >= MOST_LINES:
+        if text not in self._known and len(self._known) >= MAX_LINES:
             text = MORE
         if text not in self._known:
             self._known.add(text)
@@ -107,6 +107,6 @@ class Overheard:
 
 
 def _ranks(ranks: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:MOST_RANKS]))
-    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+    shown = ", ".join(map(str, sorted(ranks)[:MAX_RANKS]))
+    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
     return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

@@ -14,8 +14,9 @@ import torch
 
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
 from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.sources.source import Source
 from raydali.data.stream.stream import Order, OrderedPass
-from raydali.data.tasks.pipeline import Pipeline, Source
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.session import Session
@@ -115,7 +116,7 @@ class BrokenSamples:
         if self._asked is not None:
             self._asked()
             self._asked = None
-        news = {name: [*map(asdict, quarantine.news())] for name, quarantine in self._quarantines.items()}
+        news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
         self._tell_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
@@ -181,9 +182,9 @@ class _OfOrder:
 
     of_source: Callable[[Source], Quarantine]
 
-    def of(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
+    def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
         """The quarantine of this source, told how to read a sample."""
-        return self.of_source(source).of(source, pipeline)
+        return self.of_source(source).bound_to(source, pipeline)
 
 
 def allowed(share: float, samples: int) -> int:

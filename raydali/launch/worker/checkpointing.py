@@ -87,12 +87,12 @@ class RunState:
         """Whether the run goes on from a checkpoint, up to its first step."""
         return self._read is not None
 
-    def begun(self) -> None:
+    def discard_checkpoint(self) -> None:
         """Let go of what was read: the parts have it."""
         self._read = None
 
     def keep(self, parts: Mapping[str, Stateful], before_saving: Callable[[], None]) -> None:
-        """Load these parts, where they were read, and save them from now on; see TrainingRun.keeps."""
+        """Load these parts, where they were read, and save them from now on; see TrainingRun.register_state."""
         self._prepare, self._parts = before_saving, dict(parts)
         for name, part in self._parts.items():
             if read := (self._read or {}).get(name):

@@ -10,7 +10,7 @@ from raydali.data.loading.loader import Loader
 from raydali.errors import NodeFault
 from raydali.train.worker import Worker
 
-LOOKED_AT = 8
+CHECKED_AHEAD = 8
 
 
 def check_samples(loader: Loader, worker: Worker) -> None:
@@ -21,7 +21,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
     """
     if len(set(worker.exchange(worker.node))) == 1:
         return
-    asked = min(LOOKED_AT, len(loader.source))
+    asked = min(CHECKED_AHEAD, len(loader.source))
     ids = [len(loader.source) * (2 * place + 1) // (2 * asked) for place in range(asked)]
     with ThreadPoolExecutor(asked) as threads:
         missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]

@@ -14,8 +14,8 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
-from raydali.host.checks import unfit
-from raydali.launch.channel import Mailbox
+from raydali.host.checks import failed_checks
+from raydali.launch.channel import DriverChannel
 from raydali.launch.choices import chosen
 from raydali.launch.driver.hang_detection import Heartbeat
 from raydali.launch.driver.prometheus import RankMetrics
@@ -36,7 +36,9 @@ class RaySession:
     """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
     place, is fatal where that write fails."""
 
-    def __init__(self, folder: RunFolder, mailbox: Mailbox, options: LaunchOptions, samples: int, driver: str) -> None:
+    def __init__(
+        self, folder: RunFolder, mailbox: DriverChannel, options: LaunchOptions, samples: int, driver: str
+    ) -> None:
         context = ray.get_runtime_context()
         self.worker = Worker.join(
             _device(),
@@ -105,7 +107,7 @@ class RaySession:
             where = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs}
             self.tell("progress", **where, samples_consumed=samples_consumed)
 
-    def place(self) -> float:
+    def progress(self) -> float:
         """How far this rank is, see hangs.Heartbeat."""
         return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
@@ -129,13 +131,13 @@ def _device() -> torch.device:
 
 def run_worker(config: dict[str, Any]) -> None:
     """What each Ray Train worker runs: the job's training function, its own error told to the driver first."""
-    mailbox: Mailbox = config["mailbox"]
+    mailbox: DriverChannel = config["mailbox"]
     session: RaySession | None = None
     try:
         session = RaySession(config["folder"], mailbox, config["options"], config["samples"], config["driver"])
         beat = _heartbeat(session, config["options"])
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
-            for text in unfit():
+            for text in failed_checks():
                 session.tell("warning", rank=session.worker.rank, text=text)
         rank = session.worker.rank
         with overheard(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
@@ -156,7 +158,7 @@ def _heartbeat(session: RaySession, options: LaunchOptions) -> Heartbeat:
     worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
     facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
     patience = min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout))
-    return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.place, patience, **facts)
+    return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.progress, patience, **facts)
 
 
 def _group() -> str:

@@ -8,7 +8,7 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
 
-MOST_MEASURED_AGAIN = 3
+MAX_MEASURED_AGAIN = 3
 """Times, of a start: a machine may be busy with other things all the time."""
 
 
@@ -57,7 +57,7 @@ class RunCeiling:
                 slowed = "the epoch was faster, so something slowed the machine down while it was measured"
                 self._note(f"the ceiling of {known:.3g} images/s is void: {slowed}; it is measured again")
             self._is_void = True
-        is_due = self._is_void and not is_last and self._measured_again < MOST_MEASURED_AGAIN
+        is_due = self._is_void and not is_last and self._measured_again < MAX_MEASURED_AGAIN
         if self._state.ceiling is None and is_due:
             self._measured_again += 1
             began = time.perf_counter()

@@ -16,8 +16,8 @@ class Interrupted(Exception):
         self.notice = notice
 
 
-class Notices:
-    """One rank's part; all ranks must call `heed` at the same steps.
+class StopSignals:
+    """One rank's part; all ranks must call `poll` at the same steps.
 
     A notice reaches ranks at different times. So each step they begin to add up who has one, and look at the last
     step's sum: nobody waits, and all leave at the same step.
@@ -32,7 +32,7 @@ class Notices:
         self._told: Notice | None = None
         self._asked: Callable[[], int] | None = None
 
-    def heed(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         """What any rank had been told by the step before, the same on all of them; None for nothing."""
         anyone = self._asked() if self._asked is not None else 0
         if anyone:

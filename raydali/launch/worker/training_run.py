@@ -3,8 +3,8 @@
 The loop stands in the job; it asks this for its steps and says what it did:
 
     run = TrainingRun(config, session, samples=len(data.train))
-    run.keeps(model=model, ...)             as the newest checkpoint has them, and for all that follow
-    run.rehearse(loader, train_step, ...)   compile, capture, measure the ceiling
+    run.register_state(model=model, ...)    as the newest checkpoint has them, and for all that follow
+    run.warm_up(loader, train_step, ...)   compile, capture, measure the ceiling
     for step in run.steps():
         run.trained(train_step(batches, run.meter))
         if step.closes_epoch:
@@ -28,24 +28,24 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
-from raydali.launch.options import WHERE_SETTINGS, TrainingOptions
+from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.stop_signal import Interrupted, Notice, Notices
-from raydali.measure.allreduce_wait import Exchange
+from raydali.launch.worker.stop_signal import Interrupted, Notice, StopSignals
+from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
-from raydali.measure.live_metrics import Pulse
+from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import RankRecord, epoch_record
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
-from raydali.train.warmup import rehearse, warm_up_steps
+from raydali.train.warmup import warm_up, warm_up_steps
 
-BESIDE_STEPS = WHERE_SETTINGS | {
+OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "name",
     "checkpoint_every",
     "trace_samples",
@@ -102,14 +102,14 @@ class TrainingRun:
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, self.stream))
         self._loader: Loader | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: AllReduceTimer | None = None
         self._broken = BrokenSamples(config, session, samples=samples)
-        self._notices = Notices(self.worker, session.notice)
+        self._notices = StopSignals(self.worker, session.notice)
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, self._trace, self._ceiling_of())
         self.start = self._done = self._state.start
         self.meter: EpochMeter
-        self._pulse: Pulse
+        self._pulse: LiveMetrics
         self._ceiling: RunCeiling | None = None
 
     @property
@@ -117,7 +117,9 @@ class TrainingRun:
         return self.worker.device.type == "cuda"
 
     def _ceiling_of(self) -> dict[str, str]:
-        settings = {name: repr(value) for name, value in asdict(self._config).items() if name not in BESIDE_STEPS}
+        settings = {
+            name: repr(value) for name, value in asdict(self._config).items() if name not in OPTIONS_WITHOUT_STEP_COST
+        }
         threads = f"{torch.get_num_threads()} threads of a CPU"
         on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else threads
         return settings | {"world_size": str(self.worker.world_size), "on": on}
@@ -127,8 +129,8 @@ class TrainingRun:
         who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
         return EpochMeter(worker.device, **who, loader=self._loader)
 
-    def _new_pulse(self) -> Pulse:
-        return Pulse(
+    def _new_pulse(self) -> LiveMetrics:
+        return LiveMetrics(
             self.meter,
             batch_size=self._config.batch_size,
             micro_batches=self.micro_batches,
@@ -158,7 +160,7 @@ class TrainingRun:
             "quarantine": self._broken.of,
         }
 
-    def keeps(self, *, before_saving: Callable[[], None] = lambda: None, **parts: "Stateful | None") -> None:
+    def register_state(self, *, before_saving: Callable[[], None] = lambda: None, **parts: "Stateful | None") -> None:
         """Load these parts from the newest checkpoint, if there is one, and save them in all that follow.
 
         Args:
@@ -168,10 +170,10 @@ class TrainingRun:
         """
         kept = {name: part for name, part in parts.items() if part is not None}
         if isinstance(model := kept.get("model"), nn.Module) and self.worker.world_size > 1:
-            self._exchange = Exchange(model)
+            self._exchange = AllReduceTimer(model)
         self._state.keep(kept, before_saving)
 
-    def rehearse(
+    def warm_up(
         self,
         loader: Loader,
         train_step: TrainStep,
@@ -192,15 +194,15 @@ class TrainingRun:
         micro_batch = self.stream.micro_batch(0, self.worker.rank)
         resident_batch = cache(lambda: loader.resident_batch(self._config.batch_size))
 
-        def take_practice(warm_up: int, measures: bool) -> Ceiling:
+        def take_practice(steps: int, measures: bool) -> Ceiling:
             resident, practice = repeat(Batch(resident_batch(), micro_batch)), self._new_meter()
-            return rehearse(
+            return warm_up(
                 lambda: train_step(resident, practice),
                 modules,
                 optimizer,
                 precision,
                 self.worker,
-                warm_up=warm_up,
+                steps=steps,
                 images=self.micro_batches * self._config.batch_size,
                 measures_ceiling=measures,
             )
@@ -213,7 +215,7 @@ class TrainingRun:
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left; between two of them a checkpoint is made where one is due."""
-        self._state.begun()
+        self._state.discard_checkpoint()
         # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
         gc.collect()
         gc.freeze()
@@ -230,7 +232,7 @@ class TrainingRun:
             trace.after(index)
             if every and self._done % every == 0 and self._state.saved < self._done:
                 self._checkpoint()
-            if notice := self._notices.heed():
+            if notice := self._notices.poll():
                 self._leave(notice)
 
     def _step_trace(self) -> StepTrace:
@@ -257,7 +259,7 @@ class TrainingRun:
     def take_step(self, batches: Iterator[Batch], meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
         """This rank's batches of a step, numbered from 0; what draws random numbers is seeded for each of them."""
         if self._exchange is not None:
-            self._exchange.look(meter)
+            self._exchange.sample(meter)
         for index in range(self.micro_batches):
             meter.enter("loader_wait")
             batch = next(batches)
@@ -292,7 +294,7 @@ class TrainingRun:
             epochs=self._config.epochs,
             samples_consumed=consumed,
         )
-        self._pulse.beat()
+        self._pulse.step()
 
     def close_epoch(
         self, validation: Mapping[str, Any], *, learning_rate: float, score: float, weights: nn.Module

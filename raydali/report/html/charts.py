@@ -17,7 +17,7 @@ from raydali.report.html.text import figure, percent, seconds
 WIDTH, HEIGHT = 1000, 240
 """Of a chart's coordinates."""
 COLOURS = 8
-MOST_POINTS, MOST_BARS = 400, 120
+MAX_POINTS, MAX_BARS = 400, 120
 """Of a line and of a stack: where there are more epochs, neighbours share one."""
 
 Values = Sequence[float | None]
@@ -66,15 +66,15 @@ def lines(
     values = [value for line in lines for value in line.y if value is not None]
     low, high, ticks = _axis(min([*values, 0.0] if from_zero else values), max(values))
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def project(x: float, y: float) -> tuple[float, float]:
         return WIDTH * (x - left) / (right - left), HEIGHT * (1 - (y - low) / (high - low))
 
     drawn = "".join(
-        f'<path class="line c{line.colour % COLOURS}{" dashed" if _dashed(line) else ""}" d="{_path(line, place)}"/>'
+        f'<path class="line c{line.colour % COLOURS}{" dashed" if _dashed(line) else ""}" d="{_path(line, project)}"/>'
         for line in lines
     )
     drawn += "".join(
-        f'<path class="mark" d="M{place(mark.x, 0)[0]:.1f} 0V{HEIGHT}"><title>{escape(mark.label)}</title></path>'
+        f'<path class="mark" d="M{project(mark.x, 0)[0]:.1f} 0V{HEIGHT}"><title>{escape(mark.label)}</title></path>'
         for mark in marks
         if left <= mark.x <= right
     )
@@ -86,7 +86,7 @@ def lines(
         "share": share,
         "lines": [{"label": line.label, "x": _rounded(line.x), "y": _rounded(line.y)} for line in lines],
     }
-    note = "" if longest <= MOST_POINTS else "a point is the mean of several epochs"
+    note = "" if longest <= MAX_POINTS else "a point is the mean of several epochs"
     x_ticks = [(x, f"{x:,.0f}") for x in _epoch_ticks(left, right)]
     return _figure(title, keys, drawn, _y_axis(ticks, low, high, form), _x_axis(x_ticks, left, right), data, note)
 
@@ -100,7 +100,7 @@ def stack(title: str, x: Sequence[float], parts: Sequence[tuple[str, int, Values
     """
     if not any(value for _, _, values in parts for value in values) and not any(capped):
         return ""
-    several = -(-len(x) // MOST_BARS)
+    several = -(-len(x) // MAX_BARS)
     groups = [slice(i, i + several) for i in range(0, len(x), several)]
     heights = [[_mean_or_zero(values[group]) for group in groups] for _, _, values in parts]
     tops = [sum(column) for column in zip(*heights, strict=True)]
@@ -171,7 +171,7 @@ def _drawable(line: Line) -> Line:
 
 
 def _thinned(line: Line) -> Line:
-    size = -(-len(line.x) // MOST_POINTS)
+    size = -(-len(line.x) // MAX_POINTS)
     if size <= 1:
         return line
     x, y = [], []
@@ -182,14 +182,14 @@ def _thinned(line: Line) -> Line:
     return replace(line, x=x, y=y)
 
 
-def _path(line: Line, place: Callable[[float, float], tuple[float, float]]) -> str:
+def _path(line: Line, project: Callable[[float, float], tuple[float, float]]) -> str:
     path, pen_down = "", False
     for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
         if y is None:
             pen_down = False
             continue
         alone = not pen_down and (i + 1 == len(line.y) or line.y[i + 1] is None)
-        left, top = place(x, y)
+        left, top = project(x, y)
         path += f"{'L' if pen_down else 'M'}{left:.1f} {top:.1f}{'h.01' if alone else ''}"
         pen_down = True
     return path

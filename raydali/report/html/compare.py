@@ -8,14 +8,14 @@ from raydali.report.html import text as words
 from raydali.report.html.assets import page, section
 from raydali.report.html.charts import Line, lines
 from raydali.report.html.history import Epoch, History
-from raydali.report.html.page import MOST_METRICS
+from raydali.report.html.page import MAX_METRICS
 from raydali.report.html.text import DASH, count, figure, percent, seconds
 
 
 def compare_page(histories: Sequence[History]) -> bytes:
     """The page; runs are shown in the order given, each in its colour."""
     labels = _labels(histories)
-    metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))[:MOST_METRICS]
+    metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))[:MAX_METRICS]
     body = (
         f'<header><h1>{len(histories)} runs beside one another</h1><p class="soft">written '
         f"{words.moment(time.time())}</p></header>\n"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raydali.report.html.charts import as_json
 from raydali.report.html.text import figure, percent
 
-MOST_ROWS, MOST_COLUMNS = 256, 250
+MAX_ROWS, MAX_COLUMNS = 256, 250
 """Of cells: with more ranks or epochs, neighbours share a cell, which shows the highest of them."""
 LEVELS = 255
 """Of colour; level 0 is no colour at all: not measured."""
@@ -35,7 +35,7 @@ def heat_map(title: str, epochs: Sequence[int], rows: Sequence[Sequence[float]],
         cells[: len(values), column] = values
     if not np.isfinite(cells).any():
         return ""
-    of_row, of_column = -(-ranks // MOST_ROWS), -(-len(rows) // MOST_COLUMNS)
+    of_row, of_column = -(-ranks // MAX_ROWS), -(-len(rows) // MAX_COLUMNS)
     cells = _highest(_highest(cells, of_row).T, of_column).T
     finite = cells[np.isfinite(cells)]
     low, high = float(finite.min()), float(finite.max())

@@ -11,7 +11,7 @@ from raydali.run.folder import REPORT, SAMPLES, RunFolder
 
 PAUSE_SECONDS = 5.0
 """Between two pages, from the end of one to the begin of the next."""
-MOST_SHARE = 0.02
+MAX_SHARE = 0.02
 """Of the driver's time that pages may take: where one takes long, pauses are longer."""
 AGAIN_SECONDS = 15.0
 """After which an open page looks for a newer one."""
@@ -58,7 +58,7 @@ class LiveReport:
         self._changed = False
         self._attempt(self._write)
         ended = self._clock()
-        self._due = ended + max(PAUSE_SECONDS, (ended - began) / MOST_SHARE)
+        self._due = ended + max(PAUSE_SECONDS, (ended - began) / MAX_SHARE)
 
     def _read(self) -> None:
         self._history = History.read(self._folder)

@@ -15,7 +15,7 @@ from raydali.report.html.history import Epoch, History
 from raydali.report.html.text import DASH, count, figure, percent, seconds
 from raydali.report.html.timeline import marks, timeline
 
-MOST_EPOCHS, MOST_METRICS = 100, 24
+MAX_EPOCHS, MAX_METRICS = 100, 24
 """In the table of epochs, the newest; and among the learning curves, the first."""
 SAMPLES_BYTES = 600_000
 """Of the sample sheet; a larger one is made smaller."""
@@ -144,7 +144,7 @@ def _learning(history: History) -> str:
         Line("validation", _x(epochs), [epoch.validation.get("loss") for epoch in epochs], 1),
     ]
     charts = lines("Loss, by epoch", losses, marks=resumed)
-    for names in metric_groups(history.metrics[:MOST_METRICS]):
+    for names in metric_groups(history.metrics[:MAX_METRICS]):
         curves = [
             Line(name, _x(epochs), [epoch.validation.get(name) for epoch in epochs], i) for i, name in enumerate(names)
         ]
@@ -192,8 +192,8 @@ def _table(history: History) -> str:
     """The newest epochs in numbers: what the charts show, for those who cannot see them."""
     if not history.epochs:
         return ""
-    shown = history.epochs[-MOST_EPOCHS:]
-    metrics = history.metrics[:MOST_METRICS]
+    shown = history.epochs[-MAX_EPOCHS:]
+    metrics = history.metrics[:MAX_METRICS]
     own = (
         ("images", "images", count),
         ("images/s", "images_per_second", count),

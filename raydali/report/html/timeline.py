@@ -9,7 +9,7 @@ from raydali.report.html.charts import Mark
 from raydali.report.html.history import END_EVENTS, GROUP_END_EVENTS, History, number
 from raydali.report.html.text import DASH, changed_settings, count, event, moment, seconds
 
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 """In the table, and as marks: the newest."""
 _STYLE = {
     "start": "good",
@@ -40,9 +40,9 @@ def timeline(history: History, now: float | None) -> str:
             size = number(row.get("world_size"))
     times = [time for row in history.events if (time := number(row.get("time"))) is not None]
     begun = min([*times, *(time - took for time, _, took in history.starts() if took)], default=None)
-    shown = described[-MOST_EVENTS:]
+    shown = described[-MAX_EVENTS:]
     left_out = len(described) - len(shown)
-    note = f"<p>The newest {MOST_EVENTS} of {count(len(described))} events.</p>" if left_out else ""
+    note = f"<p>The newest {MAX_EVENTS} of {count(len(described))} events.</p>" if left_out else ""
     rows = "".join(_row(row, text, begun) for row, text in shown)
     strip = _strip(history, shown, begun, max([*times, now or -math.inf])) if begun is not None else ""
     return (
@@ -121,4 +121,4 @@ def marks(history: History) -> list[Mark]:
         if row.get("event") == "resume" and after is not None:
             found.append(Mark(after - 0.5, "; ".join([event(row, before), *changed])))
         changed.clear()
-    return found[-MOST_EVENTS:]
+    return found[-MAX_EVENTS:]

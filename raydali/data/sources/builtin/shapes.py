@@ -15,7 +15,7 @@ _SIDES = (128, 160)
 """Smallest and largest height and width of images, pixels."""
 _EXTENTS = (24, 64)
 """Smallest and largest height and width of shapes, pixels."""
-_MOST_SHAPES = 3
+_MAX_SHAPES = 3
 _ATTEMPTS = 20
 
 
@@ -64,7 +64,7 @@ def _draw(random: Any) -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]
     image = Image.fromarray((ground + noise).clip(0, 255).astype(np.uint8))
     canvas = ImageDraw.Draw(image)
     shapes: list[tuple[int, tuple[int, int, int, int]]] = []
-    wanted = int(random.integers(0, _MOST_SHAPES + 1))
+    wanted = int(random.integers(0, _MAX_SHAPES + 1))
     for _ in range(_ATTEMPTS):
         if len(shapes) == wanted:
             break

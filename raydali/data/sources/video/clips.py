@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import digest
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.video.packets import Cut, VideoFacts, cut
+from raydali.data.sources.video.packets import ClipPackets, VideoInfo, read_clip_packets
 from raydali.data.sources.video.table import video_table
 from raydali.errors import UsageError
 
@@ -44,8 +44,8 @@ class VideoClips:
         frames: int64 (V,), how many each video has.
         shapes: int64 (V, 2), height and width in pixels.
         codecs: FFmpeg's name of each video's codec, of V.
-        has_header: bool (V,), of `VideoFacts`.
-        key_frames, key_times: of `VideoFacts`, all videos' behind each other.
+        has_header: bool (V,), of `VideoInfo`.
+        key_frames, key_times: of `VideoInfo`, all videos' behind each other.
         key_offsets: int64 (V + 1,), where each video's begin in them, and where one more would.
     """
 
@@ -58,7 +58,7 @@ class VideoClips:
     codecs: NDArray[np.str_]
     has_header: NDArray[np.bool_]
     key_frames: NDArray[np.int64]
-    key_times: NDArray[np.int64]
+    keyframe_pts: NDArray[np.int64]
     key_offsets: NDArray[np.int64]
 
     @classmethod
@@ -108,7 +108,7 @@ class VideoClips:
                     f"--skip-broken: {named}"
                 )
             _log.warning("left out %d broken of %d videos: %s", len(broken), len(videos), named)
-            videos = videos.without(broken)
+            videos = videos.drop(broken)
         if short := int((table.frames < span).sum()):
             _log.warning(
                 "%s: %d of %d videos have fewer than the %d frames that a clip spans: their last frame is repeated",
@@ -144,9 +144,9 @@ class VideoClips:
         """False: what DALI gets is no file, but decoded frames."""
         return False
 
-    def at(self, root: str) -> Self:
+    def relocate(self, root: str) -> Self:
         """The same clips of a copy of the videos at another root, which is not looked at."""
-        return replace(self, videos=self.videos.at(root))
+        return replace(self, videos=self.videos.relocate(root))
 
     def places(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The video of each clip and its first frame there, (n,) each."""
@@ -164,7 +164,7 @@ class VideoClips:
         return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
 
     @contextmanager
-    def cut(self, id: int) -> Iterator[Cut]:
+    def cut(self, id: int) -> Iterator[ClipPackets]:
         """The part of its video that a clip needs, and which of its frames are the clip's.
 
         Raises:
@@ -173,18 +173,18 @@ class VideoClips:
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
         keys = slice(*self.key_offsets[video : video + 2].tolist())
         height, width = self.shapes[video].tolist()
-        facts = VideoFacts(
+        facts = VideoInfo(
             frames=int(self.frames[video]),
             height=height,
             width=width,
             codec=str(self.codecs[video]),
             has_header=bool(self.has_header[video]),
             key_frames=self.key_frames[keys],
-            key_times=self.key_times[keys],
+            keyframe_pts=self.keyframe_pts[keys],
         )
         path = self.videos.path(video)
         try:
-            with cut(path, facts, first, self.stride, self.sequence_length) as found:
+            with read_clip_packets(path, facts, first, self.stride, self.sequence_length) as found:
                 yield found
         except OSError as error:
             reason = str(error).removeprefix(f"cannot read {path}: ")

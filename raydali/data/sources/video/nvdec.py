@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from raydali.data.sources.video.packets import Cut, is_shown, shown_at
+from raydali.data.sources.video.packets import ClipPackets, is_displayed, pts
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class NvdecDecoder:
         self._decoder: Any = None
         self._shape = 0, 0
 
-    def frames(self, cut: Cut, height: int, width: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def frames(self, cut: ClipPackets, height: int, width: int) -> Iterator[tuple[int, torch.Tensor]]:
         """The clip's frames: their places in it, and uint8 (height * 3 / 2, width) on the GPU, luma above chroma, good
         until the next one is asked for and the work that is queued by then is done.
 
         Raises:
             ValueError: some of them cannot be decoded.
         """
-        shown = [shown_at(packet) for packet in cut.packets if is_shown(packet, cut.stream)]
+        shown = [pts(packet) for packet in cut.packets if is_displayed(packet, cut.stream)]
         packets = filtered(cut, self.codec)
         # Kept only where a clip was decoded to its end: else it would hand out the clip's frames among the next one's.
         decoder, self._decoder = self._decoder, None
@@ -119,7 +119,7 @@ def _new_decoder(device: torch.device, codec: str, max_height: int, max_width: i
     )
 
 
-def filtered(cut: Cut, codec: str) -> list[tuple[bytes, int]]:
+def filtered(cut: ClipPackets, codec: str) -> list[tuple[bytes, int]]:
     """The packets as video engines take them, without the file's header, and when their frames are shown.
 
     What the filters have taken is empty afterwards.
@@ -127,9 +127,9 @@ def filtered(cut: Cut, codec: str) -> list[tuple[bytes, int]]:
     import av
 
     if codec not in _FILTERS:
-        return [(bytes(packet), shown_at(packet)) for packet in cut.packets]
+        return [(bytes(packet), pts(packet)) for packet in cut.packets]
     filters = av.BitStreamFilterContext(_FILTERS[codec], cut.stream)
-    timed = [(packet, shown_at(packet)) for packet in cut.packets]
+    timed = [(packet, pts(packet)) for packet in cut.packets]
     return [(bytes(each), time) for packet, time in timed for each in filters.filter(packet)]
 
 

@@ -29,7 +29,7 @@ _WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
 
 
 @dataclass(frozen=True)
-class VideoFacts:
+class VideoInfo:
     """What an index keeps of a video.
 
     Attributes:
@@ -48,11 +48,11 @@ class VideoFacts:
     codec: str
     has_header: bool
     key_frames: NDArray[np.int64]
-    key_times: NDArray[np.int64]
+    keyframe_pts: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cut:
+class ClipPackets:
     """A clip's part of a video, while the video is open.
 
     Attributes:
@@ -67,7 +67,7 @@ class Cut:
     times: list[int]
 
 
-def read_facts(path: str) -> VideoFacts:
+def read_facts(path: str) -> VideoInfo:
     """What a video holds.
 
     Args:
@@ -93,19 +93,21 @@ def read_facts(path: str) -> VideoFacts:
             raise ValueError("it holds no frames")
         before = np.cumsum(left_out == 0) - (left_out == 0)
         is_key = key != 0
-        return VideoFacts(
+        return VideoInfo(
             frames=frames,
             height=context.height,
             width=context.width,
             codec=context.codec.canonical_name,
             has_header=container.format.name in _WITH_HEADER,
             key_frames=before[is_key],
-            key_times=times[is_key],
+            keyframe_pts=times[is_key],
         )
 
 
 @contextmanager
-def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: int) -> Iterator[Cut]:
+def read_clip_packets(
+    path: str, facts: VideoInfo, first: int, stride: int, sequence_length: int
+) -> Iterator[ClipPackets]:
     """The packets that frames first, first + stride, ... need, from the keyframe before them on.
 
     Frames past the video's end are its last one.
@@ -120,17 +122,19 @@ def cut(path: str, facts: VideoFacts, first: int, stride: int, sequence_length: 
             before = int(facts.key_frames[max(key, 0)])
             packets, shown = _packets(container, stream, facts, max(key, 0), int(wanted[-1]) - before)
             # Frames that are decoded behind a keyframe and shown before it may need those of the keyframe before.
-            leading = bisect_right(shown, shown_at(packets[0])) - 1
+            leading = bisect_right(shown, pts(packets[0])) - 1
             if key <= 0 or first >= before + leading:
                 break
             key -= 1
         if len(shown) <= wanted[-1] - before:
             raise ValueError(f"frame {wanted[-1]} of {facts.frames} is missing: index the data again")
         times = [shown[frame - before] for frame in wanted.tolist()]
-        begin = shown_at(packets[0])
-        last = max(i for i, packet in enumerate(packets) if shown_at(packet) <= times[-1])
+        begin = pts(packets[0])
+        last = max(i for i, packet in enumerate(packets) if pts(packet) <= times[-1])
         clip = set(times)
-        yield Cut(stream, [packet for packet in packets[: last + 1] if _needed(packet, stream, begin, clip)], times)
+        yield ClipPackets(
+            stream, [packet for packet in packets[: last + 1] if _needed(packet, stream, begin, clip)], times
+        )
 
 
 @contextmanager
@@ -139,7 +143,7 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
-        has_header: of `VideoFacts`; no packet is looked at.
+        has_header: of `VideoInfo`; no packet is looked at.
 
     Raises:
         OSError: whatever goes wrong while it is open; names the path.
@@ -162,10 +166,10 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
         raise OSError(f"cannot read {path}: {' '.join(str(reason).split())}") from error
 
 
-def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int) -> tuple[list[Any], list[int]]:
+def _packets(container: Any, stream: Any, facts: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
     """Packets from a keyframe on, until what is `last` in time behind it is known; and the times of those that count,
     sorted."""
-    time = int(facts.key_times[key])
+    time = int(facts.keyframe_pts[key])
     found = _from(container, stream, time)
     packet = next(found, None)
     if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
@@ -178,7 +182,7 @@ def _packets(container: Any, stream: Any, facts: VideoFacts, key: int, last: int
     while packet is not None:
         packets.append(packet)
         if _counts(packet, stream):
-            insort(shown, shown_at(packet))
+            insort(shown, pts(packet))
         if len(shown) > last and (
             packet.dts is not None and packet.dts >= shown[last] if tells_order else len(shown) > last + _REORDERED
         ):
@@ -200,7 +204,7 @@ def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
     try:
         first = next(at(time), None)
         # MP4s whose frames are reordered are sought by when a frame is shown, and know when it is decoded.
-        sought = time if first is None or _time(first) >= time else time + shown_at(first) - _time(first)
+        sought = time if first is None or _time(first) >= time else time + pts(first) - _time(first)
         return dropwhile(lambda packet: _time(packet) < time, at(sought))
     except av.FFmpegError:
         return iter(())
@@ -221,7 +225,7 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
 def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
     """Whether a packet must be decoded for the frames that are shown at the times in `clip`, from the keyframe on that
     is shown at `begin`: not where it is shown before, nor where no other frame is decoded from it."""
-    time = shown_at(packet)
+    time = pts(packet)
     return time >= begin and (time in clip or is_reference(packet, stream))
 
 
@@ -241,7 +245,7 @@ def is_reference(packet: Any, stream: Any) -> bool:
     return False
 
 
-def shown_at(packet: Any) -> int:
+def pts(packet: Any) -> int:
     """When a packet's frame is shown, in units of the stream's time base."""
     return int(packet.dts if packet.pts is None else packet.pts)
 
@@ -252,9 +256,9 @@ def _time(packet: Any) -> int:
 
 
 def _counts(packet: Any, stream: Any) -> bool:
-    return not packet.is_discard and is_shown(packet, stream)
+    return not packet.is_discard and is_displayed(packet, stream)
 
 
-def is_shown(packet: Any, stream: Any) -> bool:
+def is_displayed(packet: Any, stream: Any) -> bool:
     """Whether a packet's frame is shown at all, or only serves others."""
     return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)

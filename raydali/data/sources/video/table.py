@@ -1,4 +1,4 @@
-"""What many videos hold, `VideoFacts` of each as flat arrays, and the cache of it: a video is opened once.
+"""What many videos hold, `VideoInfo` of each as flat arrays, and the cache of it: a video is opened once.
 
 A video's entry in the cache counts while its size and the time of its last change are those of then. Every root has a
 file of its own there, lists of absolute paths share one. An entry that no run has asked for in 90 days goes.
@@ -20,7 +20,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.cache import keep_arrays, kept_arrays
 from raydali.data.sources.files import Files, digest
 from raydali.data.sources.patterns import folder_entries
-from raydali.data.sources.video.packets import VideoFacts, read_facts
+from raydali.data.sources.video.packets import VideoInfo, read_facts
 
 _VERSION = b"1"  # another one for another content of the cached file
 _THREADS = 32
@@ -40,7 +40,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class VideoTable:
-    """`VideoFacts` of V videos.
+    """`VideoInfo` of V videos.
 
     Attributes:
         frames: int64 (V,).
@@ -56,11 +56,11 @@ class VideoTable:
     codecs: NDArray[np.str_]
     has_header: NDArray[np.bool_]
     key_frames: Integers
-    key_times: Integers
+    keyframe_pts: Integers
     key_offsets: Integers
 
     @classmethod
-    def of(cls, facts: Sequence[VideoFacts]) -> Self:
+    def of(cls, facts: Sequence[VideoInfo]) -> Self:
         """The table of these, in their order."""
         none = np.zeros(0, np.int64)
         return cls(
@@ -69,7 +69,7 @@ class VideoTable:
             codecs=np.array([fact.codec for fact in facts], np.str_),
             has_header=np.array([fact.has_header for fact in facts], np.bool_),
             key_frames=np.concatenate([none, *(fact.key_frames for fact in facts)]),
-            key_times=np.concatenate([none, *(fact.key_times for fact in facts)]),
+            keyframe_pts=np.concatenate([none, *(fact.keyframe_pts for fact in facts)]),
             key_offsets=np.array([0, *accumulate(len(fact.key_frames) for fact in facts)]),
         )
 
@@ -98,7 +98,7 @@ class VideoTable:
             codecs=self.codecs[rows],
             has_header=self.has_header[rows],
             key_frames=self.key_frames[keys],
-            key_times=self.key_times[keys],
+            keyframe_pts=self.keyframe_pts[keys],
             key_offsets=offsets,
         )
 
@@ -115,7 +115,7 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
     cached = _Cached.read(place)
     rows = cached.rows(names, stamps)
     broken: dict[int, str] = {}
-    facts: list[VideoFacts] = []
+    facts: list[VideoInfo] = []
     opened = np.flatnonzero(rows < 0).tolist()
     for id, found in zip(opened, _on_threads(lambda id: _facts_or_reason(videos, id), opened), strict=True):
         if isinstance(found, str):
@@ -129,7 +129,7 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
     return table.take(rows[sound]), broken
 
 
-def _facts_or_reason(videos: Files, id: int) -> VideoFacts | str:
+def _facts_or_reason(videos: Files, id: int) -> VideoInfo | str:
     try:
         return read_facts(videos.path(id))
     except OSError as error:
