@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raydali.launch.worker.stop_signal import Notice
+from raydali.launch.channel import Notice
 from raydali.measure.live_metrics import Figures
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.folder import RunFolder

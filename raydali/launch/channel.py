@@ -12,7 +12,18 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Message = dict[str, Any]
+WorkerAddress = tuple[str, int]
+"""The node's id and the process's id of a worker."""
+Notice = Literal["preemption", "stop", "resize"]
 _POLL_SECONDS = 0.5
+
+
+class Interrupted(Exception):
+    """Training left on notice, behind a checkpoint of all that it did."""
+
+    def __init__(self, notice: Notice) -> None:
+        super().__init__(notice)
+        self.notice = notice
 
 
 @dataclass(frozen=True, kw_only=True)

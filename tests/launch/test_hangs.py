@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from raydali.launch.driver import hang_detection
-from raydali.launch.driver.hang_detection import BEAT_SECONDS, HangWatch, Heartbeat
+from raydali.launch.driver.hang_detection import HangWatch
+from raydali.launch.worker import heartbeat
+from raydali.launch.worker.heartbeat import BEAT_SECONDS, Heartbeat
 from raydali.train.worker import Worker
 from tests.support import run_ranks
 
@@ -145,7 +147,7 @@ def test_a_timeout_of_0_is_none() -> None:
 
 def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
     told: list[dict[str, Any]] = []
-    hang_detection.BEAT_SECONDS, before = 0.02, hang_detection.BEAT_SECONDS
+    heartbeat.BEAT_SECONDS, before = 0.02, heartbeat.BEAT_SECONDS
     try:
         count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
 
@@ -158,7 +160,7 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
         assert stuck.wait(120)
         beat.close()
     finally:
-        hang_detection.BEAT_SECONDS = before
+        heartbeat.BEAT_SECONDS = before
     assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
     assert told[0]["place"] == 7.5
     assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
@@ -169,7 +171,7 @@ def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
 
 def wait_at_a_barrier(seen: Path) -> None:
     """Rank 1 comes once the heartbeat of rank 0 has said that it waits."""
-    hang_detection.BEAT_SECONDS = 0.02
+    heartbeat.BEAT_SECONDS = 0.02
     worker = Worker.join(torch.device("cpu"), cpus=1, node="")
     while worker.rank == 1 and not seen.exists():
         time.sleep(0.02)
@@ -186,7 +188,7 @@ def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path)
 def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        begun = hang_detection.started(process.pid)
+        begun = heartbeat.started(process.pid)
         assert begun is not None
         killed: list[int] = []
         with monkeypatch.context() as patched:
@@ -196,6 +198,6 @@ def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.M
         assert not killed
         hang_detection.kill_process(process.pid, begun)
         assert process.wait(60) == -signal.SIGKILL
-        assert hang_detection.started(process.pid) is None
+        assert heartbeat.started(process.pid) is None
     finally:
         process.kill()

@@ -11,16 +11,10 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch.driver import prometheus
-from raydali.launch.driver.prometheus import (
-    GAUGES,
-    IMAGES,
-    QUARANTINED,
-    RESTARTS,
-    RankMetrics,
-    RunMetrics,
-    resident_bytes,
-)
+from raydali.launch.driver import run_metrics
+from raydali.launch.driver.run_metrics import QUARANTINED, RESTARTS, RunMetrics
+from raydali.launch.worker import rank_metrics
+from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics, resident_bytes
 from raydali.measure.live_metrics import Figures
 from tests.clocks import least_cpu_seconds
 
@@ -66,8 +60,9 @@ class Double:
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Double]:
     """All that were made, by their names."""
     monkeypatch.setattr(Double, "made", {}, raising=False)
-    monkeypatch.setattr(prometheus, "Counter", Double)
-    monkeypatch.setattr(prometheus, "Gauge", Double)
+    for module in (run_metrics, rank_metrics):
+        monkeypatch.setattr(module, "Counter", Double)
+    monkeypatch.setattr(rank_metrics, "Gauge", Double)
     return Double.made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import train
-from raydali.launch.worker.stop_signal import Interrupted
+from raydali.launch.channel import Interrupted
 from raydali.run.folder import RunFolder
 from tests.digits import SHORT, digits_data
 from tests.support import LocalSession, folder_of, run_ranks

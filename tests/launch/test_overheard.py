@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, MAX_TEXTS, MORE, WorkerWarnings, overheard
+from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, WorkerWarnings
+from raydali.launch.worker.log_forwarding import MAX_TEXTS, MORE, forwarded_warnings
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +17,7 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
     apart = logging.getLogger("tests.overheard.apart")
     apart.propagate = False
     shows = warnings.showwarning
-    with overheard(told.append):
+    with forwarded_warnings(told.append):
         for _ in range(3):
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
@@ -44,7 +45,7 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
 
 def test_texts_without_end_come_to_one() -> None:
     told: list[str] = []
-    with overheard(told.append):
+    with forwarded_warnings(told.append):
         for step in range(1000):
             logging.warning("step %d is odd", step)
     assert len(told) == MAX_TEXTS + 1
@@ -84,5 +85,5 @@ def test_a_warning_that_cannot_be_handed_on_harms_nothing() -> None:
     def gone(_: str) -> None:
         raise ConnectionError
 
-    with overheard(gone):
+    with forwarded_warnings(gone):
         logging.warning("slow disk")

@@ -11,8 +11,7 @@ from ray.train.v2._internal.execution.controller.state import (
     TrainControllerState,
 )
 
-from raydali.launch.driver.deaths import Place
-from raydali.launch.worker.stop_signal import Interrupted
+from raydali.launch.channel import Interrupted, WorkerAddress
 
 
 def only_waits(state: TrainControllerState) -> bool:
@@ -21,7 +20,7 @@ def only_waits(state: TrainControllerState) -> bool:
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
 
-def end_of(state: TrainControllerState, places: Mapping[int, Place]) -> dict[str, Any] | None:
+def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> dict[str, Any] | None:
     """The event "failure" or "preemption" that led to this state; None where it was no end, or the driver's own wish.
 
     Args:

@@ -35,9 +35,8 @@ from ray.train.v2.api import data_parallel_trainer
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-from raydali.launch.channel import Board, DriverChannel
+from raydali.launch.channel import Board, DriverChannel, WorkerAddress
 from raydali.launch.controller.group_end import end_of, only_waits
-from raydali.launch.driver.deaths import Place
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class _Supervised(ScalingPolicy):
         self._mailbox = mailbox
         self._board = Board()
         self._ends = 0
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, WorkerAddress] = {}
         self._resize_to: int | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:

@@ -9,8 +9,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-Place = tuple[str, int]
-"""The node's id and the process's id of a worker."""
+from raydali.launch.channel import WorkerAddress
+
 POLL_SECONDS = 10.0
 """For the node to say what the process left in its log."""
 _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
@@ -22,7 +22,7 @@ def silence_ray() -> None:
 
 
 def describe_deaths(
-    killed: Sequence[int], places: Mapping[int, Place], error: str, hung: Collection[Place] = ()
+    killed: Sequence[int], places: Mapping[int, WorkerAddress], error: str, hung: Collection[WorkerAddress] = ()
 ) -> str:
     """Describe which ranks died where and of what, as far as can be told; takes up to POLL_SECONDS a node.
 

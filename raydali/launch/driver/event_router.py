@@ -16,9 +16,8 @@ from raydali.report.html.live import LiveReport
 from raydali.run.folder import EVENTS, RunFolder
 
 if TYPE_CHECKING:
-    from raydali.launch.channel import DriverChannel
-    from raydali.launch.driver.deaths import Place
-    from raydali.launch.driver.prometheus import RunMetrics
+    from raydali.launch.channel import DriverChannel, WorkerAddress
+    from raydali.launch.driver.run_metrics import RunMetrics
 
 
 class EventRouter:
@@ -43,7 +42,9 @@ class EventRouter:
         report: LiveReport,
         policy: RestartPolicy,
         watch: HangWatch,
-        describe_deaths: Callable[[Sequence[int], "Mapping[int, Place]", str, "Collection[Place]"], str],
+        describe_deaths: Callable[
+            [Sequence[int], "Mapping[int, WorkerAddress]", str, "Collection[WorkerAddress]"], str
+        ],
     ) -> None:
         self.errors: list[Mapping[str, Any]] = []
         self.why: str | None = None
@@ -58,7 +59,7 @@ class EventRouter:
         self._gone: set[str] = set()
         self._ended = False
         self._permit: tuple[float, int] | None = None
-        self._hung: set[Place] = set()
+        self._hung: set[WorkerAddress] = set()
         self._unwritten: list[dict[str, Any]] = []
         self._overheard = WorkerWarnings()
 

@@ -63,7 +63,7 @@ def train_in_workers(
     from raydali.launch.channel import DriverChannel
     from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
     from raydali.launch.driver.deaths import describe_deaths, silence_ray
-    from raydali.launch.driver.prometheus import RunMetrics
+    from raydali.launch.driver.run_metrics import RunMetrics
     from raydali.launch.worker.process_group import WorkerProcesses
     from raydali.launch.worker.ray_session import run_worker
 

@@ -15,14 +15,13 @@ from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
 from raydali.host.checks import failed_checks
-from raydali.launch.channel import DriverChannel
+from raydali.launch.channel import DriverChannel, Interrupted, Notice
 from raydali.launch.choices import chosen
-from raydali.launch.driver.hang_detection import Heartbeat
-from raydali.launch.driver.prometheus import RankMetrics
-from raydali.launch.driver.worker_warnings import overheard
 from raydali.launch.options import LaunchOptions
 from raydali.launch.worker.environment import Place, environment, place_of
-from raydali.launch.worker.stop_signal import Interrupted, Notice
+from raydali.launch.worker.heartbeat import Heartbeat
+from raydali.launch.worker.log_forwarding import forwarded_warnings
+from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.measure.live_metrics import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
@@ -140,7 +139,7 @@ def run_worker(config: dict[str, Any]) -> None:
             for text in failed_checks():
                 session.tell("warning", rank=session.worker.rank, text=text)
         rank = session.worker.rank
-        with overheard(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
+        with forwarded_warnings(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
             options = chosen(config["options"], session, samples=config["samples"])
             config["train"](options, ray.get(config["data"]), session)
             session.finish()

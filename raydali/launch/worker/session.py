@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from raydali.launch.worker.stop_signal import Notice
+from raydali.launch.channel import Notice
 from raydali.measure.live_metrics import Figures
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker

@@ -1,19 +1,9 @@
 """The notices that end a run between two steps: a node that is taken away, a driver that is told to end, a resize."""
 
 from collections.abc import Callable
-from typing import Literal
 
+from raydali.launch.channel import Notice
 from raydali.train.worker import Worker
-
-Notice = Literal["preemption", "stop", "resize"]
-
-
-class Interrupted(Exception):
-    """Training left on notice, behind a checkpoint of all that it did."""
-
-    def __init__(self, notice: Notice) -> None:
-        super().__init__(notice)
-        self.notice = notice
 
 
 class StopSignals:

@@ -28,13 +28,14 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
+from raydali.launch.channel import Interrupted, Notice
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.stop_signal import Interrupted, Notice, StopSignals
+from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
 from raydali.measure.live_metrics import LiveMetrics

@@ -14,8 +14,6 @@ from raydali.measure.live_metrics import Figures
 
 RANK_TAGS = ("run", "rank")
 IMAGES = "raydali_images"
-RESTARTS = "raydali_restarts"
-QUARANTINED = "raydali_quarantined"
 GAUGES = {
     "raydali_images_per_second": "Speed of training of this rank, validation left out.",
     "raydali_of_ceiling_ratio": "That speed as a share of this rank's part of the ceiling.",
@@ -63,29 +61,6 @@ class RankMetrics:
             "raydali_gpu_memory_bytes": torch.cuda.memory_reserved(self._device) if on_gpu else None,
         }.items():
             self._gauges[name].set(value)
-
-
-class RunMetrics:
-    """What only the driver knows of the run of that name."""
-
-    def __init__(self, run: str) -> None:
-        text = "How often the workers of this run started again, after a failure or for another number of them."
-        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
-        text = "Samples of this run that were found broken."
-        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
-        self._started = False
-        begin(self._restarts)
-        begin(self._quarantined)
-
-    def started(self) -> None:
-        """The workers have taken their first step, or the first one since they were started again."""
-        if self._started:
-            self._restarts.inc()
-        self._started = True
-
-    def quarantined(self) -> None:
-        """One more sample was found broken."""
-        self._quarantined.inc()
 
 
 def begin(counter: Counter) -> None:
