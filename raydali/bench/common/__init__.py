@@ -1,1 +1,1 @@
-"""What the benchmarks share."""
+"""Options, processes, results and synthetic data that all benchmarks use."""

@@ -55,7 +55,8 @@ class LoaderBench:
     loaders: str = ",".join(CHOICE)
     """Which to measure. spdl is left out where it is not installed."""
     pixels: str = ",".join(PIXELS)
-    """What all deliver: uint8, images in 8 bits; float32, normalised. Ratios are of loaders that deliver the same."""
+    """All loaders deliver this: uint8 is images in 8 bits, float32 normalised floats.
+    Ratios are of loaders that deliver the same."""
     json: JsonFile = None
     plot: str | None = None
     """File for a picture of them, PNG."""

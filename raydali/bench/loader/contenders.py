@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Deliveries = Generator[Any, None, None]
 Pixels = Literal["uint8", "float16", "float32"]
-"""What a batch holds: images in 8 bits, or floats normalised by ImageNet's mean and deviation."""
+"""A batch holds images in 8 bits, or floats normalised by ImageNet's mean and deviation."""
 
 EPOCHS = 1 << 20
 """More than any measurement lasts."""
@@ -73,7 +73,7 @@ class Task:
 
     @property
     def normalised(self) -> bool:
-        """Whether floats are delivered."""
+        """Return whether the loader delivers floats."""
         return self.pixels != "uint8"
 
     @property

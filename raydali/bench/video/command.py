@@ -78,7 +78,8 @@ class VideoBench:
     loaders: str = ",".join(CHOICE)
     """Which to measure. torchcodec is left out where it is not installed, reader where there is no GPU."""
     pixels: str = ",".join(PIXELS)
-    """What all deliver: uint8, frames in 8 bits; float32, normalised. Ratios are of loaders that deliver the same."""
+    """All loaders deliver this: uint8 is frames in 8 bits, float32 normalised floats.
+    Ratios are of loaders that deliver the same."""
     json: JsonFile = None
     seed_table: bool = False
     """Measure a published table again instead: 173 videos of 300 frames, batches of 8, 8 threads or workers."""

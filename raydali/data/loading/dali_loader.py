@@ -41,7 +41,7 @@ class DaliLoader(Loader):
     """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
 
         micro-batches --> inputs (threads) --> read, shapes (DALI) --> place --> decode, augment (DALI) --> tensors
-                          PREPARED_BATCHES     READ_BATCHES                      PREFETCHED_BATCHES
+                          PREFETCHED_INPUTS     READ_BATCHES                      PREFETCHED_BATCHES
 
     On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
     is free again when the work queued on that stream is done.

@@ -55,7 +55,7 @@ class InputsFailed(Exception):
 
 
 class InputPrefetcher:
-    """Makes `pipeline.inputs` of micro-batches in threads, PREPARED_BATCHES at a time, and hands them out in order.
+    """Makes `pipeline.inputs` of micro-batches in threads, PREFETCHED_INPUTS at a time, and hands them out in order.
 
     Args:
         source, pipeline, quarantine, waits, python: the loader's.
@@ -112,7 +112,7 @@ class InputPrefetcher:
 
     @property
     def ready(self) -> int:
-        """How many lie ready, PREPARED_BATCHES at most."""
+        """How many lie ready, PREFETCHED_INPUTS at most."""
         return sum(inputs.done() for _, inputs in tuple(self._pending))
 
     def close(self) -> None:

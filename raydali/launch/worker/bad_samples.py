@@ -67,10 +67,11 @@ class BrokenSamples:
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
-        bits = saved.pop(SOUND, None)
-        if bits is not None:
-            self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(bits.numpy())))
+        if SOUND in saved:
+            self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(saved[SOUND].numpy())))
         for name, samples in saved.items():
+            if name == SOUND:
+                continue
             self._agreed[name].update((sample["id"], BrokenSample(**sample)) for sample in samples)
         self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
         if self._session.worker.rank == 0:
