@@ -158,7 +158,10 @@ class _Cached:
     def read(cls, place: str) -> Self:
         """That at a place; an empty one where there is none, or no whole one."""
         for held in kept_arrays(place):
-            table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
+            try:
+                table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
+            except KeyError:  # an earlier version's
+                continue
             names = held["names"].tobytes().split(b"\0") if len(table) else []
             return cls(names, held["stamps"], held["used"], table)
         return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.of([]))
