@@ -15,8 +15,8 @@ import pytest
 
 from raydali.bench.common.processes import RanksFailed
 from raydali.bench.strategies import command
-from raydali.bench.strategies.command import STRATEGIES, StrategiesBench, strategy_name
-from raydali.bench.strategies.metrics import NOTHING, balance, figures, to_one
+from raydali.bench.strategies.command import StrategiesBench
+from raydali.bench.strategies.metrics import NOTHING, STRATEGIES, balance, figures, strategy_name, to_one
 from raydali.bench.strategies.plot import plot
 from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
 from raydali.errors import CommandFailed, UsageError

@@ -12,7 +12,7 @@ cache, unless --data is larger than memory. How fast a disk is, the figures do n
 
 import os
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.common import shared_options
@@ -83,7 +83,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
     from raydali.data.sources.image_folder import ImageFolder
 
     if options.seed_table:
-        options = published_baseline.settings(options)
+        options = replace(options, **published_baseline.SETTINGS)
     shared_options.check(options, positive=POSITIVE, loaders=CHOICE)
     shared_options.chosen("pixels", options.pixels, PIXELS)
     counts = shared_options.gpu_counts(options.gpus)

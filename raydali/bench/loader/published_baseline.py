@@ -8,23 +8,24 @@ The ratios compare hardware: a GPU beside processes on a CPU. An A100 or newer d
 which a V100 has not, so that our ratios and the published ones are of different generations, not of different loaders.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from raydali.bench.common.results import spread
-from raydali.bench.loader.command import LoaderBench
 from raydali.output import devices, number, show
 
 PUBLISHED_IMAGES = 21453
 PUBLISHED_SECONDS = {0: 101.06, 1: 6.24, 2: 3.07, 4: 1.57}
 """By the number of GPUs; 0: PyTorch on the CPU."""
+SETTINGS: dict[str, Any] = {
+    "image_size": 640,
+    "batch_size": 32,
+    "threads": 8,
+    "workers": 8,
+    "loaders": "raydali,torchvision",
+}
+"""Options of `raydali bench loader` that the table fixes."""
 PYTORCH, DALI = "torchvision-resize", "raydali-resize"
 TITLES = {PYTORCH: "PyTorch", DALI: "DALI (raydali)"}
-
-
-def settings(options: LoaderBench) -> LoaderBench:
-    """The options with the table's settings."""
-    return replace(options, image_size=640, batch_size=32, threads=8, workers=8, loaders="raydali,torchvision")
 
 
 def wanted(counts: list[int]) -> list[tuple[str, str, int]]:

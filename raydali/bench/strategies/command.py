@@ -19,22 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.bench.common import shared_options
 from raydali.bench.common.results import require_measured, spread
-from raydali.bench.strategies.metrics import NOTHING, figures, to_one
+from raydali.bench.strategies.metrics import GIB, NOTHING, STRATEGIES, figures, strategy_name, to_one
 from raydali.errors import UsageError
 from raydali.output import JsonFile, devices, gpu_names, machine, number, show, write_json
 
 if TYPE_CHECKING:
     from raydali.bench.strategies.rank import StrategyTask
 
-STRATEGIES = {"one": "one GPU", "dp": "DataParallel", "ddp": "DDP", "sync-bn": "DDP + SyncBatchNorm"}
-"""What --strategies may name, and what they are called."""
 ON_CPU = ("one", "ddp")
 CPU_PROCESSES = 2
 """Of DDP without a GPU."""
 PRECISIONS = ("fp32", "amp")
 LOADERS = ("torch", "dali")
 POSITIVE = ("make", "batch_size", "image_size", "threads", "workers", "steps", "repeats")
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +179,6 @@ def _measure(task: "StrategyTask", row: dict[str, Any], timeout: float) -> dict[
 def name(row: dict[str, Any]) -> str:
     """A row in words."""
     return f"{strategy_name(row)}, {row['precision']}, {row['loader']}"
-
-
-def strategy_name(row: dict[str, Any]) -> str:
-    """A row's strategy, and what it runs on."""
-    if not row["gpus"]:
-        return "one process" if row["strategy"] == "one" else f"DDP, {row['processes']} processes"
-    return STRATEGIES[row["strategy"]] + (f", {devices(row['gpus'])}" if row["gpus"] > 1 else "")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -3,6 +3,19 @@
 import statistics
 from typing import Any
 
+from raydali.output import devices
+
+STRATEGIES = {"one": "one GPU", "dp": "DataParallel", "ddp": "DDP", "sync-bn": "DDP + SyncBatchNorm"}
+"""The names that --strategies accepts, and what each is called in tables."""
+GIB = 1 << 30
+
+
+def strategy_name(row: dict[str, Any]) -> str:
+    """Describe a row's strategy and the devices that it runs on."""
+    if not row["gpus"]:
+        return "one process" if row["strategy"] == "one" else f"DDP, {row['processes']} processes"
+    return STRATEGIES[row["strategy"]] + (f", {devices(row['gpus'])}" if row["gpus"] > 1 else "")
+
 
 def figures(measured: dict[str, Any]) -> dict[str, Any]:
     """What a row says of what its processes measured.

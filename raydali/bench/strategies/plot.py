@@ -3,7 +3,7 @@
 from typing import Any
 
 from raydali.bench.common import plots
-from raydali.bench.strategies.command import GIB, strategy_name
+from raydali.bench.strategies.metrics import GIB, strategy_name
 
 WIDTH = 0.84
 """Of a group of bars."""
