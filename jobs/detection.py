@@ -116,7 +116,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # The driver needs none of these, and answers a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loading.loader import Batch, make_loader
+    from raydali.data.loading.loader import Batch
+    from raydali.data.loading.make import make_loader
     from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter

@@ -18,7 +18,7 @@ from nvidia.dali import fn
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream

@@ -117,7 +117,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    from raydali.data.loading.loader import Batch, make_loader
+    from raydali.data.loading.loader import Batch
+    from raydali.data.loading.make import make_loader
     from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.measure.meter import EpochMeter

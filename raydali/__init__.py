@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raydali.data.loading.loader import make_loader
+    from raydali.data.loading.make import make_loader
     from raydali.data.sources.formats import labeled_images
     from raydali.data.stream.stream import OrderedPass, Stream
     from raydali.data.tasks.classification import TrainImages, ValidationImages
@@ -38,7 +38,7 @@ _HOME = {
     "UsageError": "errors",
     "ValidationImages": "data.tasks.classification",
     "labeled_images": "data.sources.formats",
-    "make_loader": "data.loading.loader",
+    "make_loader": "data.loading.make",
     "measured": "own_loop",
 }
 """The module of each name."""

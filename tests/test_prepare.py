@@ -16,7 +16,7 @@ import pytest
 
 from raydali import cli
 from raydali.commands.prepare import Prepare, main
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import TrainImages, ValidationImages

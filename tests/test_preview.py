@@ -11,7 +11,7 @@ from jobs.imagenet import Config
 from raydali import cli
 from raydali.commands import preview
 from raydali.commands.preview import Preview, _pipeline, main
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream

@@ -28,8 +28,10 @@ if STATE.exists():
     saved = torch.load(STATE, map_location="cpu")
     network.load_state_dict(saved["model"])
     start = stream.steps_of(saved["stream"])
-where = {"rank": rank, "world_size": workers, "start": start, "device": device, "threads": 2}
-with make_loader("dali", images, TrainImages(image_size=64, seed=0), stream, **where) as loader:
+train = TrainImages(image_size=64, seed=0)
+with make_loader(
+    "dali", images, train, stream, rank=rank, world_size=workers, start=start, device=device, threads=2
+) as loader:
     for epoch in measured(loader):
         for batch in epoch:
             loss = torch.nn.functional.cross_entropy(model(batch["images"]), batch["labels"])

@@ -224,11 +224,11 @@ def _first_batch(
     options: Preview, source: "LabeledSource", pipeline: Any, order: "Order", rank: int, device: str
 ) -> tuple[list["Picture"], list[int]]:
     """What is shown of a rank's first batch, and all its ids."""
-    from raydali.data.loading.loader import make_loader
+    from raydali.data.loading.loader import LoaderOptions
+    from raydali.data.loading.make import make_loader
     from raydali.report.contact_sheet import Picture
 
-    threads = usable_cores()
-    where = {"rank": rank, "world_size": options.workers, "device": device, "threads": threads}
+    where = LoaderOptions(rank=rank, world_size=options.workers, device=device, threads=usable_cores())
     with make_loader("dali", source, pipeline, order, **where) as loader:
         (batch,) = loader
     ids = batch.ids.tolist()

@@ -12,10 +12,10 @@ from PIL import ExifTags, Image
 from sklearn.datasets import load_sample_images
 
 from raydali.data.loading.dali_bisect import Once
-from raydali.data.loading.loader import Loader, make_loader
+from raydali.data.loading.loader import Loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.source import Source
-from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pipeline import Pipeline
 
 
@@ -82,7 +82,7 @@ def one_batch(
 ) -> tuple[torch.Tensor, ...]:
     """What the DALI loader makes of these samples, or of all, as one batch; on the host."""
     wanted = np.arange(len(source)) if ids is None else np.array(ids)
-    order = Once(MicroBatch(0, 0, 0, wanted, np.array(np.broadcast_to(epochs, wanted.shape))))
+    order = Once([*zip(wanted.tolist(), np.broadcast_to(epochs, wanted.shape).tolist(), strict=True)])
     with make_loader("dali", source, pipeline, order, device=device, threads=2) as loader:
         (batch,) = loader
         assert all(batch[name].device.type == device for name in pipeline.outputs)

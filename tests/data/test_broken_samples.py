@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from nvidia.dali import fn
 
 from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.loader import LoaderOptions
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
 from raydali.data.sources import retry
 from raydali.data.sources.image_folder import ImageFolder
@@ -46,9 +47,9 @@ def load(
     name: LoaderName, source: ImageFolder, rank: int = 0, world_size: int = 1, start: int = 0, stream: Stream = STREAM
 ) -> tuple[Rows, Quarantine]:
     quarantine = Quarantine(len(source), seed=stream.seed)
-    options = {"rank": rank, "world_size": world_size, "start": start, "threads": 2}
+    options = LoaderOptions(rank=rank, world_size=world_size, start=start, threads=2, quarantine=lambda _: quarantine)
     rows: Rows = {}
-    with make_loader(name, source, TRAIN, stream, quarantine=lambda _: quarantine, **options) as loader:
+    with make_loader(name, source, TRAIN, stream, **options) as loader:
         for batch, expected in zip(loader, stream.micro_batches(rank, world_size, start=start), strict=True):
             one = batch.micro_batch
             assert (one.number, one.ids.tolist()) == (expected.number, expected.ids.tolist())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted

@@ -5,6 +5,7 @@ import resource
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.loader import LoaderOptions
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.stream.stream import Stream
+from raydali.data.stream.stream import Order, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError
@@ -30,15 +32,17 @@ LOADERS: tuple[LoaderName, ...] = ("dali", "torch")
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 60\n%%EndComments\nshowpage\n" + bytes(99)
 
 
+def giving(known: Quarantine, _: Order) -> Quarantine:
+    return known
+
+
 def used(source: ImageFolder, name: LoaderName, world_size: int = 1) -> tuple[dict[int, int], Quarantine]:
     """By id, what was read in its place or -1, on all ranks of a run; and what the last of them knows."""
     found: dict[int, int] = {}
     for rank in range(world_size):
         quarantine = Quarantine(len(source), seed=STREAM.seed)
-        options = {"rank": rank, "world_size": world_size, "threads": 2}
-        with make_loader(
-            name, source, TRAIN, STREAM, quarantine=lambda _, known=quarantine: known, **options
-        ) as loader:
+        options = LoaderOptions(rank=rank, world_size=world_size, threads=2, quarantine=partial(giving, quarantine))
+        with make_loader(name, source, TRAIN, STREAM, **options) as loader:
             for batch in loader:
                 one = batch.micro_batch
                 replaced = np.full(len(one.ids), -1) if one.replaced_by is None else one.replaced_by
@@ -203,7 +207,7 @@ def test_what_was_read_as_a_whole_is_remembered(tmp_path: Path) -> None:
     first, second = Quarantine(8, seed=0), Quarantine(8, seed=0)
     for quarantine in (first, second):
         with make_loader(
-            "dali", source, Counted(image_size=16, seed=0), stream, quarantine=lambda _, known=quarantine: known
+            "dali", source, Counted(image_size=16, seed=0), stream, quarantine=partial(giving, quarantine)
         ) as loader:
             list(loader)
         assert sorted(read) == [*range(8)]  # once in three epochs, and not again by who was told

@@ -15,7 +15,8 @@ import torch
 from nvidia.dali import fn
 
 from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
-from raydali.data.loading.loader import Batch, LoaderName, make_loader
+from raydali.data.loading.loader import Batch
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.prefetch import PREFETCHED_INPUTS
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
@@ -99,8 +100,7 @@ def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | Order
 @pytest.mark.parametrize("name", DECODING)
 def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: ImageFolder) -> None:
     def collect(rank: int, world_size: int, threads: int) -> dict[tuple[int, int], torch.Tensor]:
-        options = {"rank": rank, "world_size": world_size, "threads": threads}
-        with make_loader(name, source, TRAIN, STREAM, **options) as loader:
+        with make_loader(name, source, TRAIN, STREAM, rank=rank, world_size=world_size, threads=threads) as loader:
             return images_by_sample([*loader])
 
     alone = collect(0, 1, threads=2)

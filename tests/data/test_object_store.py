@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources import storage
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream

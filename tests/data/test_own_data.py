@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.stream.stream import Stream
 from tests.data.pictures import encoded, files, oriented, photograph

@@ -7,7 +7,7 @@ import torch
 from nvidia.dali import fn
 from nvidia.dali.auto_aug import auto_augment, rand_augment, trivial_augment
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources import retry
 from raydali.data.sources.image_folder import ImageFolder

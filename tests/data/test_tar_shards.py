@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources import local_shards
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.image_folder import ImageFolder

@@ -17,7 +17,7 @@ from raydali.commands.preview import Preview
 from raydali.commands.preview import main as preview
 from raydali.commands.verify import Verify
 from raydali.commands.verify import main as verify
-from raydali.data.loading.loader import LoaderName, make_loader
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import labeled_images, train_and_val

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer, reading, reading_seconds
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.loader import LoaderOptions
+from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
@@ -31,8 +32,8 @@ def load(
 ) -> dict[int, tuple[np.ndarray, torch.Tensor]]:
     """By number of the micro-batch: ids as read, images."""
     quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
-    options = {"rank": rank, "world_size": world_size, "device": device, "threads": 4}
-    with make_loader("dali", source, TRAIN, STREAM, quarantine=lambda _: quarantine, **options) as loader:
+    options = LoaderOptions(rank=rank, world_size=world_size, device=device, threads=4, quarantine=lambda _: quarantine)
+    with make_loader("dali", source, TRAIN, STREAM, **options) as loader:
         found = {b.micro_batch.number: (b.micro_batch.read_ids, b["images"].cpu().clone()) for b in loader}
     if world_size == 1:
         assert quarantine.known.keys() == BROKEN.keys()

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages

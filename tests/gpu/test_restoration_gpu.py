@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs

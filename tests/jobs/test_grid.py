@@ -13,7 +13,8 @@ from PIL import Image
 
 from jobs import grid
 from jobs.grid import Grid, quarters
-from raydali.data.loading.loader import Batch, LoaderName, make_loader
+from raydali.data.loading.loader import Batch
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError

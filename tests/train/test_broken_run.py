@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data.loading.loader import make_loader
+from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude

@@ -121,7 +121,7 @@ def _raydali_resize(task: Task) -> Deliveries:
 def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any]) -> Deliveries:
     import torch
 
-    from raydali.data.loading.loader import make_loader
+    from raydali.data.loading.make import make_loader
 
     if task.gpu:
         torch.cuda.set_device(task.device)

@@ -93,7 +93,7 @@ def measure(task: StrategyTask, rank: int, port: int) -> dict[str, Any] | None:
     """
     import torch
 
-    from raydali.data.loading.loader import make_loader
+    from raydali.data.loading.make import make_loader
     from raydali.train.step import WARM_UP_STEPS
     from raydali.train.worker import Worker
 

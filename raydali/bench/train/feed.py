@@ -39,7 +39,7 @@ class BatchSource:
         dtype = dtypes.get(delivery.loader, torch.uint8)
 
         def loader(name: Any) -> "Loader":
-            from raydali.data.loading.loader import make_loader
+            from raydali.data.loading.make import make_loader
 
             return make_loader(
                 name,

@@ -3,11 +3,11 @@
 import gc
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import nvidia.dali as dali
@@ -17,24 +17,25 @@ from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data.loading import file_checks
-from raydali.data.loading.dali_bisect import undecodable
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.dali_bisect import Keys, Once, keys_of, undecodable
+from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.prefetch import InputPrefetcher, InputsFailed, PreparedInputs
 from raydali.data.loading.python_timing import timed_python
 from raydali.data.sources.read_timing import Cause
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.sources.source import Source
+from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.dali_ops import external_inputs, reading_graph
-from raydali.data.tasks.pipeline import Device, Inputs
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
 from raydali.host import cuda_queues
 
 PREFETCHED_BATCHES = 4
-"""In DALI's hands at once. It is a row of stages that take longer together than a step does: with 2 a step waits."""
+"""Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
 READ_BATCHES = 2
-"""Read ahead of their decoding."""
+"""Batches whose files are read ahead of their decoding."""
 READING_THREADS = 4
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
-"""How DALI's errors name what reads files, whose failure says nothing of their contents."""
+"""DALI's name, in its errors, of the operator that reads files. Its failure says nothing about their contents."""
 
 
 class DaliLoader(Loader):
@@ -46,17 +47,28 @@ class DaliLoader(Loader):
     On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
     is free again when the work queued on that stream is done.
 
-    DALI says of a batch at most that it cannot be read, and its pipeline is done for then. So what was under way is
-    looked into on the host, the pipeline built anew, and all goes on in the same order, with others in place of what
-    is broken. The files of the next batches are looked at before DALI reads them (file_checks.py), so that what else is
-    broken costs no more stalls.
+    DALI reports only that a batch failed, and its pipeline is unusable afterwards. The loader then checks the batches
+    in flight on the host, rebuilds the pipeline, and resumes in the same order with substitutes for broken samples. It
+    checks the files of the next batches before DALI reads them (file_checks.py), so that further broken files do not
+    stall it again.
 
     Args:
-        prefetched: batches in DALI's hands at once.
+        prefetched: batches in flight in DALI.
+        recovers: if False, raise `Undecodable` where DALI fails on the contents of a batch.
     """
 
-    def __init__(self, *args: Any, prefetched: int = PREFETCHED_BATCHES, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        source: Source,
+        pipeline: Pipeline[Any],
+        order: Order,
+        *,
+        prefetched: int = PREFETCHED_BATCHES,
+        recovers: bool = True,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        super().__init__(source, pipeline, order, **options)
+        self._recovers = recovers
         self._prefetched = prefetched
         self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._where == "gpu":
@@ -98,16 +110,18 @@ class DaliLoader(Loader):
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
 
-    # What is broken.
+    # Recovery from broken samples.
 
     def _recover(self, error: RuntimeError) -> None:
-        """Find what DALI stumbled over, and let it be built anew, to go on with the same micro-batches.
+        """Find the samples on which DALI failed, and discard its pipelines, to go on with the same micro-batches.
 
         Raises:
             DataError: see Quarantine.
             StorageAway: DALI could read no batch for a minute, and the files are sound.
-            RuntimeError: the error itself, where the samples are not to blame.
+            RuntimeError: the error itself, if the samples are not its cause.
         """
+        if not self._recovers and READ_OPERATOR not in str(error):
+            raise Undecodable from error
         waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
         if not waiting:
             raise error
@@ -117,7 +131,8 @@ class DaliLoader(Loader):
                 raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
         elif not found:
             # Pillow can decode them all; is it a file that DALI alone cannot?
-            blamed = undecodable(self, _keys(waiting))
+            blamed = undecodable(keys_of(waiting), self._loads)
+            gc.collect()
             if not blamed:
                 raise error
             reason = " ".join(str(error).split())
@@ -127,19 +142,32 @@ class DaliLoader(Loader):
         self._preparation.requeue(waiting)
 
     def _find_broken(self, waiting: list[MicroBatch]) -> bool:
-        """Look into these on the host, and note what is broken; whether anything is.
+        """Check these on the host, and record the broken ones; return whether there are any.
 
-        Whether a sample is broken must not depend on its neighbours. Where Pillow alone gave up, DALI is asked: what it
-        decodes whenever no other fails beside it is not broken.
+        Whether a sample is broken must not depend on its neighbours. A sample that Pillow alone cannot decode is given
+        to DALI: it is not broken if DALI decodes it in a batch in which nothing else fails.
         """
-        keys = _keys(waiting)
+        if not self._recovers:
+            return False
+        keys = keys_of(waiting)
         found, errors = self.quarantine.examine_certain(id for id, _ in keys)
         if found or not errors:
             return found
-        blamed = undecodable(self, [key for key in keys if key[0] in errors])
+        blamed = undecodable([key for key in keys if key[0] in errors], self._loads)
+        gc.collect()
         for id in blamed:
             self.quarantine.mark_broken(id, errors[id])
         return bool(blamed)
+
+    def _loads(self, keys: Keys) -> bool:
+        """Return whether DALI decodes these samples as one batch."""
+        options = LoaderOptions(device=self.device, threads=self.threads)
+        with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as alone:
+            try:
+                list(alone)
+            except Undecodable:
+                return False
+        return True
 
     def _discard(self) -> None:
         self._dali = None
@@ -149,12 +177,11 @@ class DaliLoader(Loader):
     def _discard_reader(self) -> None:
         self._reader = None
         self._being_read.clear()
-        self._collect()  # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads
+        # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads. A loader that does
+        # not recover is young, and a full collection would take longer than all the rest.
+        gc.collect(2 if self._recovers else 1)
 
-    def _collect(self) -> None:
-        gc.collect()
-
-    # Whose fault it was that we waited.
+    # The causes of waiting.
 
     def _held_up_by(self, seconds: float) -> dict[Cause, float]:
         (in_python, at), self._ran = self._ran, (self._in_python, time.perf_counter())
@@ -283,6 +310,10 @@ class DaliLoader(Loader):
         self._preparation.close()
 
 
+class Undecodable(Exception):
+    """DALI failed on the contents of a batch."""
+
+
 @contextmanager
 def _hint_at_conditionals() -> Iterator[None]:
     """Say in raydali's words what DALI asks for where a graph has an `if`."""
@@ -292,11 +323,6 @@ def _hint_at_conditionals() -> Iterator[None]:
         if "enable_conditionals" in str(error):
             error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
         raise
-
-
-def _keys(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
-    """Ids that are read, and epochs."""
-    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
 
 
 def _content(read: Any, place: int) -> NDArray[np.uint8]:

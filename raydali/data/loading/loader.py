@@ -1,8 +1,8 @@
-"""Loaders: micro-batches of ids in, batches of device tensors out. Three behind one interface:
+"""The interface of the loaders, which turn micro-batches of ids into batches of device tensors. There are three:
 
-    dali        dali_loader.py: reading, decoding and augmenting in C++ and on the GPU
-    torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream: the baseline
-    synthetic   here: one resident batch again and again: the ceiling that no loader can pass
+    dali        dali_loader.py: reads, decodes and augments in C++ and on the GPU
+    torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream, the baseline
+    synthetic   make.py: one resident batch again and again, the ceiling that no loader can pass
 
 A loader knows no Ray: rank and world size are integers.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
@@ -29,11 +29,10 @@ from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
-LoaderName = Literal["dali", "torch", "synthetic"]
 SAMPLES_TRIED = 100
 BATCHES_AHEAD = 2
-"""How many batches the host may take whose steps a GPU has yet to finish. Else it would run on until CUDA's queues are
-full, some fifty steps, with as many batches in the GPU's memory, made in a burst that slows the steps down."""
+"""Maximum batches queued ahead of the GPU. Unbounded, the host would run some 50 steps ahead, until CUDA's queues are
+full, and hold as many batches in GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,17 @@ class Batch:
         return self.micro_batch.ids
 
 
+class LoaderOptions(TypedDict, total=False):
+    """Keyword arguments of every loader; see `Loader`."""
+
+    rank: int
+    world_size: int
+    start: int
+    device: torch.device | str
+    threads: int
+    quarantine: Callable[[Order], KnowsBroken] | None
+
+
 class Loader(ABC):
     """Yields this rank's batches, from global batch `start` on.
 
@@ -63,13 +73,13 @@ class Loader(ABC):
 
     Args:
         source: what the ids index, as the pipeline expects it.
-        pipeline: from ids to tensors.
+        pipeline: makes tensors of ids.
         order: the Stream, or an OrderedPass.
         rank, world_size: this worker's world rank, and the number of workers.
         start: global batches already consumed, `stream.steps_of(state_dict())`.
         device: where tensors go, and with `cuda` where DALI decodes.
-        threads: of the host: DALI's threads, or the DataLoader's worker processes.
-        quarantine: gives what is known of the order's broken samples, and takes what is found. Default: a broken
+        threads: number of threads on the host: DALI's threads, or the DataLoader's worker processes.
+        quarantine: returns what is known of the order's broken samples, and takes what is found. Default: a broken
             sample is an error.
 
     Attributes:
@@ -204,27 +214,3 @@ class Loader(ABC):
             except Exception as error:
                 unreadable.append(f"{self.source.path(id)}: {error}")
         raise DataError(f"the first {len(unreadable)} samples cannot be read: {'; '.join(unreadable[:3])}")
-
-
-class SyntheticLoader(Loader):
-    """One resident batch of noise, handed out for every micro-batch."""
-
-    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
-        resident: dict[str, torch.Tensor] = {}
-        for micro_batch in micro_batches:
-            size = len(micro_batch.ids)
-            resident = resident or self.resident_batch(size)
-            yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
-
-
-def make_loader(name: LoaderName, *args: Any, **options: Any) -> Loader:
-    """The loader of that name; arguments as Loader's."""
-    if name == "synthetic":
-        return SyntheticLoader(*args, **options)
-    if name == "torch":
-        from raydali.data.loading.torch_loader import TorchLoader
-
-        return TorchLoader(*args, **options)
-    from raydali.data.loading.dali_loader import DaliLoader
-
-    return DaliLoader(*args, **options)

@@ -5,19 +5,19 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
 from raydali.data.sources.read_timing import Cause, reading_seconds
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
@@ -31,8 +31,8 @@ Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample], list[
 class TorchLoader(Loader):
     """Decodes and augments in `threads` worker processes; ids, crops and flips are the DALI loader's."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, source: Source, pipeline: Pipeline[Any], order: Order, **options: Unpack[LoaderOptions]) -> None:
+        super().__init__(source, pipeline, order, **options)
         self._plan = _Plan()
         self._times = torch.zeros(self.threads, 2, dtype=torch.float64).share_memory_()
         self._loader = DataLoader(

@@ -1,13 +1,16 @@
 """Loaders of clips: those of loader.py, and on a GPU one whose videos its own engines decode."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.loading.loader import Loader, LoaderName, make_loader
+from raydali.data.loading.loader import Loader, LoaderOptions
+from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import capabilities
+from raydali.data.stream.stream import Order
+from raydali.data.tasks.video import Clips
 
 _PREFETCHED = 2
 _DECODERS_PER_ENGINE = 1.5
@@ -22,7 +25,9 @@ class GpuClipLoader(DaliLoader):
         decoders: how many clips are decoded at once.
     """
 
-    def __init__(self, source: Any, pipeline: Any, order: Any, *, decoders: int, **options: Any) -> None:
+    def __init__(
+        self, source: VideoClips, pipeline: Clips, order: Order, *, decoders: int, **options: Unpack[LoaderOptions]
+    ) -> None:
         from raydali.data.tasks.video_gpu import ClipsOnGpu
 
         on_gpu = ClipsOnGpu(pipeline, torch.device(options["device"]), decoders)
@@ -35,23 +40,29 @@ class GpuClipLoader(DaliLoader):
         self._clips.close()
 
 
-def make_video_loader(name: LoaderName, *args: Any, decoders: int | None = None, **options: Any) -> Loader:
-    """The loader of that name.
+def make_video_loader(
+    name: LoaderName,
+    source: VideoClips,
+    pipeline: Clips,
+    order: Order,
+    *,
+    decoders: int | None = None,
+    **options: Unpack[LoaderOptions],
+) -> Loader:
+    """Make the loader of that name; the arguments are those of `make_loader`.
 
     Args:
-        name, args, options: as of `make_loader`.
-        decoders: how many clips are decoded at once for a GPU. Default: three for two of its video engines, and no
-            fewer than there are threads where FFmpeg has to decode some of the videos.
+        decoders: number of clips that a GPU decodes at once. Default: three for two of its video engines, and no fewer
+            than there are threads if FFmpeg has to decode some of the videos.
     """
     device = torch.device(options.get("device", "cpu"))
     if name != "dali" or device.type != "cuda":
-        return make_loader(name, *args, **options)
+        return make_loader(name, source, pipeline, order, **options)
     if decoders is None:
         decoders = max(1, round(_DECODERS_PER_ENGINE * video_engines(device)))
-        source: VideoClips = args[0]
         if not all(capabilities(device, codec).get("supported") for codec in set(source.codecs.tolist())):
             decoders = max(decoders, options.get("threads", 1))
-    return GpuClipLoader(*args, decoders=decoders, **options)
+    return GpuClipLoader(source, pipeline, order, decoders=decoders, **options)
 
 
 def video_engines(device: torch.device | str) -> int:

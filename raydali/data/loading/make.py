@@ -1,0 +1,39 @@
+"""Makes the loader of a name. `synthetic` is here: one resident batch again and again, the ceiling of all loaders."""
+
+from collections.abc import Generator, Iterator
+from typing import Any, Literal, Unpack
+
+import torch
+
+from raydali.data.loading.loader import Batch, Loader, LoaderOptions
+from raydali.data.sources.source import Source
+from raydali.data.stream.stream import MicroBatch, Order
+from raydali.data.tasks.pipeline import Pipeline
+
+LoaderName = Literal["dali", "torch", "synthetic"]
+
+
+class SyntheticLoader(Loader):
+    """Hands out one resident batch of noise for every micro-batch."""
+
+    def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        resident: dict[str, torch.Tensor] = {}
+        for micro_batch in micro_batches:
+            size = len(micro_batch.ids)
+            resident = resident or self.resident_batch(size)
+            yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
+
+
+def make_loader(
+    name: LoaderName, source: Source, pipeline: Pipeline[Any], order: Order, **options: Unpack[LoaderOptions]
+) -> Loader:
+    """Make the loader of that name; the other arguments are those of `Loader`."""
+    if name == "synthetic":
+        return SyntheticLoader(source, pipeline, order, **options)
+    if name == "torch":
+        from raydali.data.loading.torch_loader import TorchLoader
+
+        return TorchLoader(source, pipeline, order, **options)
+    from raydali.data.loading.dali_loader import DaliLoader
+
+    return DaliLoader(source, pipeline, order, **options)
