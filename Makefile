@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all check docs lock format clean
+.PHONY: setup demo test test-all check figures docs lock format clean
 
 setup: .venv/ready
 
@@ -26,6 +26,10 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Lines, circles, fragments, ... of this checkout; AGAINST=TREE shows those of another one too.
+figures: setup
+	PYTHONPATH=. $(BIN)/python tests/support/figures.py $(if $(AGAINST),--against $(AGAINST)) $(if $(LIST),--list $(LIST))
 
 # Into build/site; a warning is an error.
 docs: setup
