@@ -5,6 +5,8 @@ import signal
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.object_stores", "tests.support.run_folders"]
+
 settings.register_profile("raydali", deadline=None)
 settings.load_profile("raydali")
 

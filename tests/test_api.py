@@ -15,10 +15,10 @@ import torch
 import raydali
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.image_folder import ImageFolder
-from tests.cluster.support import ROOT, descendants, environment, kill
-from tests.data import broken
-from tests.data.pictures import encoded, photograph
-from tests.support import run_ranks
+from tests.support import broken
+from tests.support.cluster import ROOT, descendants, environment, kill
+from tests.support.pictures import encoded, photograph
+from tests.support.ranks import run_ranks
 
 EXAMPLES = ROOT / "docs/examples"
 BATCH, GLOBAL_BATCH, IMAGES, EPOCHS = 8, 32, 70, 3

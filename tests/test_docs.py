@@ -15,7 +15,7 @@ import yaml
 from jobs.imagenet import Config
 from raydali.cli import _commands
 from raydali.data.stream.stream import Stream
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
 from tests.test_cli import COMMANDS
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))

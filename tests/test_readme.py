@@ -20,8 +20,8 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder
-from tests.cluster.support import ROOT, committed, descendants, environment, head, kill, wait_until_gone
-from tests.measure.records import epoch_line, rank_record
+from tests.support.cluster import ROOT, committed, descendants, environment, head, kill, wait_until_gone
+from tests.support.records import epoch_line, rank_record
 
 README, FILES, CLUSTERS = (
     (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.ray_up_files import CLOUDS
+from tests.support.ray_up_files import CLOUDS
 
 
 @pytest.fixture(params=CLOUDS)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from raydali.run.folder import RunFolder
-from tests.cluster.support import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
+from tests.support.cluster import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
 
 IDLE_SECONDS = 15
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydali.commands.chaos.faults import FAULTS
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
 
 COMMAND = str(Path(sys.executable).with_name("raydali"))
 

@@ -7,8 +7,8 @@ import tyro
 
 from jobs.imagenet import Config
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
-from tests.cluster.ray_up_files import CLOUDS, prepared
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
+from tests.support.ray_up_files import CLOUDS, prepared
 
 
 def test_the_page_says_what_there_is() -> None:

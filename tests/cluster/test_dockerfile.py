@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
 
 DOCKERFILE = ROOT / "cluster/Dockerfile"
 HADOLINT = Path(sys.executable).with_name("hadolint")

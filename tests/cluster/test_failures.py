@@ -17,7 +17,7 @@ import pytest
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.cluster.support import (
+from tests.support.cluster import (
     RAY,
     ROOT,
     committed,
@@ -28,7 +28,7 @@ from tests.cluster.support import (
     nodes,
     start_job,
 )
-from tests.traces import assert_whole
+from tests.support.traces import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 EPOCHS = 60

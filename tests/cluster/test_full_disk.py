@@ -8,9 +8,9 @@ import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
-from tests.cluster.support import committed, descendants, environment, kill, start_job
-from tests.disks import small_disk
-from tests.traces import assert_whole
+from tests.support.cluster import committed, descendants, environment, kill, start_job
+from tests.support.disks import small_disk
+from tests.support.traces import assert_whole
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import ray.dashboard.modules.reporter.reporter_agent as reporter
 
 from raydali.launch.driver.run_metrics import QUARANTINED, RESTARTS
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES
-from tests.cluster.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
+from tests.support.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 OURS = {f"ray_{IMAGES}_total", f"ray_{RESTARTS}_total", f"ray_{QUARANTINED}_total", *(f"ray_{name}" for name in GAUGES)}

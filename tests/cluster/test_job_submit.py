@@ -10,7 +10,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
 from raydali.run.folder import RunFolder
-from tests.cluster.support import RAY, ROOT, committed, environment, head
+from tests.support.cluster import RAY, ROOT, committed, environment, head
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import yaml
 
 from jobs.imagenet import Config
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
-from tests.cluster.manifests import FOLDER, KINDS, VARIANTS, Manifest, clusters, containers, manifest, render
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
+from tests.support.manifests import FOLDER, KINDS, VARIANTS, Manifest, clusters, containers, manifest, render
 
 
 @pytest.fixture(params=VARIANTS)

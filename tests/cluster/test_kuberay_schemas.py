@@ -14,7 +14,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.cluster.manifests import KINDS, VARIANTS, Manifest, manifest
+from tests.support.manifests import KINDS, VARIANTS, Manifest, manifest
 
 
 @pytest.fixture(params=VARIANTS)

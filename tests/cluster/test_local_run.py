@@ -12,7 +12,7 @@ import pytest
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.cluster.support import (
+from tests.support.cluster import (
     committed,
     descendants,
     environment,
@@ -22,7 +22,7 @@ from tests.cluster.support import (
     start_job,
     wait_until_gone,
 )
-from tests.traces import assert_whole
+from tests.support.traces import assert_whole
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from ray.job_submission import JobSubmissionClient
 from raydali.launch.worker.rank_metrics import GAUGES
 from raydali.report.tensorboard import events_of
 from raydali.run.folder import RunFolder
-from tests.cluster.dashboard import GPU_ONLY, expressions, metrics, metrics_in
-from tests.cluster.support import ROOT, environment, free_ports, head
+from tests.support.cluster import ROOT, environment, free_ports, head
+from tests.support.dashboard import GPU_ONLY, expressions, metrics, metrics_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

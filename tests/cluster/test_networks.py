@@ -18,9 +18,9 @@ from raydali.commands.chaos.virtual_hosts import Host
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.cluster.networks import firewalled_hosts, require_hosts
-from tests.cluster.support import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
-from tests.traces import assert_whole
+from tests.support.cluster import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
+from tests.support.networks import firewalled_hosts, require_hosts
+from tests.support.traces import assert_whole
 
 TOKEN = "0123456789abcdef" * 4
 IMAGES = {"train": 240, "val": 40}

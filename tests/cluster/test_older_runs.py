@@ -13,8 +13,8 @@ import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
-from tests.cluster.support import environment, run_job
-from tests.traces import assert_whole
+from tests.support.cluster import environment, run_job
+from tests.support.traces import assert_whole
 
 RECORDED = Path(__file__).with_name("recorded_run")
 

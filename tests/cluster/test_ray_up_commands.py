@@ -11,7 +11,7 @@ import pytest
 from ray.autoscaler._private.command_runner import _with_interactive
 
 from raydali import spot_notices
-from tests.cluster.ray_up_files import prepared
+from tests.support.ray_up_files import prepared
 
 
 def test_every_command_is_bash(cloud: str) -> None:

@@ -20,8 +20,8 @@ from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
-from tests.cluster.ray_up_files import load, prepared, text
-from tests.cluster.support import ROOT
+from tests.support.cluster import ROOT
+from tests.support.ray_up_files import load, prepared, text
 
 BUCKET = {"aws": "s3://my-bucket/runs", "gcp": "gs://my-bucket/runs"}
 SPOT_AND_NOT = ("gpu_spot", "gpu_on_demand")

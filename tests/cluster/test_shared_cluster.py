@@ -15,7 +15,7 @@ import pytest
 
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
-from tests.cluster.support import ROOT, committed, descendants, environment, kill, name_of, nodes
+from tests.support.cluster import ROOT, committed, descendants, environment, kill, name_of, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from raydali import spot_notices
 from raydali.spot_notices import CLOUDS, watch
-from tests.cluster.metadata_server import MetadataServer, metadata_server
+from tests.support.metadata_server import MetadataServer, metadata_server
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from raydali.launch.driver.driver_node import DRAINING
 from raydali.run.folder import RunFolder
-from tests.cluster.metadata_server import metadata_server
-from tests.cluster.support import RAY, ROOT, alive, committed, descendants, environment, kill, nodes, start_job
+from tests.support.cluster import RAY, ROOT, alive, committed, descendants, environment, kill, nodes, start_job
+from tests.support.metadata_server import metadata_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = ["--epochs", "40", "--global-batch-size", "64", "--name", "run"]

@@ -12,7 +12,7 @@ from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from tests.data.broken import KINDS, folder
+from tests.support.broken import KINDS, folder
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_sample_images
 
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from tests.data.pictures import encoded, files, one_batch
+from tests.support.pictures import encoded, files, one_batch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -9,7 +9,7 @@ import torch
 from jobs.restoration import BLURRED, Data, train
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.image_pairs import ImagePairs
-from tests.support import CPU, LocalSession, Stopped, folder_of
+from tests.support.ranks import CPU, LocalSession, Stopped, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 GPU = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from tests.data.pictures import encoded, files, photograph
+from tests.support.pictures import encoded, files, photograph
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import DataError
-from tests.data.pictures import encoded, photograph
+from tests.support.pictures import encoded, photograph
 
 pytestmark = pytest.mark.gpu
 

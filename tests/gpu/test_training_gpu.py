@@ -11,7 +11,7 @@ import torch
 
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
-from tests.traces import assert_whole
+from tests.support.traces import assert_whole
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

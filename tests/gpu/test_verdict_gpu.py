@@ -11,9 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from raydali.measure.verdict import verdict
 from raydali.train.worker import Worker
-from tests.measure import planted
-from tests.measure.planted import Plant
 from tests.measure.test_planted import BIG, named, run
+from tests.support import planted
+from tests.support.planted import Plant
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

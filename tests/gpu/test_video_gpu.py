@@ -17,7 +17,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.data.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
+from tests.support.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]

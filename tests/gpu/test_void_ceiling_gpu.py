@@ -10,8 +10,8 @@ import torch
 from jobs.imagenet import DIGITS, train
 from raydali.measure import ceiling
 from raydali.train import warmup
-from tests.digits import digits_data
-from tests.support import LocalSession, folder_of
+from tests.support.digits import digits_data
+from tests.support.ranks import LocalSession, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 CONFIG = replace(DIGITS, epochs=4, batch_size=64, global_batch_size=64, ema_decay=0.9, name="run")

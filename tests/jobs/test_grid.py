@@ -18,7 +18,7 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError
-from tests.data.pictures import encoded, files, photograph
+from tests.support.pictures import encoded, files, photograph
 
 COLOURS = {"left_top": (255, 0, 0), "right_top": (0, 255, 0), "left_bottom": (0, 0, 255), "right_bottom": (9, 99, 199)}
 STREAM = Stream(samples=14, epochs=1, batch_size=2, global_batch_size=6, seed=0)

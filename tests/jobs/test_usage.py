@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
-from tests.support import context
+from tests.support.ranks import context
 
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))

@@ -23,7 +23,7 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.driver.resume import PreviousRun, changes, previous_run
 from raydali.report.console import Console
 from raydali.run.folder import RunFolder
-from tests.support import LocalSession, folder_of, run_ranks
+from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 CONFIG = Config(name="run", epochs=1, batch_size=4, global_batch_size=8)
 LONG = 8 * COMPILE_PAYS_FROM

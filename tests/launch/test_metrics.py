@@ -16,7 +16,7 @@ from raydali.launch.driver.run_metrics import QUARANTINED, RESTARTS, RunMetrics
 from raydali.launch.worker import rank_metrics
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics, resident_bytes
 from raydali.measure.live_metrics import Figures
-from tests.clocks import least_cpu_seconds
+from tests.support.clocks import least_cpu_seconds
 
 FIGURES = Figures(
     images=64,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raydali.measure.verdict import verdict
-from tests.measure import planted
-from tests.measure.planted import CONFIG, SLOW_STEPS, Plant
+from tests.support import planted
+from tests.support.planted import CONFIG, SLOW_STEPS, Plant
 
 BIG = (1600, 1064)
 ATTEMPTS = 3

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydali.measure.records import RankRecord, epoch_record
-from tests.measure.records import rank_record
+from tests.support.records import rank_record
 
 LINE = json.loads(
     """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,

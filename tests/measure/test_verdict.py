@@ -6,7 +6,7 @@ import pytest
 
 from raydali.measure.records import RankRecord
 from raydali.measure.verdict import BLAMED_FROM, Verdict, verdict
-from tests.measure import records
+from tests.support import records
 
 
 def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:

@@ -13,7 +13,7 @@ from raydali.errors import UsageError
 from raydali.launch.options import LaunchOptions
 from raydali.report.tracking import IDS, asked_trackers, tracked
 from raydali.run.folder import RunFolder
-from tests.support import folder_of
+from tests.support.ranks import folder_of
 
 SETTINGS = {"epochs": 3, "workers": None}
 

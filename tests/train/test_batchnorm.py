@@ -7,7 +7,7 @@ from torch import nn
 
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.worker import Worker
-from tests.support import run_ranks
+from tests.support.ranks import run_ranks
 
 MICRO_BATCHES, STEPS = 6, 4
 

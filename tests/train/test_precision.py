@@ -5,7 +5,7 @@ from torch import nn
 
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
-from tests.support import run_ranks
+from tests.support.ranks import run_ranks
 
 
 def overflow_on_rank_1() -> tuple[float, float, list[float]]:

@@ -10,9 +10,9 @@ import pytest
 from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
-from tests.digits import digits_data
-from tests.support import LocalSession, folder_of, run_ranks
-from tests.train.ranks import train_rank
+from tests.support.digits import digits_data
+from tests.support.job_ranks import train_rank
+from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 STAGES = {"loader_wait", "step", "exchange", "loop", "validation", "checkpoint"}
 OF_STEPS = {"loader_wait", "step", "loop"}  # the exchange is a part of the step, with no name of its own

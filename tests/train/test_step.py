@@ -13,8 +13,8 @@ from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
-from tests.support import run_ranks
-from tests.train.ranks import undisturbed
+from tests.support.job_ranks import undisturbed
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydali.train.worker import Worker
-from tests.support import run_ranks
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,172 @@
+"""`raydali preview`: the ids, pixels and names of each rank's first batch, in training and in validation."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.imagenet import Config
+from raydali import cli
+from raydali.commands import preview
+from raydali.commands.preview import Preview, _pipeline, main
+from raydali.data.loading.make import make_loader
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.errors import DataError, UsageError
+from raydali.report import contact_sheet
+from raydali.report.contact_sheet import Sheet
+from tests.support.pictures import encoded, photograph
+
+SMALL: dict[str, Any] = {"batch_size": 4, "image_size": 32, "resize_size": 40, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`train/` and `val/` of two classes, and the lists of the same files."""
+    root = tmp_path_factory.mktemp("data")
+    for split, count in (("train", 20), ("val", 10)):
+        lines = ["path,label"]
+        for i in range(count):
+            file = root / split / ("cat", "dog")[i % 2] / f"{i:03}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(photograph(("china", "flower")[i % 2], (60 + i, 80 - i))))
+            lines.append(f"{file.relative_to(root)},{file.parent.name}")
+        (root / f"{split}.csv").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
+    """The sheets that are drawn from here on."""
+    drawn: list[Sheet] = []
+    as_png = contact_sheet.as_png
+
+    def keep(made: Sheet) -> bytes:
+        drawn.append(made)
+        return as_png(made)
+
+    monkeypatch.setattr(contact_sheet, "as_png", keep)
+    return drawn
+
+
+@pytest.mark.parametrize(("pipeline", "listed"), [("train", False), ("val", False), ("train", True)])
+def test_what_each_rank_gets(
+    pipeline: Any, listed: bool, data: Path, drawn: list[Sheet], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = str(data / f"{pipeline}.csv") if listed else str(data)
+    output = tmp_path / "sheet.png"
+    options = Preview(data=named, pipeline=pipeline, workers=3, show=3, seed=7, output=str(output), **SMALL)
+    main(options)
+    (made,) = drawn
+    total = 12 if pipeline == "train" else 10
+    assert capsys.readouterr().out == f"{output}: the first batch of each of 3 ranks: {total} ids, none twice\n"
+    assert output.read_bytes().startswith(b"\x89PNG") and made.good
+    assert made.sizes == ([4, 4, 4] if pipeline == "train" else [4, 4, 2])
+
+    source = labeled_images(named) if listed else ImageFolder.scan(f"{data}/{pipeline}")
+    order = (
+        Stream(samples=20, epochs=90, batch_size=4, global_batch_size=12, seed=7)
+        if pipeline == "train"
+        else OrderedPass(samples=10, batch_size=4)
+    )
+    for rank, pictures in enumerate(made.ranks):
+        ids = next(iter(order.micro_batches(rank, 3))).ids[:3].tolist()
+        assert [picture.id for picture in pictures] == ids
+        assert [picture.file for picture in pictures] == [source.path(id) for id in ids]
+        assert [picture.label for picture in pictures] == [Path(source.path(id)).parent.name for id in ids]
+    with make_loader("dali", source, _pipeline(options), order, rank=1, world_size=3) as loader:
+        images = next(iter(loader))["images"].permute(0, 2, 3, 1).numpy()
+    assert np.array_equal([picture.pixels for picture in made.ranks[1]], images[:3])
+    assert f"{data}/{pipeline}{'.csv' * listed}: {len(source)} images of 2 classes" in made.facts[0]
+    assert made.facts[1] == "world size 3, batch size 4, 32 x 32 pixels, seed 7, decoded on the CPU"
+
+
+def test_the_command_and_a_page(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "sheet.HTML")
+    arguments = f"--workers 1 --batch-size 2 --image-size 32 --device cpu --root {data}".split()
+    cli.main(["preview", "--data", str(data / "train.csv"), *arguments, "-o", output])
+    assert capsys.readouterr().out == f"{output}: the first batch of 1 rank: 2 ids, none twice\n"
+    assert Path(output).read_text().count("<img ") == 2
+
+
+def test_an_id_that_comes_twice_is_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a broken order: a rank that takes itself for the only one."""
+    asked = Stream.micro_batches
+    monkeypatch.setattr(Stream, "micro_batches", lambda self, rank, world_size, start=0: asked(self, 0, 1, start=start))
+    output = tmp_path / "sheet.png"
+    with pytest.raises(DataError, match=r"4 of 8 ids come more than once: id \d+ at rank 0, 1: each must come once"):
+        main(Preview(data=str(data), output=str(output), **SMALL))
+    assert output.exists()
+
+
+def test_the_defaults_are_the_jobs() -> None:
+    of_job = {field.name: field.default for field in fields(Config)}
+    ours = {field.name: field.default for field in fields(Preview) if field.name in of_job}
+    assert len(ours) == 9
+    differing = {"data", "workers", "batch_size"}
+    assert {name: value for name, value in ours.items() if of_job[name] != value}.keys() == differing
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "--device gpu is no device: give cpu, or the number of a GPU, from 0"),
+        ({"device": "-1"}, "--device -1 is no device"),
+        ({"device": "3"}, "--device 3: this machine has 2 GPUs, numbered from 0: give cpu or a lower number"),
+        ({"workers": 0}, r"--workers must lie in 1\.\.64, not 0"),
+        ({"workers": 65}, r"--workers must lie in 1\.\.64, not 65"),
+        ({"show": 33}, r"--show must lie in 1\.\.32, not 33"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
+        ({"workers": 6}, "--workers 6 with --batch-size 4 needs 24 images, there are 20: lower one"),
+        ({"workers": 4, "pipeline": "val"}, "--workers 4 with --batch-size 4 needs 13 images, there are 10: lower one"),
+        ({"output": "{tmp}/none/sheet.png"}, "--output .*none/sheet.png cannot be written: give a file in a folder"),
+        ({"output": "{tmp}/folder.png"}, "--output .*folder.png cannot be written: give a file in a folder"),
+        ({"output": "/dev/full/sheet.png"}, "--output /dev/full/sheet.png cannot be written"),
+        ({"output": "{tmp}/sheet.jpg"}, "sheet.jpg is neither .png nor .html: give a file with one of these endings"),
+        ({"data": "{tmp}"}, "no images in the 1 class folders of"),
+        ({"data": "{tmp}/none"}, "none is missing: give a folder of class folders"),
+        ({"data": "{tmp}/empty.csv"}, r"empty\.csv lists no files: write a line path,label"),
+        ({"root": "{tmp}"}, "--root .* is of no use to .*/train: only lists have paths below a root"),
+        ({"pipeline": "val", "resize_size": 8}, "resize_size 8 is below image_size 32.*: try 37"),
+    ],
+)
+def test_bad_usage(
+    options: dict[str, Any], message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "gpu_names", lambda: ["A", "B"])
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "empty.csv").touch()
+    given = {"data": str(data), "output": f"{tmp_path}/sheet.png"} | SMALL | options
+    given = {name: value.format(tmp=tmp_path) if isinstance(value, str) else value for name, value in given.items()}
+    with pytest.raises(UsageError, match=message) as error:
+        main(Preview(**given))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_a_full_disk_is_bad_usage(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "sheet.png").symlink_to("/dev/full")
+    with pytest.raises(UsageError, match=r"sheet\.png cannot be written: No space left on device; give another file"):
+        main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL))
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        (tmp_path / "cat" / name).write_bytes(encoded(photograph(size=(60, 40)))[:300])
+    with pytest.raises(DataError, match=r"sample \d cannot be read: .*/cat/\d\.jpg"):
+        main(Preview(data=str(tmp_path), workers=1, output=f"{tmp_path}/s.png", **SMALL | {"batch_size": 2}))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
+    for device in ("cpu", "0"):
+        main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL | {"device": device}))
+    by_cpu, by_gpu = drawn
+    assert "decoded on GPU 0, " in by_gpu.facts[1]
+    for ours, theirs in zip(by_gpu.ranks[1], by_cpu.ranks[1], strict=True):
+        assert ours.id == theirs.id
+        assert np.abs(ours.pixels.astype(int) - theirs.pixels).mean() < 2

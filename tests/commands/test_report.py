@@ -1,0 +1,103 @@
+"""`raydali report`: where pages go, and what is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raydali import cli
+from raydali.run.folder import RunFolder
+from tests.support.report_runs import event, record, start, write
+
+
+def run(*args: str) -> int:
+    try:
+        cli.main(["report", *args])
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+    return 0
+
+
+def made(storage: Path, name: str, epochs: int = 2) -> RunFolder:
+    folder = RunFolder(str(storage), name)
+    folder.create()
+    write(folder, [record(epoch) for epoch in range(epochs)], [start(1), event("finish", 9)], epochs=epochs)
+    return folder
+
+
+def test_a_page_goes_to_the_folder_of_its_run(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, [record(0)], [start(1)])
+    folder.write("report.html", b"old")
+    assert run(str(folder)) == run(f"{folder}/") == 0
+    assert capsys.readouterr().out == 2 * f"{folder}/report.html\n"
+    assert b"1 of 10 epochs" in folder.read("report.html")
+
+
+def test_a_relative_folder_and_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made(tmp_path, "pets")
+    monkeypatch.chdir(tmp_path / "pets")
+    assert run(".", "-o", "../page.html") == 0
+    assert "page.html: " in capsys.readouterr().out
+    assert b"Finished: 2 of 2 epochs" in (tmp_path / "page.html").read_bytes() and not folder.exists("report.html")
+
+
+def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [str(made(tmp_path / "runs", name, epochs)) for name, epochs in (("a", 1), ("b", 2))]
+    monkeypatch.chdir(tmp_path)
+    assert run(*runs) == run(*runs, "--output", "both.html") == 0
+    for name in ("comparison.html", "both.html"):
+        assert b"2 runs beside one another" in (tmp_path / name).read_bytes()
+    assert not (tmp_path / "runs/a/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("nowhere",), "nowhere is no run: it has no config.json; give a folder that has one"),
+        (("two words",), "two words names no run"),
+        (("pets", "-o", "no/such/page.html"), "--output no/such/page.html cannot be written"),
+        (("torn",), "torn/epochs.jsonl, line 1 is broken"),
+        (("config",), "config/config.json is broken"),
+        (
+            ("ftp://host/runs/pets",),
+            "ftp://host/runs/pets cannot be reached: check its name, credentials and endpoint: Unrecognized",
+        ),
+        (("pets", "nowhere"), "nowhere is no run"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    args: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made(tmp_path, "pets")
+    made(tmp_path, "torn").write("epochs.jsonl", b"{\n{}\n")
+    made(tmp_path, "config").write("config.json", b"{")
+    monkeypatch.chdir(tmp_path)
+    assert run(*args) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error: ") and error.count("\n") == 1
+    assert "--storage" not in error and "--name" not in error  # which are no options of this command
+
+
+def test_no_run_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "report needs a run" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made(tmp_path, "pets")
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    assert run(str(folder)) == 2
+    assert "No space left on device; give --output a file" in capsys.readouterr().err

@@ -1,0 +1,254 @@
+"""`raydali verify`: what it finds is what a run would, in class folders, lists and shards; and what jobs make of it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raydali.commands.verify import Kind, Verify, main
+from raydali.data.sources.exclusion import exclude, read_list
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.tar import TarShards
+from raydali.errors import DataError, UsageError
+from tests.support.broken import CONTENTS, KINDS, folder, jpeg
+from tests.support.pictures import photograph
+from tests.support.tars import packed, tar_cache  # noqa: F401 (a fixture)
+from tests.support.videos import moving, write_video
+
+BROKEN = {2 * place + 1: kind for place, kind in enumerate(KINDS)}
+SAMPLES = 40
+RAYDALI = str(Path(sys.executable).with_name("raydali"))
+
+
+def test_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", SAMPLES, BROKEN)
+    output = tmp_path / "broken.txt"
+    # Indexed now: what has vanished is not there to be found.
+    there = [id for id, kind in BROKEN.items() if kind not in ("vanished", "folder")]
+    found = f"{len(there)} of {len(ImageFolder.scan(source.root))} samples are broken: .*--exclude {output}"
+    with pytest.raises(DataError, match=found):
+        main(Verify(data=source.root, output=str(output), workers=2, json=str(tmp_path / "found.json")))
+    told = capsys.readouterr()
+    head, *lines = output.read_text().splitlines()
+    assert head == f"# raydali verify {source.root}"
+    assert [line.partition("\t")[0] for line in lines] == [source.path(id) for id in there]
+    assert all(line.replace("\t", ": ") in told.out for line in lines)
+    assert f"{len(there)} broken" in told.err
+    in_json = json.loads((tmp_path / "found.json").read_text())["broken"]
+    assert [row["path"] for row in in_json] == [source.path(id) for id in there]
+
+    (rest,) = exclude(str(output), ImageFolder.scan(source.root))
+    assert {rest.path(id) for id in range(len(rest))} == {source.path(id) for id in range(SAMPLES) if id not in BROKEN}
+
+
+def test_train_and_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split, broken in (("train", {}), ("val", {3: "text"})):
+        folder(tmp_path / split, 9, broken)
+    main(Verify(data=str(tmp_path), split="train", workers=1))
+    assert "9 samples, none broken" in capsys.readouterr().out
+    with pytest.raises(DataError, match="1 of 18 samples are broken: -o FILE lists them"):
+        main(Verify(data=str(tmp_path), workers=1))
+    assert f"{tmp_path}/val/1/0003.jpg: cannot identify image" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"--split val: .* does not hold train and val: leave it out"):
+        main(Verify(data=str(tmp_path / "val"), split="val"))
+    with pytest.raises(UsageError, match="--workers must be at least 1, not 0"):
+        main(Verify(data=str(tmp_path), workers=0))
+
+
+def test_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", 9, {4: "cut-short"})
+    lines = (f"{source.path(id)},{source.labels[id]}\n" for id in range(9))
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(lines))
+    with pytest.raises(DataError, match="1 of 9 samples are broken"):
+        main(Verify(data=str(tmp_path / "list.csv"), workers=1))
+    assert source.path(4) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tar_cache")
+def test_tar_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = jpeg()
+    members = {f"{i:03}.jpg": good if i != 2 else CONTENTS["cut-short"](good) for i in range(6)}
+    labels = {f"{i:03}.cls": str(i % 2).encode() for i in range(6)}
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/a-0.tar").write_bytes(packed(dict(sorted((members | labels).items()))))
+    root = str(tmp_path / "shards")
+    output = tmp_path / "broken.txt"
+    with pytest.raises(DataError, match="1 of 6 samples are broken"):
+        main(Verify(data=root, output=str(output), workers=1))
+    assert f"{root}/a-0.tar:002.jpg: image file is truncated" in capsys.readouterr().out
+    shards = TarShards.scan(root)
+    (rest,) = exclude(str(output), shards)
+    kept = [0, 1, 3, 4, 5]
+    assert [rest.path(id) for id in range(5)] == [shards.path(id) for id in kept]
+    assert [rest.read(id) for id in range(5)] == [shards.read(id) for id in kept]
+    assert rest.labels.tolist() == shards.labels[kept].tolist()
+
+
+def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    clean, broken = folder(tmp_path / "clean", 9, {}), folder(tmp_path / "broken", 9, {4: "bomb"})
+    for data, code in ((clean.root, 0), (broken.root, 1), (f"{tmp_path}/nothing", 2)):
+        done = subprocess.run([RAYDALI, "verify", data, "--workers", "1"], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen([RAYDALI, "verify", broken.root], stderr=slave, stdout=subprocess.PIPE, env=environment)
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += (part := os.read(master, 4096))
+        except OSError:
+            break
+        if not part:
+            break
+    os.close(master)
+    assert process.wait() == 1
+    assert "9/9" in shown.decode() and "1 of 9 samples are broken" in shown.decode()
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(tmp_path / "images", 3, {})
+    Path(source.path(0)).rename(Path(source.root, "0", os.fsdecode(b"\xff.jpg")))
+    Path(source.path(1)).write_bytes(b"")
+    Path(source.root, "0", os.fsdecode(b"\xff.jpg")).write_bytes(b"")
+    output = tmp_path / "broken.txt"
+    with pytest.raises(DataError, match="2 of 3 samples are broken"):
+        main(Verify(data=source.root, output=str(output), workers=1))
+    assert r"/0/\udcff.jpg: cannot identify" in capsys.readouterr().out
+    assert b"/0/\xff.jpg\tcannot identify" in output.read_bytes()
+
+
+def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = folder(tmp_path / "images", 6, {})
+    file = tmp_path / "list.txt"
+    file.write_text(f"# names\n{source.path(1)}\twhy\n0/0000.jpg\n\n2/none.jpg\n")
+    (rest,) = exclude(str(file), source)
+    assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (2, 3, 4, 5)]
+    assert rest.labels.tolist() == source.labels[2:].tolist() and rest.classes == source.classes
+    assert "lines that name no sample, or none any more: 1, among them 2/none.jpg" in caplog.text
+    assert exclude(None, source) == [source]
+    for text, message in (
+        ("nothing.jpg\n", "names none of the samples"),
+        ("".join(f"{source.path(id)}\n" for id in range(6)), "names all 6 samples"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            exclude(str(file), source)
+    with pytest.raises(UsageError, match=r"--exclude .*gone\.txt cannot be read: No such file or directory; give"):
+        exclude(str(tmp_path / "gone.txt"), source)
+
+
+def test_files_are_not_asked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = folder(tmp_path / "images", 6, {})
+    (tmp_path / "list.txt").write_text("1/0002.jpg\n")
+    with monkeypatch.context() as patch:  # a million times that would take seconds
+        patch.setattr(ImageFolder, "encoded_paths", lambda *args: pytest.fail("asked"))
+        (rest,) = exclude(str(tmp_path / "list.txt"), source)
+    assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (0, 1, 3, 4, 5)]
+
+
+def test_either_image_of_a_pair(tmp_path: Path) -> None:
+    for part in ("img", "gt"):
+        for i in range(3):
+            path = tmp_path / "pairs" / part / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg())
+    (tmp_path / "list.txt").write_text(f"gt/0.jpg\n{tmp_path}/pairs/img/2.jpg\n")
+    (rest,) = exclude(str(tmp_path / "list.txt"), ImagePairs.scan(str(tmp_path / "pairs")))
+    assert [rest.path(0)] == [f"{tmp_path}/pairs/img/1.jpg and {tmp_path}/pairs/gt/1.jpg"] and len(rest) == 1
+
+
+def _verified(data: Path, kind: Kind, broken: set[str], capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+    """What is printed; of so many samples just these are broken, and `--exclude` understands their names."""
+    output = data.parent / "broken.txt"
+    try:
+        main(Verify(data=str(data), kind=kind, output=str(output), workers=1, **options))
+    except DataError as error:
+        print(error)
+    assert read_list(str(output)) == broken
+    return capsys.readouterr().out
+
+
+def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "pairs"
+    for split in ("train", "test"):
+        for part in ("img", "gt"):
+            for i in range(3):
+                path = data / split / part / f"{i}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(jpeg((60, 50)))
+    assert "6 samples, none broken" in _verified(data, "pairs", set(), capsys)
+    (data / "train/gt/1.jpg").write_bytes(jpeg((50, 60)))
+    (data / "test/img/2.jpg").write_bytes(jpeg()[:-900])
+    pair = "{0}/{1}/img/{2}.jpg and {0}/{1}/gt/{2}.jpg"
+    broken = {pair.format(data, "train", 1), pair.format(data, "test", 2)}
+    said = _verified(data, "pairs", broken, capsys)
+    assert "train/gt/1.jpg: 50x60 and 60x50 pixels: the two of a pair must have one size" in said
+    assert "/test/img/2.jpg: image file is truncated" in said and "2 of 6 samples are broken" in said
+    _verified(data, "pairs", {pair.format(data, "train", 1)}, capsys, split="train")
+    assert "3 samples" in _verified(data / "train", "pairs", {pair.format(data, "train", 1)}, capsys)
+    (rest,) = exclude(str(tmp_path / "broken.txt"), ImagePairs.scan(str(data / "train")))
+    assert len(rest) == 2
+    with pytest.raises(UsageError, match="--split val: --kind pairs has train and test: give one of these"):
+        main(Verify(data=str(data), kind="pairs", split="val"))
+
+
+def test_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "coco"
+    names = [f"{i}.jpg" for i in range(5)]
+    images = [{"id": i, "file_name": name, "width": 60, "height": 50} for i, name in enumerate(names)]
+    images[4] |= {"width": 50, "height": 60}
+    content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    for split in ("train2017", "val2017"):
+        for name in names[:4] if split == "val2017" else names:
+            (data / split).mkdir(parents=True, exist_ok=True)
+            (data / split / name).write_bytes(jpeg((60, 50)))
+        (data / "annotations").mkdir(exist_ok=True)
+        (data / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+    (data / "val2017/1.jpg").write_bytes(b"")
+    broken = {f"{data}/{name}" for name in ("train2017/4.jpg", "val2017/4.jpg", "val2017/1.jpg")}
+    said = _verified(data, "boxes", broken, capsys)
+    assert "train2017/4.jpg: 60x50 pixels, but 50x60 in the annotations" in said
+    assert "val2017/4.jpg: No such file" in said and "3 of 10 samples are broken" in said
+
+
+def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "videos"
+    for i, codec in enumerate(("h264", "vp9", "mjpeg")):
+        path = data / f"{i % 2}" / f"{i}.{'webm' if codec == 'vp9' else 'avi' if codec == 'mjpeg' else 'mp4'}"
+        write_video(path, moving(300 if codec == "h264" else 20), codec)
+    whole = (data / "0/0.mp4").read_bytes()
+    (data / "0/0.mp4").write_bytes(whole[:4000] + bytes(9000) + whole[13000:])
+    (data / "1/1.webm").write_bytes(b"")
+    said = _verified(data, "videos", {f"{data}/0/0.mp4", f"{data}/1/1.webm"}, capsys)
+    assert "2 of 3 samples are broken" in said
+
+
+def test_transparent_pixels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = photograph(size=(40, 30)).convert("RGBA")
+    made = {"opaque.png": photo, "clear.webp": photo.copy(), "clear.png": photo.copy()}
+    made["clear.png"].putpixel((3, 3), (1, 2, 3, 0))
+    made["clear.webp"].putalpha(128)
+    made["grey.png"] = photo.convert("LA")
+    made["grey.png"].putalpha(0)
+    (tmp_path / "c").mkdir()
+    for name, image in made.items():
+        image.save(tmp_path / "c" / name)
+    photo.convert("RGB").quantize(9).save(tmp_path / "c/palette.png", transparency=3)
+    Image.new("L", (9, 9), 7).save(tmp_path / "c/one-grey.png", transparency=8)
+    Image.fromarray(np.full((9, 9), 700, np.uint16)).save(tmp_path / "c/16-bit.png", transparency=700)
+    done = subprocess.run(
+        [RAYDALI, "verify", str(tmp_path), "--json", str(tmp_path / "j")], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "UserWarning" not in done.stderr
+    told = "7 samples, none broken; 5 with transparent pixels: alpha is dropped, and the colours beneath it show"
+    assert told in done.stdout and json.loads((tmp_path / "j").read_text())["transparent"] == 5

@@ -1,0 +1,203 @@
+"""Sources of COCO's annotations: what is kept, what is left out, and what is refused by name."""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.data.sources.coco import Coco
+from raydali.data.sources.coco_folder import train_and_val
+from raydali.data.sources.exclusion import exclude
+from raydali.errors import UsageError
+from tests.support.pictures import encoded, photograph
+
+CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
+IMAGES = [
+    {"id": 90, "file_name": "b.jpg", "height": 40, "width": 60},
+    {"id": 12, "file_name": "below/a.jpg", "height": 40, "width": 60},
+    {"id": 55, "file_name": "c.jpg"},
+]
+ANNOTATIONS: list[dict[str, Any]] = [
+    {"id": 1, "image_id": 55, "category_id": 7, "bbox": [1, 2, 10, 20], "iscrowd": 0},
+    {"id": 2, "image_id": 90, "category_id": 3, "bbox": [0.5, 0, 4.25, 8], "iscrowd": 1},
+    {"id": 3, "image_id": 55, "category_id": 3, "bbox": [5, 5, 5, 5]},
+]
+
+
+def content(**parts: Any) -> dict[str, Any]:
+    return {"images": IMAGES, "annotations": ANNOTATIONS, "categories": CATEGORIES} | parts
+
+
+def write(root: Path, made: Any, name: str = "boxes.json") -> str:
+    for image in IMAGES:
+        file = root / "images" / str(image["file_name"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(made if isinstance(made, str) else json.dumps(made))
+    return str(root / name)
+
+
+def source(root: Path, **parts: Any) -> Coco:
+    return Coco.from_file(write(root, content(**parts)), str(root / "images"))
+
+
+def test_images_boxes_labels_and_crowds(tmp_path: Path) -> None:
+    coco = source(tmp_path)
+    assert len(coco) == 3 and coco.dali_reads
+    assert [coco.path(id) for id in range(3)] == [
+        f"{tmp_path}/images/{name}" for name in ("b.jpg", "below/a.jpg", "c.jpg")
+    ]
+    assert coco.image_ids.tolist() == [90, 12, 55]
+    assert coco.sizes.tolist() == [[40, 60], [40, 60], [0, 0]]
+    assert coco.classes == ("cat", "dog") and coco.category_ids.tolist() == [3, 7]
+    assert [coco.boxes_of(id) for id in range(3)] == [slice(0, 1), slice(1, 1), slice(1, 3)] and coco.most_boxes == 2
+    assert coco.boxes.tolist() == [[0.5, 0, 4.75, 8], [1, 2, 11, 22], [5, 5, 10, 10]]
+    assert coco.labels.tolist() == [1, 2, 1] and coco.crowd.tolist() == [True, False, False]
+    assert [array.dtype.name for array in (coco.boxes, coco.labels, coco.crowd)] == ["float32", "int64", "bool"]
+
+
+def test_no_boxes_at_all(tmp_path: Path) -> None:
+    coco = source(tmp_path, annotations=[])
+    assert coco.boxes.shape == (0, 4) and coco.first_boxes.tolist() == [0] * 4 and coco.most_boxes == 0
+
+
+def test_boxes_of_no_extent_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flat = [
+        ANNOTATIONS[0] | {"id": 10 + i, "bbox": box}
+        for i, box in enumerate(([1, 2, 0, 5], [1, 2, 5, 0], [9, 9, -1, 4]))
+    ]
+    with caplog.at_level(logging.WARNING):
+        coco = source(tmp_path, annotations=[*flat, *ANNOTATIONS])
+    assert "left out 3 boxes of no extent, among them annotations 10, 11, 12" in caplog.text
+    assert coco.boxes.tolist() == source(tmp_path).boxes.tolist()
+
+
+def test_another_place_is_the_same_data_and_another_box_is_not(tmp_path: Path) -> None:
+    coco = source(tmp_path)
+    assert coco.relocate("/elsewhere").fingerprint == coco.fingerprint == pickle.loads(pickle.dumps(coco)).fingerprint
+    assert coco.relocate("/elsewhere").path(0) == "/elsewhere/b.jpg"
+    for name, value in (("bbox", [1, 2, 10, 21]), ("category_id", 3), ("iscrowd", 1), ("image_id", 12)):
+        other = source(tmp_path, annotations=[ANNOTATIONS[0] | {name: value}, *ANNOTATIONS[1:]])
+        assert other.fingerprint != coco.fingerprint, name
+    others = [{"id": 7, "name": "wolf"}, CATEGORIES[1]]
+    assert source(tmp_path, categories=others).fingerprint != coco.fingerprint
+
+
+def changed(index: int = 0, **fields: Any) -> dict[str, Any]:
+    annotations = [dict(one) for one in ANNOTATIONS]
+    annotations[index] |= fields
+    return content(annotations=annotations)
+
+
+WRONG = {
+    "no-json": ("{", r"boxes.json is no JSON .*instances_"),
+    "no-object": ("[1]", r'boxes.json has no list of "images"'),
+    "no-annotations": ({"images": IMAGES, "categories": CATEGORIES}, r'has no list of "annotations"'),
+    "no-images": (content(images=[]), r'lists no "images"'),
+    "no-categories": (content(categories=[]), r'lists no "categories"'),
+    "no-name": (content(images=[{"id": 5}]), r'"file_name" of image 5 is missing: it must be a text'),
+    "no-id": (content(categories=[{"name": "cat"}]), r'"id" of category None is missing: it must be a whole number'),
+    "id-of-a-word": (content(images=[{"id": "x", "file_name": "b.jpg"}]), r"\"id\" of image x is 'x'"),
+    "image-twice": (content(images=[IMAGES[0], *IMAGES]), r"image 90 stands there twice"),
+    "category-twice": (content(categories=[*CATEGORIES, CATEGORIES[0]]), r"category 7 stands there twice"),
+    "annotation-twice": (content(annotations=[*ANNOTATIONS, ANNOTATIONS[0]]), r"annotation 1 stands there twice"),
+    "unknown-image": (changed(image_id=4), r"annotation 1 is of image 4, which is not listed \(1 such annotations\)"),
+    "unknown-category": (changed(1, category_id=8), r"annotation 2 is of category 8, which is not listed"),
+    "no-box": (changed(bbox=None), r'"bbox" of annotation 1 is None: it must be four numbers'),
+    "box-of-three": (changed(2, bbox=[1, 2, 3]), r'"bbox" of annotation 3 is \[1, 2, 3\]'),
+    "box-of-words": (changed(bbox=["1", "2", "3", "4"]), r'"bbox" of annotation 1 is'),
+    "box-of-nan": (changed(bbox=[1, 2, 3, float("nan")]), r'"bbox" of annotation 1 is \[1, 2, 3, nan\]'),
+    "missing-files": (
+        content(images=[image | {"file_name": f"gone/{image['file_name']}"} for image in IMAGES]),
+        r"none of the 3 images of .*boxes.json is there, .*/images/gone/b.jpg for one: give the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_annotations_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    made, message = WRONG[case]
+    with pytest.raises(UsageError, match=message):
+        Coco.from_file(write(tmp_path, made), str(tmp_path / "images"))
+
+
+def test_a_missing_image_can_be_left_out(tmp_path: Path) -> None:
+    whole = source(tmp_path)
+    coco = source(tmp_path, images=[IMAGES[0], {"id": 1, "file_name": "gone.jpg"}, *IMAGES[1:]])
+    assert coco.missing == (1,)
+    with pytest.raises(
+        UsageError, match=r"1 of the 4 files of .* are missing: '.*/images/gone\.jpg': restore them, or"
+    ):
+        exclude(None, coco)
+    (tmp_path / "list.txt").write_text("gone.jpg\n")
+    (rest,) = exclude(str(tmp_path / "list.txt"), coco)
+    assert not rest.missing and rest.fingerprint == whole.fingerprint
+
+
+def test_missing_annotations_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*none.json: No such file.*instances_train2017.json"):
+        Coco.from_file(str(tmp_path / "none.json"), str(tmp_path))
+    with pytest.raises(UsageError, match=r"nowhere is missing: give a folder of images"):
+        Coco.from_file(write(tmp_path, content()), str(tmp_path / "nowhere"))
+
+
+# What people name
+
+
+def shipped(root: Path, *names: str, **parts: Any) -> Path:
+    """A folder as COCO ships."""
+    for name in names:
+        write(root, content(**parts), f"annotations/instances_{name}.json")
+        (root / "images").rename(root / name)
+    return root
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("train2017", "val2017")])
+def test_a_folder_as_coco_ships(names: tuple[str, str], tmp_path: Path) -> None:
+    train, val = train_and_val(str(shipped(tmp_path, *names)))
+    assert (train.root, val.root) == (f"{tmp_path}/{names[0]}", f"{tmp_path}/{names[1]}")
+    assert len(train) == len(val) == 3
+
+
+def test_four_paths(tmp_path: Path) -> None:
+    file, images = write(tmp_path, content()), str(tmp_path / "images")
+    train, val = train_and_val(images, file, images, file)
+    assert train.fingerprint == val.fingerprint
+    with pytest.raises(UsageError, match=r"--annotations, --val-data and --val-annotations go together.*give all four"):
+        train_and_val(images, file, images)
+
+
+def test_folders_that_are_not_as_coco_ships_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"annotations is missing: give a folder of annotations"):
+        train_and_val(str(tmp_path))
+    root = shipped(tmp_path, "train2017", "val2017")
+    write(root, content(), "annotations/instances_train2014.json")
+    with pytest.raises(
+        UsageError, match=r"instances_train2014.json and instances_train2017.json, of which one is meant"
+    ):
+        train_and_val(str(root))
+    for file in root.glob("annotations/*train*"):
+        file.unlink()
+    with pytest.raises(UsageError, match=r"annotations holds no instances_train.json: give --annotations"):
+        train_and_val(str(root))
+
+
+def test_sets_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    shipped(tmp_path, "train")
+    shipped(tmp_path, "val", categories=[{"id": 7, "name": "wolf"}, CATEGORIES[1]])
+    with pytest.raises(UsageError, match=r"val are not those of .*train, \(7, 'dog'\) is in one alone"):
+        train_and_val(str(tmp_path))
+    write(tmp_path, content(annotations=[ANNOTATIONS[1]]), "annotations/instances_val.json")
+    with pytest.raises(UsageError, match=r"annotations of .*val hold no boxes but of crowds"):
+        train_and_val(str(tmp_path))
+
+
+def test_contents_of_files(tmp_path: Path) -> None:
+    coco = source(tmp_path)
+    data = encoded(photograph("china", (60, 40)))
+    Path(coco.path(1)).write_bytes(data)
+    assert coco.read(1) == data

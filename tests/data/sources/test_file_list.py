@@ -1,0 +1,354 @@
+"""Lists of files: what a line may look like, what labels mean, and how wrong lines are told."""
+
+import logging
+import os
+import re
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raydali.commands.verify import Verify, main
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.formats import labeled_images, train_and_val
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.errors import DataError, UsageError
+from tests.support.object_stores import PutObjects
+from tests.support.trees import grow, read_by_dali, samples
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a list beside a few files, `cat/1.jpg`, `cat/2.jpg` and `dog/a, b.jpg` among them."""
+    grow(tmp_path, ["cat/1.jpg", "cat/2.jpg", "dog/a, b.jpg", 'dog/"c".jpg', "bare", "elsewhere/3.jpg"])
+
+    def write(text: str | bytes, name: str = "list.csv") -> str:
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def relative(files: FileList, root: Path) -> list[tuple[str, str]]:
+    return [(path.removeprefix(f"{root}/"), files.classes[label]) for path, label in samples(files)]
+
+
+PLAIN = [("cat/1.jpg", "cat"), ("dog/a, b.jpg", "dog"), ("cat/2.jpg", "cat")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'cat/1.jpg,cat\n"dog/a, b.jpg",dog\ncat/2.jpg,cat\n',
+        'path,label\ncat/1.jpg,cat\n"dog/a, b.jpg",dog\ncat/2.jpg,cat',
+        '\ufeffFile name,Class\r\ncat/1.jpg,cat\r\n"dog/a, b.jpg",dog\r\n\r\ncat/2.jpg,cat\r\n\r\n',
+        '\r\n  \r\nimage,class\rcat/1.jpg,cat\r"dog/a, b.jpg",dog\rcat/2.jpg,cat\r',
+        "cat/1.jpg\tcat\ndog/a, b.jpg\tdog\ncat/2.jpg\tcat\n",
+        '\ufeffimage\tclass\ncat/1.jpg\t"cat"\n"dog/a, b.jpg"\tdog\n cat/2.jpg\t cat \n',
+        '  cat/1.jpg , cat\n "dog/a, b.jpg", dog\n"cat/2.jpg",cat\n',
+        'cat/1.jpg,"cat"  \n"dog/a, b.jpg" , dog \n  cat/2.jpg , "cat"\n',
+        'cat/1.jpg\tcat \n "dog/a, b.jpg" \tdog \n"cat/2.jpg"\t cat\n',
+    ],
+)
+def test_the_same_list_in_many_dialects(text: str, write: Write, tmp_path: Path) -> None:
+    files = FileList.from_file(write(text))
+    assert relative(files, tmp_path) == PLAIN
+    assert files.classes == ("cat", "dog") and files.labels.dtype == np.int64
+    assert files.root == str(tmp_path)
+
+
+def test_dali_reads_what_is_listed(write: Write) -> None:
+    files = FileList.from_file(write('cat/2.jpg,1\n"dog/""c"".jpg",0\ndog/"c".jpg,0\ncat/1.jpg,1\n'))
+    expected = [b"content of cat/2.jpg", *[b'content of dog/"c".jpg'] * 2, b"content of cat/1.jpg"]
+    assert read_by_dali(files.files(np.arange(4))) == expected
+
+
+def test_what_stands_between_quotes_counts(write: Write, tmp_path: Path) -> None:
+    grow(tmp_path, [" 1.jpg", '2" ,.jpg'])
+    files = FileList.from_file(write('" 1.jpg",a\n"2"" ,.jpg",b\n'))
+    assert relative(files, tmp_path) == [(" 1.jpg", "a"), ('2" ,.jpg', "b")]
+
+
+def test_roots(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write("1.jpg,a\n2.jpg,b\n")
+    for root in (f"{tmp_path}/cat", "cat/", "~/cat"):
+        files = FileList.from_file("~/list.csv", root)
+        assert samples(files) == [(f"{tmp_path}/cat/1.jpg", 0), (f"{tmp_path}/cat/2.jpg", 1)]
+    assert files.relocate("/moved").fingerprint == files.fingerprint
+
+    write(f"cat/1.jpg,a\n{tmp_path}/elsewhere/3.jpg,b\n")
+    assert samples(FileList.from_file("list.csv"))[1] == (f"{tmp_path}/elsewhere/3.jpg", 1)
+
+
+def test_any_name_of_a_file(tmp_path: Path, nasty: Path) -> None:
+    scanned = ImageFolder.scan(str(nasty))
+    lines = [
+        '"{}",{}'.format(scanned.path(id).removeprefix(f"{nasty}/").replace('"', '""'), scanned.classes[label])
+        for id, label in enumerate(scanned.labels.tolist())
+        if Path(scanned.path(id)).is_file()
+    ]
+    (tmp_path / "list.txt").write_text("\n".join(lines), encoding="utf-8", errors="surrogateescape")
+    listed = FileList.from_file(str(tmp_path / "list.txt"), str(nasty))
+    expected = [(path, scanned.classes[label]) for path, label in samples(scanned) if Path(path).is_file()]
+    assert [(path, listed.classes[label]) for path, label in samples(listed)] == expected
+    assert listed.classes == scanned.classes
+
+
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [
+        ("path,label", True),
+        ("bare,label", False),  # there is such a file
+        ("nowhere,0", False),  # a header's label is no number
+        ("nowhere.jpg,label", False),
+        ("no/where,label", False),
+    ],
+)
+def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
+    path = write(f"{first}\ncat/1.jpg,cat\n")
+    if is_header:
+        assert len(FileList.from_file(path)) == 1
+    elif first.startswith("bare"):
+        assert len(FileList.from_file(path)) == 2
+    else:
+        assert FileList.from_file(path).missing == (0,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "warning"),
+    [
+        (["cat", "dog", "ape"], ("ape", "cat", "dog"), ""),
+        ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], tuple(map(str, range(11))), ""),
+        ([1, 2, 10], ("1", "2", "10"), r"labels are not 0\.\.2: classes 0\.\.2 are, in this order, '1', '2', '10'"),
+        (["01", "1.0", "0", "1"], ("0", "01", "1", "1.0"), r"labels are not 0\.\.3"),
+        ([-1, 1], ("-1", "1"), r"labels are not 0\.\.1: classes 0\.\.1 are, in this order, '-1', '1'"),
+        (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), r"labels are not 0\.\.3"),
+        ([0, 1, "l"], ("0", "1", "l"), r"labels are not 0\.\.2"),
+        (["nan", "inf"], ("inf", "nan"), ""),
+    ],
+)
+def test_labels(
+    labels: Sequence[object],
+    classes: tuple[str, ...],
+    warning: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grow(tmp_path, [f"{i}.jpg" for i in range(len(labels))])
+    (tmp_path / "list.csv").write_text("\n".join(f"{i}.jpg,{label}" for i, label in enumerate(labels)))
+    with caplog.at_level(logging.WARNING):
+        files = FileList.from_file(str(tmp_path / "list.csv"))
+    assert files.classes == classes
+    assert [files.classes[label] for label in files.labels] == [str(label) for label in labels]
+    assert re.search(warning, caplog.text) if warning else not caplog.text
+
+
+def test_wrong_lines_are_told_together(write: Write, tmp_path: Path) -> None:
+    text = 'path,label\n\ncat/1.jpg\ncat/1.jpg,\n,cat\n"cat/1.jpg,cat\ndog/a, b.jpg,dog\nhttp://host/1.jpg,cat\n'
+    path = write(text + "cat/1.jpg,cat\n")
+    with pytest.raises(UsageError) as error:
+        FileList.from_file(path)
+    assert str(error.value) == (
+        f"6 of the 7 lines of {path} are wrong: line 3: 'cat/1.jpg': no label; line 4: 'cat/1.jpg,': no label; "
+        "line 5: ',cat': no path; and 3 more: a line must read path,label"
+    )
+    for line, reason in (
+        ('"cat/1.jpg,cat', "its quotes do not match"),
+        ("dog/a, b.jpg,dog", r"3 fields \(a path with a separator stands in double quotes\)"),
+        ("http://host/1.jpg,cat", "cannot read http://host/1.jpg: give a local path, s3://BUCKET/FOLDER or gs"),
+    ):
+        with pytest.raises(UsageError, match=rf"1 of the 2 lines of {path} are wrong: line 2: .*{reason}"):
+            FileList.from_file(write(f"cat/1.jpg,cat\n{line}\n"))
+
+
+def test_of_many_wrong_lines_the_first_are_shown_in_short(write: Write) -> None:
+    text = "".join(f"{'gone/' * 99}{i}.jpg\ncat/1.jpg,0\n" for i in range(500))
+    with pytest.raises(UsageError) as error:
+        FileList.from_file(write(text))
+    said = str(error.value)
+    assert said.startswith("500 of the 1000 lines") and "; and 497 more: a line must" in said
+    assert "\n" not in said and len(said) < 500
+
+
+def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
+    path = write("".join(f"images/{i}.png,{i % 3}\n" for i in range(2100)))
+    with pytest.raises(UsageError) as error:
+        FileList.from_file(path)
+    assert str(error.value) == (
+        f"none of the 2100 files that {path} lists is there: line 1: {tmp_path}/images/0.png; line 2: "
+        f"{tmp_path}/images/1.png; line 3: {tmp_path}/images/2.png; and 2097 more: relative paths begin at {tmp_path}, "
+        f"or where --root says"
+    )
+
+
+def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Path) -> None:
+    path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
+    files = FileList.from_file(path)
+    assert files.missing == (1, 2, 3, 5) and files.drop([0, 2]).missing == (0, 1, 3)
+    message = f"4 of the 6 files of .* are missing: '{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more: "
+    with pytest.raises(UsageError, match=message):
+        exclude(None, files)
+    (tmp_path / "broken.txt").write_text("/no/1.jpg\n")
+    with pytest.raises(UsageError, match=r"3 of the 5 files .* are missing: .*--exclude FILE"):
+        exclude(str(tmp_path / "broken.txt"), files)
+    with pytest.raises(DataError, match="6 of 6 samples are broken"):
+        main(Verify(data=path, output=str(tmp_path / "broken.txt"), workers=1))
+    (tmp_path / "broken.txt").write_text("".join(f"{files.path(id)}\n" for id in files.missing))
+    (rest,) = exclude(str(tmp_path / "broken.txt"), files)
+    assert samples(rest) == [(f"{tmp_path}/cat/1.jpg", 0), (f"{tmp_path}/cat/2.jpg", 1)] and not rest.missing
+
+
+CAFFE = [("cat/1.jpg", "3"), ("dog/a, b.jpg", "0"), ("cat/2.jpg", "3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat/1.jpg 3\ndog/a, b.jpg 0\ncat/2.jpg 3\n", CAFFE),
+        ('cat/1.jpg   3\r\n"dog/a, b.jpg" 0\r\n  cat/2.jpg 3  \r\n', CAFFE),
+        ("path label\ncat/1.jpg 3\n", CAFFE[:1]),
+        ("cat/1.jpg long-haired\n", [("cat/1.jpg", "long-haired")]),
+        ("cat/1.jpg -1.5\n", [("cat/1.jpg", "-1.5")]),
+    ],
+)
+def test_a_label_behind_a_space(text: str, expected: list[tuple[str, str]], write: Write, tmp_path: Path) -> None:
+    assert relative(FileList.from_file(write(text)), tmp_path) == expected
+
+
+def test_spaces_that_are_no_separators(write: Write, tmp_path: Path) -> None:
+    for line in ("my cat.jpg", "cat/1.jpg dog/2"):
+        with pytest.raises(UsageError, match=r"1 of the 1 lines .*no label behind a space"):
+            FileList.from_file(write(f"{line}\n"))
+    with pytest.raises(UsageError, match=r"line 1: .*/cat/1\.jpg  1\.0: relative"):  # a third column shows in the path
+        FileList.from_file(write("cat/1.jpg  1.0   mono\n"))
+
+
+def test_memory_of_many_lines(tmp_path: Path) -> None:
+    names = [f"n{i % 100:08d}/n{i % 100:08d}_{i:05d}.JPEG" for i in range(50_000)]
+    for folder in range(100):
+        (tmp_path / f"n{folder:08d}").mkdir()
+    for name in names:
+        os.mknod(tmp_path / name)
+    (tmp_path / "list.csv").write_text("".join(f"{name},{i % 100}\n" for i, name in enumerate(names)))
+    tracemalloc.start()
+    files = FileList.from_file(str(tmp_path / "list.csv"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(files) == len(names) and not files.missing
+    assert peak < 100 * len(names) + (6 << 20), "what a part of the lines takes, and 100 bytes a line"
+
+
+def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,1\n"))) == 3
+    assert "lines that repeat a file: 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"list\.csv lists no files: write a line path,label for each"),
+        (b"path,label\r\n\r\n", "lists no files"),
+        (b"\xff\xfec\0a\0t\0", "is no list in UTF-8, it holds NUL bytes: save it as UTF-8"),
+        (None, r"cannot read the list .*list\.csv: No such file or directory; give a file"),
+        ("folder", r"cannot read the list .*list\.csv: Is a directory; give a file"),
+    ],
+)
+def test_what_is_no_list(content: bytes | str | None, message: str, tmp_path: Path) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "list.csv").write_bytes(content)
+    elif content:
+        (tmp_path / "list.csv").mkdir()
+    with pytest.raises(UsageError, match=message):
+        FileList.from_file(str(tmp_path / "list.csv"))
+
+
+def test_files_in_a_folder_that_cannot_be_listed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    assert len(FileList.from_file(write("cat/1.jpg,0\n"))) == 1
+    with pytest.raises(UsageError, match=r"none of the 1 files .*: line 1: .*cat/9"):
+        FileList.from_file(write("cat/9.jpg,0\n"))
+
+
+def test_a_list_in_s3(s3: PutObjects) -> None:
+    s3("lists", {"lists/train.csv": b"path,label\na/1.jpg,x\ns3://others/2.jpg,y\n", "lists/a/1.jpg": b"one"})
+    s3("others", {"2.jpg": b"two", "keys.txt": b"bare,x\nnone,x\n", "bare": b"three"})
+    files = FileList.from_file("s3://lists/lists/train.csv")
+    assert samples(files) == [("s3://lists/lists/a/1.jpg", 0), ("s3://others/2.jpg", 1)]
+    assert read_by_dali(files.files(np.array([1, 0]))) == [b"two", b"one"]
+    assert len(FileList.from_file("s3://others/keys.txt")) == 2
+    with pytest.raises(UsageError, match=r"cannot read the list s3://lists/none\.csv"):
+        FileList.from_file("s3://lists/none.csv")
+
+
+def test_a_local_list_of_objects(s3: PutObjects, write: Write) -> None:
+    s3("below", {"cat/1.jpg": b"in S3"})
+    files = FileList.from_file(write("cat/1.jpg,a\ncat/none.jpg,b\n"), "s3://below")
+    assert files.read(0) == b"in S3" and files.path(1) == "s3://below/cat/none.jpg"
+    with pytest.raises(UsageError, match=r"line 2: DALI cannot read 'below/what\?\.jpg': rename it"):
+        FileList.from_file(write("cat/1.jpg,a\nwhat?.jpg,b\n"), "s3://below")
+
+
+def test_what_names_a_list(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write("", "no-ending")
+    (tmp_path / "folder.txt").mkdir()
+    for name in ("no-ending", "missing.csv", "missing.TSV"):
+        assert is_list(f"{tmp_path}/{name}") and is_list(f"~/{name}")
+    assert is_list("s3://bucket/list.txt")
+    for name in (str(tmp_path / "folder.txt"), str(tmp_path), "s3://bucket/folder", str(tmp_path / "missing")):
+        assert not is_list(name)
+
+
+def test_training_and_validation(write: Write, tmp_path: Path) -> None:
+    train, val = write("cat/1.jpg\tcat\ndog/a, b.jpg\tdog\n"), write("2.jpg,cat\n", "val.csv")
+    (tmp_path / "2.jpg").touch()
+    trained, validated = train_and_val(train, val)
+    assert validated.classes == trained.classes == ("cat", "dog") and validated.labels.tolist() == [0]
+
+    grow(tmp_path, ["folders/train/cat/1.jpg", "folders/train/dog/1.jpg", "folders/val/cat/1.jpg"])
+    (tmp_path / "folders/val/dog").mkdir()
+    folders = str(tmp_path / "folders")
+    assert [len(files) for files in train_and_val(f"{folders}/")] == [2, 1]
+    assert [len(files) for files in train_and_val(f"{folders}/train", f"{folders}/val")] == [2, 1]
+    assert [len(files) for files in train_and_val(train, f"{folders}/val")] == [2, 1]
+    assert [len(files) for files in train_and_val(f"{folders}/train", val)] == [2, 1]
+    assert len(labeled_images(val, str(tmp_path / "cat"))) == 1
+
+    with pytest.raises(UsageError, match=r"--data .*list\.csv lists training images alone: give --val-data"):
+        train_and_val(train)
+    with pytest.raises(UsageError, match=f"--root /x is of no use to {folders}/train and {folders}/val"):
+        train_and_val(folders, root="/x")
+    with pytest.raises(UsageError, match="that are none of the 2 classes of the training set: line 1: 'cow': correct"):
+        train_and_val(train, write("2.jpg,cow\n", "val.csv"))
+
+
+def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(grow(tmp_path, ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "c/val/x/1.jpg"]))
+    for data, message in (
+        ("a", "a holds train/ but no val/: give --data a/train --val-data a/test"),
+        ("b/", "b/ holds train/ but no val/: give --data b/train --val-data FOLDER"),
+        ("none", f"none does not exist .it would be {tmp_path}/none.: check the path"),
+        ("c/val", "c/val holds no train/: give the folder that train/ and val/ are in, or --val-data too$"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train_and_val(data)
+    grow(tmp_path, ["c/train/x/1.jpg"])
+    with pytest.raises(UsageError, match=f"c/train holds no train/: .*: {tmp_path}/c is such a folder"):
+        train_and_val("c/train")
+
+
+def test_numbers_mean_others_in_folders_than_in_lists(tmp_path: Path) -> None:
+    grow(tmp_path, [f"{i}/1.jpg" for i in range(11)])
+    (tmp_path / "list.csv").write_text("\n".join(f"{i}/1.jpg,{i}" for i in range(11)))
+    with pytest.raises(UsageError, match="the same classes in another order, folders by name and numbers in lists by"):
+        train_and_val(str(tmp_path / "list.csv"), str(tmp_path))

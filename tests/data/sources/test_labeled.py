@@ -1,0 +1,105 @@
+"""Class folders: which files count, what is refused, what a fingerprint and a comparison of classes tell."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision
+
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles, check_classes
+from raydali.errors import UsageError
+from tests.support.object_stores import PutObjects
+from tests.support.trees import grow, samples
+
+
+def test_empty_class_stays_and_is_warned_about(nasty: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(nasty / ".hidden")
+    (nasty / "Aardvark" / "empty").mkdir(parents=True)
+    ours = ImageFolder.scan(str(nasty))
+    theirs = torchvision.datasets.ImageFolder(str(nasty), allow_empty=True)
+    assert (list(ours.classes), samples(ours)) == (theirs.classes, theirs.samples)
+    assert "no images in 1 of 6 classes: 'Aardvark'" in caplog.text
+
+
+def test_fingerprint_is_of_the_data_not_the_place(tmp_path: Path) -> None:
+    def fingerprint(name: str, files: list[str]) -> str:
+        return ImageFolder.scan(str(grow(tmp_path / name, files))).fingerprint
+
+    base = fingerprint("base", ["a/1.jpg", "b/2.jpg"])
+    assert fingerprint("moved", ["a/1.jpg", "b/2.jpg"]) == base
+    others = [["a/1.jpg", "b/3.jpg"], ["a/1.jpg", "c/2.jpg"], ["a/1.jpg", "b/2.jpg", "c/x.txt"], ["a/1.jpg"]]
+    assert len({base, *(fingerprint(str(n), files) for n, files in enumerate(others))}) == 5
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("missing", "missing is missing"),
+        ("file", "file is a file"),
+        ("flat", "flat holds no class folders"),
+        ("none", r"no images in the 2 class folders of .*none: need \.jpg"),
+        ("http://host/x", "cannot read http://host/x"),
+        ("s3:///x", "cannot read s3:///x"),
+        ("gs://a b/x", "cannot read gs://a b/x"),
+    ],
+)
+def test_what_cannot_be_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, message: str) -> None:
+    grow(tmp_path, ["file", "flat/1.jpg", "none/a/1.txt", "none/b/2.txt"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message) as error:
+        ImageFolder.scan(root)
+    assert "\n" not in str(error.value)
+
+
+def test_check_classes(tmp_path: Path) -> None:
+    train = ImageFolder.scan(str(grow(tmp_path / "train", [f"{c}/1.jpg" for c in "abcdef"])))
+    val = ImageFolder.scan(str(grow(tmp_path / "val", [f"{c}/1.jpg" for c in "fg"])))
+    check_classes(train, train.relocate("/elsewhere"))
+    with pytest.raises(UsageError, match=r"val lacks 'a', 'b', 'c' and 2 more and has besides 'g', against the 6 cl"):
+        check_classes(train, val)
+
+
+def test_s3_bucket_as_root_with_an_empty_class(s3: PutObjects, caplog: pytest.LogCaptureFixture) -> None:
+    s3("root", {"cat/1.jpg": b"1", "dog/": b"", "readme.jpg": b"not in a class"})
+    index = ImageFolder.scan("s3://root")
+    assert (index.classes, samples(index)) == (("cat", "dog"), [("s3://root/cat/1.jpg", 0)])
+    assert "no images in 1 of 2 classes: 'dog'" in caplog.text
+
+
+def test_s3_errors(s3: PutObjects) -> None:
+    s3("few", {"t/a/1.jpg": b"1", "odd/a/what?.jpg": b"1", "fine/a/what?.txt": b"", "fine/a/1.jpg": b"1"})
+    for root, message in {
+        "s3://no-such-bucket/t": "NO_SUCH_BUCKET",
+        "s3://few/nowhere": "cannot list s3://few/nowhere: check the name, credentials and endpoint: [Errno 2]",
+        "s3://few/t/a/1.jpg": "Path does not exist 'few/t/a/1.jpg/'",
+        "s3://few/t/a": "s3://few/t/a holds no class folders",
+        "s3://few/odd": "DALI cannot read 'few/odd/a/what?.jpg'",
+    }.items():
+        with pytest.raises(UsageError) as error:
+            ImageFolder.scan(root)
+        assert message in str(error.value) and "\n" not in str(error.value)
+    assert len(ImageFolder.scan("s3://few/fine")) == 1
+
+
+def test_fingerprint_stays_what_it_was(tmp_path: Path) -> None:
+    """Runs are resumed by it: another value would refuse all those of before."""
+    index = ImageFolder.scan(str(grow(tmp_path, ["a/1.jpg", "b/2.jpg"])))
+    assert index.fingerprint == "5dbdfb5c59b3e3f86a1df1653e25c9c9"
+
+
+def test_other_extensions(tmp_path: Path) -> None:
+    root = str(grow(tmp_path, ["a/1.mp4", "a/1.jpg", "b/deep/2.MKV"]))
+    index = LabeledFiles.scan(root, (".mp4", ".mkv"), "videos")
+    assert samples(index) == [(f"{root}/a/1.mp4", 0), (f"{root}/b/deep/2.MKV", 1)]
+    with pytest.raises(UsageError, match=r"no videos in the 2 class folders of .*: need \.avi"):
+        LabeledFiles.scan(root, (".avi",), "videos")
+
+
+def test_a_list_with_labels() -> None:
+    index = LabeledFiles.from_list("/data", ["1.jpg", "/x/2.jpg"], labels=np.array([1, 0]), classes=("a", "b"))
+    assert samples(index) == [("/data/1.jpg", 1), ("/x/2.jpg", 0)]
+    fewer = LabeledFiles.from_list("/data", ["1.jpg"], labels=np.array([0]), classes=("a",))
+    with pytest.raises(UsageError, match=r"/data lacks 'b', against .* of the list of /data/1\.jpg and 1 more"):
+        check_classes(index, fewer)

@@ -1,0 +1,79 @@
+"""The listing of a tree: links, folders that cannot be read, stores that refuse."""
+
+import os
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.listing import list_tree
+from raydali.errors import UsageError
+from tests.support.object_stores import PutObjects, serve
+from tests.support.trees import grow, samples
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "../../.."])
+def test_link_to_a_folder_above_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
+    root = grow(tmp_path / "root", ["cat/a/1.jpg", "dog/2.jpg"])
+    (root / "cat" / "a" / "loop").symlink_to(target)
+    assert [path for path, _ in samples(ImageFolder.scan(str(root)))] == [f"{root}/cat/a/1.jpg", f"{root}/dog/2.jpg"]
+    assert "which holds it" in caplog.text
+
+
+def test_links_that_lead_to_each_other_end(tmp_path: Path) -> None:
+    root = grow(tmp_path / "root", ["cat/1.jpg"])
+    grow(tmp_path / "other", ["2.jpg"])
+    (root / "cat" / "there").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "back").symlink_to(root / "cat")
+    assert [path for path, _ in samples(ImageFolder.scan(str(root)))] == [
+        f"{root}/cat/1.jpg",
+        f"{root}/cat/there/2.jpg",
+    ]
+
+
+def test_unreadable_folder_is_an_error(nasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
+        if path.endswith("/cat/a"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # file modes do not stop root, who runs the tests in containers
+    with pytest.raises(UsageError, match=r"cannot list '.*/cat/a': Permission denied"):
+        ImageFolder.scan(str(nasty))
+
+
+def test_s3_that_refuses(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusal(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+
+    with serve(Refusal) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(UsageError, match=r"cannot list s3://few/t: check the name, credentials.*ACCESS_DENIED"):
+            ImageFolder.scan("s3://few/t")
+
+
+TREE = {"": ["1.jpg", "notes"], "a": [], "a/b": ["2.mp4"], "c": ["3"]}
+
+
+def test_all_files_and_folders(tmp_path: Path) -> None:
+    grow(tmp_path, ["1.jpg", "notes", "a/b/2.mp4", "c/3"])
+    (tmp_path / "empty").mkdir()
+    listing = list_tree(str(tmp_path), of="files")
+    assert {folder: sorted(names) for folder, names in listing.items()} == TREE | {"empty": []}
+
+
+def test_all_objects(s3: PutObjects) -> None:
+    s3("tree", {f"x/{key}": b"" for key in ("1.jpg", "notes", "a/b/2.mp4", "c/3", "empty/")})
+    listing = list_tree("s3://tree/x", of="files")
+    assert {folder: sorted(names) for folder, names in listing.items()} == TREE | {"empty": []}
+
+
+def test_a_missing_folder_says_what_it_is_to_hold(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing is missing: give a folder of class folders"):
+        list_tree(f"{tmp_path}/nothing", of="class folders")

@@ -1,0 +1,219 @@
+"""What counts as an image and a label of a record, hostile files, the index and its cache."""
+
+import gzip
+import logging
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydali.data.sources import tfrecord_index
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.read_ahead import open_ahead
+from raydali.data.sources.shard_index import Part
+from raydali.data.sources.tfrecord import TFRecords
+from raydali.errors import UsageError
+from tests.support.tfrecords import Value, example, imagenet, record, tfrecords
+
+pytestmark = pytest.mark.usefixtures("tar_cache")
+
+
+def scan(path: Path, *records: bytes) -> TFRecords:
+    path.write_bytes(b"".join(records))
+    return TFRecords.scan(str(path))
+
+
+def found(records: TFRecords) -> list[tuple[bytes, str]]:
+    return [(records.read(id), records.classes[label]) for id, label in enumerate(records.labels.tolist())]
+
+
+def field(number: int, data: bytes) -> bytes:
+    """Of at most 127 bytes."""
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Records and Examples
+
+
+def test_images_and_labels_of_imagenet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = [(b"%d" % i * 3000, i + 1) for i in range(12)]
+    records = scan(tmp_path / "train-00000-of-00001", tfrecords(made))
+    assert records.classes == tuple(map(str, range(1, 13))) and records.labels.tolist() == [*range(12)]
+    assert found(records) == [(image, str(label)) for image, label in made]
+    assert records.path(7) == f"{tmp_path}/train-00000-of-00001#7"
+    assert caplog.text == ""
+
+
+def test_features_of_tensorflow_datasets(tmp_path: Path) -> None:
+    rows: list[dict[str, Value]] = [{"image": b"a", "label": 0, "file_name": b"x"}, {"image": b"b" * 9000, "label": 1}]
+    assert found(scan(tmp_path / "a.tfrecord", *(record(example(row)) for row in rows))) == [
+        (b"a", "0"),
+        (b"b" * 9000, "1"),
+    ]
+    both: dict[str, Value] = {"image": b"other", "image/encoded": b"a", "label": 5, "image/class/label": 3}
+    assert found(scan(tmp_path / "b.tfrecord", record(example(both)))) == [(b"a", "3")]
+
+
+def test_labels_with_gaps_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = scan(tmp_path / "a.tfrecord", tfrecords([(b"", 10), (b"", 9), (b"", 10)]))
+    assert records.labels.tolist() == [1, 0, 1] and records.classes == ("9", "10")
+    assert "labels are not 0..1: classes 0..1 are, in this order, '9', '10'" in caplog.text
+
+
+names = st.text(max_size=12) | st.sampled_from(["image/encoded2", "imag", "image/class/label\0", "x" * 200])
+values = (
+    st.lists(st.binary(max_size=300))
+    | st.lists(st.integers(-(2**63), 2**63 - 1))
+    | st.lists(st.floats(width=32, allow_nan=False))
+)
+
+
+@settings(max_examples=50)
+@given(
+    others=st.dictionaries(names.filter(lambda name: name not in ("image", "label")), values, max_size=8),
+    image=st.binary() | st.binary(min_size=5000, max_size=9000),
+    label=st.integers(0, 2**63 - 1),
+    packed=st.booleans(),
+)
+def test_what_protobuf_writes_is_read(
+    others: dict[str, Value], image: bytes, label: int, packed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = example(others | {"image/encoded": image, "image/class/label": label}, packed=packed)
+    path = tmp_path_factory.getbasetemp() / "any.tfrecord"
+    path.write_bytes(record(b"") + record(data))
+    with open_ahead(str(path), path.stat().st_size) as read:
+        assert [*tfrecord_index._records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
+        (begin, end), number = tfrecord_index._image_and_label(read, 28, 28 + len(data))
+    assert path.read_bytes()[begin:end] == image and number == label
+
+
+def test_unusual_encodings(tmp_path: Path) -> None:
+    """What a parser of protobuf must take, though few writers write it so."""
+    image, label = field(1, field(1, b"old")), field(3, b"\x08\x04")
+    entries = [field(1, field(1, b"image/encoded") + field(2, image))]
+    entries += [field(1, field(2, label) + field(1, b"image/class/label"))]  # the value before its name
+    entries += [field(1, field(1, b"image/encoded") + field(2, field(1, field(1, b"new"))))]  # the last one counts
+    unknown = b"\x78\x96\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4) + field(14, b"unknown")
+    data = unknown + field(1, unknown + entries[0] + entries[1]) + unknown + field(1, entries[2])
+    assert found(scan(tmp_path / "a.tfrecord", record(data))) == [(b"new", "4")]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (example({"a": 1, "b": b"", "image": b""}), "has no label, its features are 'a', 'b', 'image': an "),
+        (example({"label": 1, "image_raw": b""}), "has no image, its features are 'image_raw', 'label': .* under"),
+        (example({f"f{i}": 1 for i in range(12)}), "has no image, its features are 'f0', 'f1', .* and 4 more: an"),
+        (example({}), "has no image, it has no features: an Example must"),
+        (b"", "has no image, it has no features"),
+        (example({"image": [], "label": 1}), "has 0 values under 'image'"),
+        (example({"image": [b"a", b"b"], "label": 1}), "has 2 values under 'image'"),
+        (example({"image": b"", "label": [1, 2]}), "has 2 values under 'label'"),
+        (example({"image": b"", "label": [1, 2]}, packed=False), "has 2 values under 'label'"),
+        (example({"image": b"", "label": -1}), "has -1 under 'label': .* one int64 from 0"),
+        (example({"image": b"", "label": b"cat"}), "has bytes under 'label', not int64"),
+        (example({"image": [0.5], "label": 1}), "has float under 'image', not bytes"),
+        (b"no Example at all", r"is no tf\.train\.Example"),
+        (example({"image": b"", "label": 1})[:-1], r"is no tf\.train\.Example"),
+        (b"\xff" * 30, r"is no tf\.train\.Example"),
+    ],
+)
+def test_records_without_a_clear_sample(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"1 of the 1 shards .*/a\.tfrecord: record 1 {message}"):
+        scan(tmp_path / "a.tfrecord", imagenet(b"image", 1), record(data))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Hostile files
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    one = imagenet(b"x" * 5000, 1)
+    whole = one + imagenet(b"y" * 5000, 2)
+    damaged = bytearray(whole)
+    damaged[len(one) + 1] ^= 1
+    (tmp_path / "0.tfrecord").write_bytes(whole)
+    for content, message in {
+        whole[:-1]: f"it is cut off in record 1, at byte {len(one)} of {len(whole) - 1}: write it again",
+        whole[: len(one) + 5]: f"it is cut off in record 1, at byte {len(one)} of {len(one) + 5}",
+        whole[:5]: "it is cut off in record 0, at byte 0 of 5",
+        bytes(damaged): f"it is damaged in record 1, at byte {len(one)}: write it again",
+        whole + b"what follows": f"it is damaged in record 2, at byte {len(whole)}",
+        b"no record" * 100: "it is no TFRecord file: give only such files",
+        gzip.compress(whole): "it is compressed, and cannot be read at random: write it without compression",
+        zlib.compress(whole): "it is compressed",
+    }.items():
+        (tmp_path / "1.tfrecord").write_bytes(content)
+        with pytest.raises(UsageError, match=rf"1 of the 2 shards in .* cannot be indexed: .*1\.tfrecord: {message}"):
+            TFRecords.scan(f"{tmp_path}/*.tfrecord")
+
+
+def test_empty_and_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "0.tfrecord").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"no images in the 1 shards in .*: need records"):
+        labeled_images(f"{tmp_path}/*.tfrecord")
+    (tmp_path / "1.tfrecord").write_bytes(tfrecords([(b"a", 0)]))
+    (tmp_path / "2.tfrecord").write_bytes(b"")
+    records = TFRecords.scan(f"{tmp_path}/*.tfrecord")
+    assert len(records) == 1 and records.path(0) == f"{tmp_path}/1.tfrecord#0"
+    with pytest.raises(UsageError, match=r"2 of the 3 files .* are missing in .*: '8\.tfrecord', '9\.tfrecord'"):
+        TFRecords.scan(f"{tmp_path}/{{0,8,9}}.tfrecord")
+    if os.getuid():
+        (tmp_path / "0.tfrecord").chmod(0)
+        with pytest.raises(UsageError, match=r"0\.tfrecord: .*Permission denied"):
+            TFRecords.scan(f"{tmp_path}/*.tfrecord")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The index and its cache
+
+
+def test_the_index_is_kept_until_a_file_changes(
+    tmp_path: Path, tar_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[str] = []
+    part = tfrecord_index._part
+
+    def counted(path: str, size: int) -> Part:
+        read.append(path)
+        return part(path, size)
+
+    monkeypatch.setattr(tfrecord_index, "_part", counted)
+    for i, count in enumerate((5, 9, 0, 3)):
+        path = tmp_path / f"train-{i:05}-of-00004"
+        path.write_bytes(tfrecords((b"%d.%d" % (i, n), n) for n in range(count)))
+    first = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
+    assert len(first) == 17 and len(read) == 4
+    again = TFRecords.scan(f"{tmp_path}/train-{{00000..00003}}-of-00004")
+    assert len(read) == 4 and len([*tar_cache.with_name("tfrecord").iterdir()]) == 1
+    assert found(again) == found(first) and again.fingerprint == first.fingerprint
+    path.write_bytes(tfrecords((b"new", n) for n in range(4)))
+    changed = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
+    assert len(changed) == 18 and len(read) == 8 and changed.fingerprint != first.fingerprint
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    assert found(TFRecords.scan(f"{tmp_path}/train-*-of-00004")) == found(changed)
+    assert "the index is not kept for the next run: cannot write" in caplog.text
+
+
+def test_images_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 records of 100 KB no more is read than some pages each."""
+    read = 0
+    pread = os.pread
+
+    def counted(handle: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        data = pread(handle, length, offset)
+        read += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    path = tmp_path / "a.tfrecord"
+    one = imagenet(bytes(100_000), 1)
+    assert len(scan(path, one * 200)) == 200
+    assert read <= 200 * 5 * 4096 < path.stat().st_size / 4

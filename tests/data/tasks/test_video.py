@@ -1,0 +1,241 @@
+"""Clips through the loaders: DALI's pixels against PyAV's, and the stream's promises for videos."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.loading.video_loader import make_video_loader
+from raydali.data.sources.retry import Patience
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
+from raydali.errors import DataError, UsageError
+from tests.support.videos import decoded_by_pyav, moving, uneven, write_video
+
+CENTRE = ValidationClips(image_size=32, resize_size=40)
+WHOLE = ValidationClips(image_size=48, resize_size=48)
+AUGMENT = TrainClips(image_size=32, resize_size=40, seed=7)
+
+# Name, codec, frames, times.
+VIDEOS: list[tuple[str, str, int, list[int] | None]] = [
+    ("a/1.webm", "vp9", 33, None),
+    ("a/2.avi", "mjpeg", 21, None),
+    ("a/variable.mkv", "mjpeg", 26, uneven(26)),
+    ("b/1.mkv", "vp8", 40, None),
+    ("b/2.mp4", "vp9", 28, None),
+    ("b/short.webm", "vp9", 5, None),
+    ("b/variable.webm", "vp8", 30, uneven(30)),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    for i, (name, codec, frames, times) in enumerate(VIDEOS):
+        write_video(folder / name, moving(frames, start=17 * i), codec, milliseconds=times)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(root: Path) -> VideoClips:
+    return VideoClips.scan(str(root), sequence_length=4, stride=2)
+
+
+def ordered(clips: VideoClips, pipeline: Clips, name: Any = "dali", **options: Any) -> Loader:
+    order = OrderedPass(samples=len(clips), batch_size=4)
+    return make_video_loader(name, clips, pipeline, order, **{"threads": 2} | options)
+
+
+def all_clips(loader: Loader) -> torch.Tensor:
+    with loader:
+        return torch.cat([batch["clips"] for batch in loader])
+
+
+def difference(clips: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    return (clips.int() - others.int()).abs()
+
+
+def test_dali_s_frames_are_pyav_s(root: Path, clips: VideoClips) -> None:
+    with ordered(clips, WHOLE) as loader:
+        for batch in loader:
+            videos, firsts = clips.places(batch.ids)
+            np.testing.assert_array_equal(batch["labels"].numpy(), clips.videos.labels[videos])
+            for clip, video, first in zip(batch["clips"], videos.tolist(), firsts.tolist(), strict=True):
+                straight = decoded_by_pyav(Path(clips.videos.path(video)))
+                wanted = straight[np.minimum(first + 2 * np.arange(4), len(straight) - 1)][:, :, 8:56]
+                assert clip.dtype == torch.uint8 and clip.shape == (3, 4, 48, 48)
+                np.testing.assert_array_equal(clip.permute(1, 2, 3, 0).numpy(), wanted, err_msg=clips.path(video))
+
+
+@pytest.mark.parametrize("pipeline", [CENTRE, AUGMENT], ids=["centre", "augment"])
+def test_resized_crops_are_the_baseline_s_within_rounding(clips: VideoClips, pipeline: Clips) -> None:
+    ours, theirs = (all_clips(ordered(clips, pipeline, name)) for name in ("dali", "torch"))
+    assert difference(ours, theirs).max() <= 2
+    assert difference(ours, theirs).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("shape", [(40, 96), (90, 40)], ids=["wide", "tall"])
+def test_shapes_other_than_square(tmp_path: Path, shape: tuple[int, int]) -> None:
+    write_video(tmp_path / "a" / "1.avi", moving(8, height=shape[0], width=shape[1]), "mjpeg")
+    source = VideoClips.scan(str(tmp_path), sequence_length=8)
+    for pipeline in (CENTRE, AUGMENT):
+        theirs, label = pipeline.sample(source, 0, 0)
+        assert theirs.shape == (3, 8, 32, 32) and label == 0
+        inside = difference(all_clips(ordered(source, pipeline))[0], theirs)[..., 1:-1, 1:-1]
+        assert inside.max() <= 2 and inside.float().mean() < 0.3
+
+
+def test_random_crops_depend_on_seed_epoch_and_id_alone(clips: VideoClips) -> None:
+    ids, epochs = np.arange(10), np.zeros(10, np.int64)
+    crops = AUGMENT.crops(clips, ids, epochs)
+    backwards = AUGMENT.crops(clips, ids[::-1], epochs)
+    np.testing.assert_array_equal(crops.starts, backwards.starts[::-1])
+    np.testing.assert_array_equal(crops.flips, backwards.flips[::-1])
+    assert (crops.starts >= 0).all() and (crops.starts + 32 <= crops.resized).all()
+    others = [
+        AUGMENT.crops(clips, ids, epochs + 1),
+        TrainClips(image_size=32, resize_size=40, seed=8).crops(clips, ids, epochs),
+    ]
+    assert all((other.starts != crops.starts).any() for other in others)
+    assert set(AUGMENT.crops(clips, np.arange(30) % len(clips), np.arange(30)).flips.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: ValidationClips(image_size=0, resize_size=8), "image_size must be at least 1, not 0"),
+        (lambda: ValidationClips(image_size=112, resize_size=100), "resize_size 100 is below image_size 112.*try 128"),
+        (lambda: TrainClips(image_size=8, resize_size=8, seed=-1), "seed must lie in"),
+        (lambda: TrainClips(image_size=8, resize_size=8, seed=0, flip_probability=2), "flip_probability.*not 2"),
+    ],
+)
+def test_settings_out_of_their_range_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loaders
+
+
+def stream(clips: VideoClips) -> Stream:
+    return Stream(samples=len(clips), epochs=2, batch_size=2, global_batch_size=6, seed=5)
+
+
+def epoch_and_id(batches: Iterator[Batch]) -> list[tuple[int, int]]:
+    return [key for batch in batches for key in zip(batch.micro_batch.epochs, batch.ids, strict=True)]
+
+
+def test_a_pass_again_after_breaking_off(clips: VideoClips) -> None:
+    with make_video_loader("dali", clips, AUGMENT, stream(clips), threads=2) as loader:
+        cut_short = [batch for _, batch in zip(range(5), loader, strict=False)]
+        assert loader.state_dict() == stream(clips).state(1)
+        whole = list(loader)
+    assert len(whole) == 3 * stream(clips).steps
+    for batch, other in zip(cut_short, whole, strict=False):
+        np.testing.assert_array_equal(batch.ids, other.ids)
+        assert batch["clips"].equal(other["clips"]) and batch["labels"].equal(other["labels"])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_clip_once_an_epoch_on_any_number_of_ranks_across_a_resume(clips: VideoClips, world_size: int) -> None:
+    order = stream(clips)
+    reference = epoch_and_id(Batch({}, micro_batch) for micro_batch in order.micro_batches(0, 1))
+    assert len(set(reference)) == len(reference) == 6 * order.steps
+    seen: dict[int, torch.Tensor] = {}
+
+    def consume(world_size: int, start: int, stop: int) -> int:
+        for rank in range(world_size):
+            options: dict[str, Any] = {"rank": rank, "world_size": world_size, "start": start}
+            with make_video_loader("dali", clips, AUGMENT, order, **options) as loader:
+                for batch in loader:
+                    if batch.micro_batch.step == stop:
+                        break
+                    first = batch.micro_batch.number * 2
+                    for place, (id, clip) in enumerate(zip(batch.ids.tolist(), batch["clips"], strict=True)):
+                        assert id == reference[first + place][1] and first + place not in seen
+                        seen[first + place] = clip
+        return stop
+
+    half = consume(world_size, 0, order.steps // 2)  # in the middle of an epoch
+    consume(4 - world_size, half, order.steps)
+    assert sorted(seen) == list(range(len(reference)))
+    for place, (epoch, id) in list(enumerate(reference))[:: len(reference) // 5]:
+        clip, _ = AUGMENT.sample(clips, int(id), int(epoch))
+        assert difference(seen[place], clip).max() <= 2
+
+
+def test_validation_sees_each_clip_once_with_a_smaller_last_batch(clips: VideoClips) -> None:
+    ids = []
+    for rank in range(2):
+        with ordered(clips, CENTRE, rank=rank, world_size=2) as loader:
+            for _ in range(2):
+                batches = list(loader)
+            ids += [id for batch in batches for id in batch.ids.tolist()]
+            assert all(len(batch["clips"]) == len(batch.ids) for batch in batches)
+    assert sorted(ids) == list(range(len(clips)))
+
+
+def test_a_resident_batch_is_like_the_others(clips: VideoClips) -> None:
+    with ordered(clips, CENTRE) as loader:
+        resident, batch = loader.resident_batch(4), next(iter(loader))
+        for name, tensor in batch.tensors.items():
+            assert (resident[name].shape, resident[name].dtype) == (tensor.shape, tensor.dtype)
+        assert resident["clips"].stride() == batch["clips"].stride()
+        assert batch["clips"].is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_what_ffmpeg_decodes_needs_no_gpu(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / "a" / "1.mp4", moving(8), "h264")
+    source = VideoClips.scan(str(tmp_path), sequence_length=8)
+    frames = all_clips(ordered(source, WHOLE, name))[0].permute(1, 2, 3, 0).numpy()
+    np.testing.assert_array_equal(frames, decoded_by_pyav(path)[:, :, 8:56])
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_a_video_that_breaks_behind_the_index_is_named(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / "a" / "1.webm", moving(24), "vp9")
+    source = VideoClips.scan(str(tmp_path), sequence_length=4)
+    path.write_bytes(path.read_bytes()[:900])
+    with ordered(source, CENTRE, name) as loader, pytest.raises(DataError, match=str(path)):
+        list(loader)
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_frames_that_do_not_decode_are_named(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / "a" / "1.avi", moving(12), "mjpeg")
+    content = path.read_bytes()
+    starts = [i - 8 for i in range(len(content)) if content.startswith(b"\xff\xd8\xff", i)][4:8]
+    damaged = bytearray(content)
+    for start in starts:
+        size = int.from_bytes(content[start + 4 : start + 8], "little")
+        damaged[start + 8 : start + 8 + size] = bytes(size)
+    path.write_bytes(bytes(damaged))
+    source = VideoClips.scan(str(tmp_path), sequence_length=4)
+    with ordered(source, CENTRE, name) as loader, pytest.raises(DataError, match=rf"{path} \(from frame 4\)"):
+        list(loader)
+
+
+def test_a_clip_that_does_not_decode_is_replaced_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "pause", lambda *_: pytest.fail("waited for the storage"))
+    path = write_video(tmp_path / "a" / "1.webm", moving(24), "vp9")
+    write_video(tmp_path / "a" / "2.webm", moving(24), "vp9")
+    source = VideoClips.scan(str(tmp_path), sequence_length=4)
+    path.write_bytes(path.read_bytes()[:900])
+    order = OrderedPass(samples=len(source), batch_size=4)
+    with make_video_loader(
+        "dali", source, CENTRE, order, quarantine=lambda _: Quarantine(len(source), seed=0)
+    ) as loader:
+        batches = list(loader)
+        assert loader.quarantine.known and set(loader.quarantine.known) <= set(range(6))
+    assert sum(len(batch.ids) for batch in batches) == 12
+    assert not {*loader.quarantine.known} & {id for batch in batches for id in batch.micro_batch.read_ids.tolist()}

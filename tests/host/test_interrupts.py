@@ -1,0 +1,113 @@
+"""SIGINT and SIGTERM at any moment: nothing half-written, and a run is asked to end."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from raydali.host import interrupts
+from raydali.host.interrupts import SAME_SECONDS, Interrupt, deferred_signals
+from raydali.run.folder import RunFolder
+from tests.support.object_stores import PutObjects
+
+ROOT = Path(__file__).parents[2]
+
+APPEND_FOR_EVER = """
+import itertools, sys
+from raydali.host.interrupts import raise_on_signals
+from raydali.run.folder import RunFolder
+folder = RunFolder(sys.argv[1], "run")
+raise_on_signals()
+print("ready", flush=True)
+try:
+    for number in itertools.count(len(folder.rows("events.jsonl"))):
+        folder.append("events.jsonl", {"number": number})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_append_to_an_object_store_that_is_interrupted_loses_nothing(s3: PutObjects) -> None:
+    bucket = uuid4().hex
+    s3(bucket, {})
+    folder = RunFolder(f"s3://{bucket}/runs", "run")
+    folder.create()
+    draw, rows = random.Random(0), 0
+    for _ in range(60):
+        with subprocess.Popen(
+            [sys.executable, "-c", APPEND_FOR_EVER, folder.uri_of_storage], cwd=ROOT, stdout=subprocess.PIPE
+        ) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+                while (before := len(folder.rows("events.jsonl"))) <= rows:
+                    assert process.poll() is None
+                time.sleep(draw.uniform(0, 0.05))
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 130
+            finally:
+                process.kill()
+        now = [row["number"] for row in folder.rows("events.jsonl")]
+        assert now == list(range(len(now))) and len(now) >= before
+        rows = len(now)
+
+
+def test_a_signal_is_a_request_only_while_it_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt = Interrupt()
+    monkeypatch.setattr(interrupts, "SAME_SECONDS", 1000.0)
+    with interrupt.on_signals():
+        assert not interrupt.requested()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.requested() and not interrupt.again() and interrupt.why == "interrupted"
+        signal.raise_signal(signal.SIGINT)  # to the process, then to its group
+        assert not interrupt.again()
+        monkeypatch.setattr(interrupts, "SAME_SECONDS", 0.0)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.again()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_code_asks_from_another_thread_and_says_why() -> None:
+    interrupt = Interrupt()
+    thread = threading.Thread(target=interrupt.request, args=("the driver's node is drained",))
+    thread.start()
+    thread.join()
+    assert interrupt.requested() and not interrupt.again() and interrupt.why == "the driver's node is drained"
+    interrupt.request()
+    assert interrupt.again() and interrupt.why == "the driver's node is drained"
+
+
+def test_the_third_signal_ends_the_process() -> None:
+    waits = (
+        "import time; from raydali.host.interrupts import *; raise_on_signals()\n"
+        "with Interrupt().on_signals():\n    print('ready', flush=True)\n    while True: time.sleep(9)"
+    )
+    with subprocess.Popen([sys.executable, "-c", waits], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            sent = 0  # on a busy machine two may come as one
+            while process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                sent += 1
+                time.sleep(3 * SAME_SECONDS)
+            assert process.returncode == 130 and sent >= 3
+        finally:
+            process.kill()
+
+
+def test_what_is_deferred_is_done_first() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), deferred_signals():
+        signal.raise_signal(signal.SIGINT)
+        done.append("the write")
+    assert done == ["the write"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,207 @@
+"""jobs/detection.py on plain gloo processes: the same on any number of workers, the demo learns, and mAP is COCO's."""
+
+import contextlib
+import io
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from jobs.detection import SHAPES, Config, Data, index, train
+from raydali.data.sources.coco import Coco
+from raydali.errors import UsageError
+from raydali.train.evaluation.detection import Found, mean_average_precision
+from raydali.train.models.detection import build_detector, check_detector
+from raydali.train.precision import Precision
+from tests.support.job_ranks import train_rank, train_rank_in_double
+from tests.support.ranks import Stopped, folder_of, run_ranks
+from tests.support.traces import assert_whole
+
+# Three micro-batches a global batch: 2 workers share them unevenly. Two steps close the run's one epoch.
+CONFIG = replace(
+    SHAPES,
+    ceiling=False,
+    epochs=1,
+    image_size=64,
+    batch_size=4,
+    global_batch_size=12,
+    trace_samples=True,
+    checkpoint_every=1,
+)
+
+
+@pytest.fixture(scope="module")
+def shapes() -> Data:
+    return index(SHAPES)
+
+
+def first(source: Coco, count: int) -> Coco:
+    """The source's first images."""
+    boxes = int(source.first_boxes[count])
+    return replace(
+        source,
+        packed_paths=source.packed_paths[: source.offsets[count] - 1],
+        offsets=source.offsets[: count + 1],
+        sizes=source.sizes[:count],
+        image_ids=source.image_ids[:count],
+        first_boxes=source.first_boxes[: count + 1],
+        boxes=source.boxes[:boxes],
+        labels=source.labels[:boxes],
+        crowd=source.crowd[:boxes],
+    )
+
+
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
+
+
+def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes: Data) -> None:
+    data = Data(first(shapes.train, 36), first(shapes.val, 10))
+    runs = {name: folder_of(tmp_path, name) for name in ("alone", "cut")}
+    weights = run_ranks(1, in_double, CONFIG, data, runs["alone"])[0]
+    with pytest.raises(Stopped):
+        run_ranks(2, in_double, CONFIG, data, runs["cut"], 2)  # checkpoint at 1; the second runs again
+    others = run_ranks(2, in_double, CONFIG, data, runs["cut"])[0]
+
+    for folder in runs.values():
+        assert_whole(folder, CONFIG.stream(36))
+    (row,), (other,) = (folder.rows("epochs.jsonl") for folder in runs.values())
+    assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
+    for name in ("images", "map", "map_50"):
+        assert row["validation"][name] == pytest.approx(other["validation"][name], abs=1e-6)
+    assert row["validation"]["images"] == 10
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(tensor, others[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_the_demo_learns_shapes(tmp_path: Path, shapes: Data) -> None:
+    folder = folder_of(tmp_path)
+    run_ranks(2, in_single, replace(SHAPES, ceiling=False, global_batch_size=16, epochs=4), shapes, folder)
+    last = folder.rows("epochs.jsonl")[-1]
+    assert last["validation"]["images"] == 60
+    assert last["validation"]["map_50"] > 0.2
+
+
+# What is measured
+
+
+def found_near(source: Coco, random: np.random.Generator) -> list[Found]:
+    """Boxes near the true ones, some under a wrong label, and some out of the blue, in every image."""
+    found = []
+    for id in range(len(source)):
+        of_image = source.boxes_of(id)
+        blue = random.uniform(0, 60, (3, 2))
+        boxes = np.concatenate(
+            [
+                source.boxes[of_image] + random.normal(0, 4, (of_image.stop - of_image.start, 4)),
+                np.hstack([blue, blue + 30]),
+            ]
+        ).astype(np.float32)
+        labels = np.concatenate([source.labels[of_image], [1, 2, 3]])
+        labels = np.where(random.random(len(labels)) < 0.2, 1 + labels % 3, labels)
+        found.append((id, boxes, random.random(len(labels)).astype(np.float32), labels))
+    return found
+
+
+def test_map_is_that_of_pycocotools_with_crowds_and_empty_images(tmp_path: Path, shapes: Data) -> None:
+    random = np.random.default_rng(0)
+    source = replace(shapes.val, crowd=random.random(len(shapes.val.boxes)) < 0.3)
+    assert (np.diff(source.first_boxes) == 0).any() and source.crowd.any()
+    found = found_near(source, random)
+
+    owners = np.repeat(np.arange(len(source)), np.diff(source.first_boxes)).tolist()
+    sizes = source.boxes[:, 2:] - source.boxes[:, :2]
+    annotations = [
+        {
+            "id": i + 1,
+            "image_id": owners[i],
+            "category_id": int(source.labels[i]),
+            "bbox": [*source.boxes[i, :2].tolist(), *sizes[i].tolist()],
+            "area": float(sizes[i].prod()),
+            "iscrowd": int(source.crowd[i]),
+        }
+        for i in range(len(source.boxes))
+    ]
+    content = {
+        "images": [{"id": id} for id in range(len(source))],
+        "annotations": annotations,
+        "categories": [{"id": i + 1, "name": name} for i, name in enumerate(source.classes)],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    results = [
+        {"image_id": id, "category_id": int(label), "bbox": [*box[:2].tolist(), *(box[2:] - box[:2]).tolist()]}
+        | {"score": float(score)}
+        for id, boxes, scores, labels in found
+        for box, score, label in zip(boxes, scores, labels, strict=True)
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(tmp_path / "truth.json"))
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    ours = mean_average_precision(found, source)
+    assert ours == pytest.approx(tuple(evaluation.stats[:2].tolist()), abs=1e-6)
+    assert 0.05 < ours[0] < ours[1] < 0.9
+    assert ours != pytest.approx(mean_average_precision(found, shapes.val), abs=1e-3)  # crowds count
+
+
+# Models
+
+
+def test_models_by_name() -> None:
+    for name in ("tiny", "fcos_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "fasterrcnn_resnet50_fpn"):
+        check_detector(name)
+    with pytest.raises(UsageError, match=r"--model retinanet is not a model.*try retinanet_resnet50_fpn"):
+        check_detector("retinanet")
+    with pytest.raises(UsageError, match=r"--model maskrcnn_resnet50_fpn is not"):
+        check_detector("maskrcnn_resnet50_fpn")
+
+
+@pytest.mark.parametrize("name", ["tiny", "ssdlite320_mobilenet_v3_large"])
+def test_detectors_learn_all_their_weights_even_from_empty_images(name: str) -> None:
+    """DDP waits for the gradients of all."""
+    model = build_detector(name, 3)
+    images = torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8)
+    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    torch.stack([*model(images, [empty, empty]).values()]).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval()
+    with torch.inference_mode():
+        for result in model(images):
+            boxes, labels = result["boxes"], result["labels"]
+            assert ((boxes >= 0) & (boxes <= 96)).all() and (labels <= 3).all()
+
+
+def test_boxes_in_16_bits_are_as_exact_as_in_32() -> None:
+    """Anchors and boxes stay in float32: bfloat16 would round coordinates above 256 to multiples of 2."""
+    torch.manual_seed(0)
+    model = build_detector("tiny", 3).eval()
+    images = torch.randint(256, (1, 3, 512, 512), dtype=torch.uint8)
+    with torch.inference_mode(), Precision("bf16", torch.device("cpu")).autocast():
+        (result,) = model(images)
+    boxes = result["boxes"]
+    assert boxes.dtype == torch.float32
+    far = boxes[(boxes > 256) & (boxes < 512)]
+    assert len(far) and (far != far.bfloat16().float()).float().mean() > 0.2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"val_data": "/val"}, "--val-data /val needs the training images too: give --data"),
+        ({"annotations": "a.json"}, "--annotations a.json needs the training images too: give --data"),
+        ({"compile": True}, "--compile is not for detectors.*leave it out"),
+        ({"cuda_graph": True}, "--cuda-graph is not for detectors.*leave it out"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Config(**options)

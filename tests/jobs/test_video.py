@@ -1,0 +1,90 @@
+"""jobs/video.py on plain gloo processes: clips keep the stream's promises, and the demo learns."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.video import DISCS, Config, Data, index, train
+from raydali.errors import UsageError
+from raydali.train.models.video import build_video_model, check_video_model
+from tests.support.job_ranks import train_rank, train_rank_in_double
+from tests.support.ranks import Stopped, folder_of, run_ranks
+from tests.support.traces import assert_whole
+
+# Three micro-batches a global batch: 2 workers share them unevenly.
+CONFIG = replace(
+    DISCS, ceiling=False, epochs=1, batch_size=8, global_batch_size=24, trace_samples=True, checkpoint_every=4
+)
+
+
+@pytest.fixture(scope="module")
+def discs() -> Data:
+    return index(DISCS)
+
+
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
+
+
+def test_a_run_cut_and_resumed_on_other_numbers_of_workers_is_the_undisturbed_one(tmp_path: Path, discs: Data) -> None:
+    folder, whole = folder_of(tmp_path, "cut"), folder_of(tmp_path, "whole")
+    with pytest.raises(Stopped):
+        run_ranks(2, in_double, CONFIG, discs, folder, 7)  # checkpoint at 4; steps 4..6 run again
+    weights = run_ranks(1, in_double, CONFIG, discs, folder)[0]
+    undisturbed = run_ranks(1, in_double, replace(CONFIG, decoders=2), discs, whole)[0]
+
+    stream = CONFIG.stream(len(discs.train))
+    for run in (folder, whole):
+        assert_whole(run, stream)
+    rows = [run.rows("epochs.jsonl") for run in (folder, whole)]
+    for row, other in zip(*rows, strict=True):
+        assert row["images"] == other["images"] and row["validation"]["images"] == 80
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert row["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-6)
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(tensor, undisturbed[name], rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_the_demo_learns_where_discs_move_to(tmp_path: Path, discs: Data) -> None:
+    folder = folder_of(tmp_path)
+    run_ranks(2, in_single, replace(DISCS, global_batch_size=32, epochs=3), discs, folder)
+    rows = folder.rows("epochs.jsonl")
+    assert rows[-1]["validation"]["top1"] > 0.9  # of four directions
+    assert rows[-1]["ceiling_images_per_second"] > 0
+
+
+@pytest.mark.parametrize("changes", [{"loader": "torch"}, {"precision": "bf16", "optimizer": "sgd"}])
+def test_options_train(tmp_path: Path, discs: Data, changes: dict[str, Any]) -> None:
+    folder = folder_of(tmp_path)
+    run_ranks(1, in_single, replace(CONFIG, learning_rate=0.01, **changes), discs, folder)
+    assert np.isfinite(folder.rows("epochs.jsonl")[0]["loss"])
+
+
+def test_models_by_name() -> None:
+    check_video_model("clips", 1, 8)
+    check_video_model("r2plus1d_18", 8, 112)
+    check_video_model("mvit_v2_s", 16, 224)
+    assert [tuple(p.shape) for p in build_video_model("r3d_18", 7).parameters()][-1] == (7,)
+    with pytest.raises(UsageError, match=r"--model r2plus1d_19 is not a model.*try r2plus1d_18"):
+        check_video_model("r2plus1d_19", 16, 112)
+    with pytest.raises(UsageError, match=r"mvit_v2_s cannot take clips of 8 frames of 112 x 112.*--sequence-length 16"):
+        check_video_model("mvit_v2_s", 8, 112)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"val_data": "/val"}, "--val-data /val needs the training videos too: give --data"),
+        ({"sequence_length": 0}, "--sequence-length must be at least 1, not 0"),
+        ({"step": -1}, "--step must be at least 1, not -1"),
+        ({"decoders": 0}, "--decoders must be at least 1, not 0"),
+        ({"label_smoothing": 1.0}, "--label-smoothing must be at least 0 and below 1, not 1.0"),
+    ],
+)
+def test_options_out_of_their_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Config(**options)

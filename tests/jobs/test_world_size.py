@@ -1,0 +1,146 @@
+"""Promise 2: the run does not depend on the number of workers; and promise 1 across cuts, on plain gloo processes."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.imagenet import Data, train
+from raydali.run.sample_trace import read_samples
+from tests.support.digits import SHORT, digits_data
+from tests.support.job_ranks import train_rank, train_rank_in_double
+from tests.support.ranks import Stopped, folder_of, run_ranks
+from tests.support.traces import assert_whole
+
+CONFIG = replace(SHORT, learning_rate=0.01)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Data:
+    return digits_data()
+
+
+in_single = partial(train_rank, train)
+in_double = partial(train_rank_in_double, train)
+
+
+def distance(weights: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> float:
+    """The largest relative difference of a tensor; BatchNorm's running statistics are among them."""
+    assert weights.keys() == others.keys()
+    return max(float(np.linalg.norm(weights[name] - others[name]) / np.linalg.norm(others[name])) for name in weights)
+
+
+def test_losses_validation_and_weights_are_the_same_on_1_2_3_and_4_workers(tmp_path: Path, digits: Data) -> None:
+    runs = {}
+    for world_size in (1, 2, 3, 4):
+        folder = folder_of(tmp_path, f"on-{world_size}")
+        weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
+        runs[world_size] = weights, folder.rows("epochs.jsonl")
+    weights, rows = runs[1]
+    assert [row["images"] for row in rows] == [1440, 1344]
+    for world_size in (2, 3, 4):
+        other_weights, other_rows = runs[world_size]
+        for row, other in zip(rows, other_rows, strict=True):
+            assert other["world_size"] == world_size
+            assert other["loss"] == pytest.approx(row["loss"], rel=1e-6)
+            assert other["validation"]["loss"] == pytest.approx(row["validation"]["loss"], rel=1e-6)
+            assert other["validation"]["top1"] == row["validation"]["top1"]
+            assert other["validation"]["images"] == 360
+        assert distance(other_weights, weights) < 1e-9
+
+
+def test_cut_mid_epoch_and_resumed_on_other_numbers_of_workers_loses_and_repeats_nothing(
+    tmp_path: Path, digits: Data
+) -> None:
+    config = replace(CONFIG, checkpoint_every=4)
+    folder = folder_of(tmp_path)
+    with pytest.raises(Stopped):
+        run_ranks(2, in_double, config, digits, folder, 7)  # checkpoint at 4; steps 4..6 run again
+    with pytest.raises(Stopped):
+        run_ranks(3, in_double, config, digits, folder, 23)  # past the first epoch's line, at 15
+    weights = run_ranks(1, in_double, config, digits, folder)[0]
+
+    assert_whole(folder, config.stream(len(digits.train)))
+    assert set(read_samples(folder)["rank"].to_pylist()) == {0, 1, 2}
+    rows = folder.rows("epochs.jsonl")
+    assert [row["epoch"] for row in rows] == [0, 1]
+    assert [row["images"] for row in rows] == [1440, 1344]
+    assert [rank["world_size"] for rank in rows[0]["ranks"]] == [2, 2, 3, 3, 3]
+
+    whole = folder_of(tmp_path, "whole")
+    undisturbed = run_ranks(1, in_double, config, digits, whole)[0]
+    assert rows[1]["loss"] == pytest.approx(whole.rows("epochs.jsonl")[1]["loss"], rel=1e-6)
+    assert distance(weights, undisturbed) < 1e-9
+
+
+def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits: Data) -> None:
+    config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=8)
+    runs = {}
+    for ceiling in (False, True):
+        folder = folder_of(tmp_path, f"ceiling-{ceiling}")
+        runs[ceiling] = (
+            run_ranks(2, in_single, replace(config, ceiling=ceiling), digits, folder),
+            folder,
+        )
+    for (name, tensor), (_, other) in zip(runs[False][0][0].items(), runs[True][0][0].items(), strict=True):
+        np.testing.assert_array_equal(tensor, other, err_msg=name)
+    (unmeasured,), (measured,) = (folder.rows("epochs.jsonl") for _, folder in runs.values())
+    assert unmeasured["ceiling_images_per_second"] is None and unmeasured["of_ceiling"] is None
+    assert measured["of_ceiling"] == measured["images_per_second"] / measured["ceiling_images_per_second"]
+    assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
+
+
+def test_a_resume_takes_the_ceiling_over_where_nothing_changes_it(tmp_path: Path, digits: Data) -> None:
+    config = replace(CONFIG, ceiling=True, checkpoint_every=2)
+    beside: dict[str, Any] = {"hang_timeout": 60.0, "checkpoint_every": 3}
+    changed: dict[str, Any] = {"mixup": 0.2}
+    for world_size, changes, kept in ((2, beside, True), (1, {}, False), (2, changed, False)):
+        folder = folder_of(tmp_path, f"{world_size}-{len(changes)}")
+        with pytest.raises(Stopped):
+            run_ranks(2, in_single, config, digits, folder, 18)
+        first = folder.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
+        run_ranks(world_size, in_single, replace(config, **changes), digits, folder)
+        last = folder.rows("epochs.jsonl")[1]["ceiling_images_per_second"]
+        assert first > 0 and last == (first if kept else None)
+
+
+def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: Data) -> None:
+    accuracy = {}
+    for loader in ("dali", "torch"):
+        folder = folder_of(tmp_path, loader)
+        run_ranks(2, in_single, replace(CONFIG, epochs=6, learning_rate=0.1, loader=loader), digits, folder)
+        accuracy[loader] = folder.rows("epochs.jsonl")[-1]["validation"]["top1"]
+    assert accuracy["dali"] > 0.9
+    assert accuracy["torch"] == pytest.approx(accuracy["dali"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixup": 0.2, "cutmix": 1.0, "ema_decay": 0.9, "label_smoothing": 0.1},
+        {"precision": "bf16"},
+        {"loader": "synthetic"},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_options_train_alike_on_1_and_2_workers(tmp_path: Path, digits: Data, changes: dict[str, Any]) -> None:
+    config = replace(CONFIG, epochs=1, **changes)
+    losses = []
+    for world_size in (1, 2):
+        folder = folder_of(tmp_path, f"on-{world_size}")
+        run_ranks(world_size, in_single, config, digits, folder)
+        losses.append(folder.rows("epochs.jsonl")[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.05 if config.precision != "fp32" else 1e-3)
+    assert np.isfinite(losses).all()
+
+
+def test_ema_weights_are_what_is_validated(tmp_path: Path, digits: Data) -> None:
+    config = replace(CONFIG, epochs=1, ema_decay=0.999999)  # all but frozen at the start
+    folder = folder_of(tmp_path)
+    run_ranks(1, in_single, config, digits, folder)
+    torch.manual_seed(0)
+    assert folder.rows("epochs.jsonl")[0]["validation"]["top1"] < 0.5

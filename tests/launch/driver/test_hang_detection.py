@@ -1,0 +1,203 @@
+"""Who is told to hold a run up, and what a worker's heartbeat says."""
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydali.launch.driver import hang_detection
+from raydali.launch.driver.hang_detection import HangWatch
+from raydali.launch.worker import heartbeat
+from raydali.launch.worker.heartbeat import BEAT_SECONDS, Heartbeat
+from raydali.train.worker import Worker
+from tests.support.ranks import run_ranks
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(
+    watch: HangWatch,
+    clock: Clock,
+    seconds: float,
+    counts: dict[int, Any],
+    stack: str | None = None,
+    places: dict[int, float] | None = None,
+    waiting: tuple[int, ...] = (),
+) -> list[Any]:
+    """Let time pass with a beat of each rank every BEAT_SECONDS; of whom it says that they hold the run up."""
+    found: list[Any] = []
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now += BEAT_SECONDS
+        for rank, count in counts.items():
+            taken = count(clock.now) if callable(count) else count
+            facts = {
+                "rank": rank,
+                "node": "n",
+                "node_id": "nn",
+                "pid": 1,
+                "started": 1,
+                "stack": stack,
+                "waits": rank in waiting,
+            }
+            watch.beat(facts | {"count": taken, "place": places[rank] if places else taken})
+        found += watch.stuck()
+    return found
+
+
+def test_a_run_that_gets_on_is_left_alone() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    assert run(watch, clock, 1000, {0: int, 1: int}) == []
+
+
+def test_a_start_has_a_timeout_of_its_own_whatever_batches_it_takes() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock, start_timeout=300)
+    assert run(watch, clock, 298, {0: 1, 1: int}) == []
+    (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", places={0: 0.0, 1: 0.5})
+    assert stuck.rank == 0 and stuck.stack == "read(...)"
+    watch.over()
+    clock.now += 1000
+    assert run(watch, clock, 298, {0: 1, 1: 1}) == [], "a start takes its time from its group's first beat"
+
+
+def test_a_start_that_may_take_for_ever() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock, start_timeout=0)
+    assert run(watch, clock, 10_000, {0: 0, 1: 0}) == []
+
+
+def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock, start_timeout=60)
+    (stuck,) = run(watch, clock, 64, {0: 0, 1: 0, 2: 0}, waiting=(0, 2))
+    assert stuck.rank == 1
+    watch.begun()
+    all_of_them = run(watch, clock, 64, {0: 4, 1: 4, 2: 4}, waiting=(0, 1, 2))
+    assert [each.rank for each in all_of_them] == [0, 1, 2]
+
+
+def test_a_frozen_process_is_named() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    run(watch, clock, 100, {0: int, 1: int, 2: int})
+    (stuck,) = run(watch, clock, 64, {0: 100, 2: 100})
+    assert stuck.rank == 1 and stuck.frozen and stuck.stack is None
+
+
+def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 31}, stack="read(...)")
+    assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
+
+
+def test_a_process_that_freezes_behind_the_first_step_is_named_too() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    run(watch, clock, 20, {0: 0, 1: 0})
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 3})
+    assert stuck.rank == 1 and stuck.frozen
+
+
+def test_batches_of_validation_and_of_larger_shares_blame_nobody() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, places={0: 31.5, 1: 31.0, 2: 31.5})
+    assert stuck.rank == 1
+
+
+def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.begun()
+    assert len(run(watch, clock, 100, {0: 3})) == 1
+    watch.over()
+    assert run(watch, clock, 100, {0: 3}) == []
+    watch.begun()
+    assert len(run(watch, clock, 70, {0: 3})) == 1
+
+
+def test_a_timeout_of_0_is_none() -> None:
+    clock = Clock()
+    watch = HangWatch(0, clock, start_timeout=60)
+    watch.begun()
+    assert run(watch, clock, 10_000, {0: 3}) == []
+
+
+def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
+    told: list[dict[str, Any]] = []
+    heartbeat.BEAT_SECONDS, before = 0.02, heartbeat.BEAT_SECONDS
+    try:
+        count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
+
+        def tell(kind: str, **facts: Any) -> None:
+            told.append(facts)
+            if facts["stack"]:
+                stuck.set()
+
+        beat = Heartbeat(tell, lambda: next(count), lambda: 7.5, 0.2, rank=4)
+        assert stuck.wait(120)
+        beat.close()
+    finally:
+        heartbeat.BEAT_SECONDS = before
+    assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
+    assert told[0]["place"] == 7.5
+    assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
+    assert not told[-2]["waits"]
+    time.sleep(0.1)
+    assert told[-1]["count"] == -1, "it goes on"
+
+
+def wait_at_a_barrier(seen: Path) -> None:
+    """Rank 1 comes once the heartbeat of rank 0 has said that it waits."""
+    heartbeat.BEAT_SECONDS = 0.02
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="")
+    while worker.rank == 1 and not seen.exists():
+        time.sleep(0.02)
+    beat = Heartbeat(lambda _, waits, **facts: seen.touch() if waits else None, lambda: 1, lambda: 0.0, 0.05)
+    worker.barrier()
+    beat.close()
+
+
+def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path) -> None:
+    run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
+    assert (tmp_path / "seen").exists()
+
+
+def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        begun = heartbeat.started(process.pid)
+        assert begun is not None
+        killed: list[int] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, _: killed.append(pid))
+            for other in (begun - 1, None):
+                hang_detection.kill_process(process.pid, other)
+        assert not killed
+        hang_detection.kill_process(process.pid, begun)
+        assert process.wait(60) == -signal.SIGKILL
+        assert heartbeat.started(process.pid) is None
+    finally:
+        process.kill()

@@ -1,0 +1,113 @@
+"""Fresh run, resume or done: what the run's folder says, and what a resume may not change."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.errors import UsageError
+from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
+from tests.support.ranks import folder_of
+
+SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}
+FIXED = ("model", "seed", "epochs", "global_batch_size")
+
+
+def test_a_folder_without_settings_is_a_fresh_run(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    assert previous_run(folder) is None
+    folder.append("events.jsonl", {"event": "start"})
+    assert previous_run(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "finished"),
+    [
+        ([], False),
+        (["start"], False),
+        (["start", "failure", "resume", "stop"], False),
+        (["start", "interrupt", "resume", "finish"], True),
+    ],
+)
+def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], finished: bool) -> None:
+    folder = folder_of(tmp_path)
+    folder.write_json("config.json", SETTINGS)
+    for event in events:
+        folder.append("events.jsonl", {"event": event})
+    assert previous_run(folder) == PreviousRun(SETTINGS, finished)
+
+
+def test_ray_s_ids_of_earlier_starts_are_known(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    folder.write_json("config.json", SETTINGS)
+    for event, train_run in (("start", "a"), ("failure", None), ("resume", "a"), ("resume", "b")):
+        folder.append("events.jsonl", {"event": event} | ({"train_run": train_run} if train_run else {}))
+    earlier = previous_run(folder)
+    assert earlier is not None and earlier.train_runs == {"a", "b"}
+
+
+def test_the_same_settings_and_other_ones_that_do_not_matter_are_fine(tmp_path: Path) -> None:
+    check_unchanged(folder_of(tmp_path), PreviousRun(SETTINGS, False), SETTINGS | {"workers": "7", "new": 1}, FIXED)
+
+
+def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    now = SETTINGS | {"model": "resnet18", "epochs": 100, "workers": "7"}
+    with pytest.raises(UsageError) as error:
+        check_unchanged(folder, PreviousRun(SETTINGS, False), now, FIXED)
+    assert str(error.value) == (
+        f"{folder} cannot be resumed with other settings (model was 'resnet50', now 'resnet18'; "
+        "epochs was 90, now 100): give the earlier ones, or another --name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"data": "/b", "samples": 7}, "(data was /a (5 samples), now /b (7 samples); seed was 0, now 1)"),
+        ({"data": "/a", "samples": 5}, "(data was /a (5 samples), now there with other names or labels; seed"),
+        ({"data": None, "samples": 7}, "(data was /a (5 samples), now built in (7 samples); seed"),
+    ],
+)
+def test_other_data_are_named_by_place_and_size(tmp_path: Path, now: dict[str, Any], words: str) -> None:
+    was = SETTINGS | {"fingerprint": "85297afb", "data": "/a", "samples": 5}
+    with pytest.raises(UsageError) as error:
+        check_unchanged(
+            folder_of(tmp_path),
+            PreviousRun(was, False),
+            SETTINGS | {"fingerprint": "fd35ee76", "seed": 1} | now,
+            ("fingerprint", *FIXED),
+        )
+    assert words in str(error.value) and "fd35ee76" not in str(error.value)
+
+
+def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Path) -> None:
+    earlier = PreviousRun({name: value for name, value in SETTINGS.items() if name != "seed"}, False)
+    with pytest.raises(UsageError, match=re.escape("(seed was None, now 0)")):
+        check_unchanged(folder_of(tmp_path), earlier, SETTINGS, FIXED)
+
+
+def test_changes_are_told_as_json_keeps_them() -> None:
+    earlier = PreviousRun({"area": [0.1, 1.0], "model": "a"}, finished=False)
+    changed = changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"])
+    assert changed == {"model": ("a", "b")} and in_words(changed) == ["model was 'a', now 'b'"]
+
+
+def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    folder.write_json("config.json", {"model": "a"})
+    earlier = previous_run(folder, {"model": "b", "area": (0.1, 1.0), "ratio": 1})
+    assert earlier is not None
+    changed = changes(earlier, {"model": "a", "area": (0.1, 1.0), "ratio": 2}, ["model", "area", "ratio"])
+    assert changed == {"ratio": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("contents", "what"), [(b"", "empty"), (b"{", "broken"), (b"[]", "broken"), (b"\xff", "broken")]
+)
+def test_settings_that_cannot_be_read_are_told_with_what_to_do(tmp_path: Path, contents: bytes, what: str) -> None:
+    folder = folder_of(tmp_path)
+    folder.write("config.json", contents)
+    with pytest.raises(UsageError, match=rf"config\.json is {what}: restore it .*begins anew; or give another --name"):
+        previous_run(folder)

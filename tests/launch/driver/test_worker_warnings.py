@@ -1,0 +1,89 @@
+"""Warnings of workers: handed on once by each, said once by the driver."""
+
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+
+from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, WorkerWarnings
+from raydali.launch.worker.log_forwarding import MAX_TEXTS, MORE, forwarded_warnings
+
+
+def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    in_log: list[object] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda *args: in_log.append(args))
+    apart = logging.getLogger("tests.worker_warnings.apart")
+    apart.propagate = False
+    shows = warnings.showwarning
+    with forwarded_warnings(told.append):
+        for _ in range(3):
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn("the loss jumps", stacklevel=1)
+            logging.warning("slow disk")
+            logging.getLogger("my.job").error("no %s", "labels")
+            logging.getLogger("my.job").info("nobody asked")
+            apart.warning("recompiled")
+        try:
+            raise ValueError("3")
+        except ValueError:
+            logging.getLogger("my.job").exception("odd")
+    logging.warning("too late")
+    line = Path(__file__).read_text().partition("the loss")[0].count("\n") + 1
+    assert told == [
+        f"UserWarning: the loss jumps ({__file__}:{line})",
+        "slow disk",
+        "no labels (my.job)",
+        "recompiled (tests.worker_warnings.apart)",
+        "odd: ValueError: 3 (my.job)",
+    ]
+    assert len(in_log) == 3, "the log has it as often as it came"
+    assert warnings.showwarning is shows and not apart.handlers
+
+
+def test_texts_without_end_come_to_one() -> None:
+    told: list[str] = []
+    with forwarded_warnings(told.append):
+        for step in range(1000):
+            logging.warning("step %d is odd", step)
+    assert len(told) == MAX_TEXTS + 1
+    assert told[-2:] == [f"step {MAX_TEXTS - 1} is odd", MORE]
+
+
+def test_the_driver_says_a_text_once_with_its_ranks() -> None:
+    now = [0.0]
+    heard = WorkerWarnings(lambda: now[0])
+    for rank in (1, 0):
+        heard.take({"rank": rank, "text": "slow disk"})
+    assert heard.lines() == []
+    now[0] += GATHER_SECONDS / 2
+    heard.take({"rank": 3, "text": "odd"})
+    now[0] += GATHER_SECONDS / 2
+    assert heard.lines() == ["ranks 0, 1: slow disk"]
+    heard.take({"rank": 2, "text": "slow disk"})
+    assert heard.lines(at_end=True) == ["rank 3: odd"]
+    assert heard.lines(at_end=True) == []
+    for rank in range(256):
+        heard.take({"rank": rank, "text": "everywhere"})
+    assert heard.lines(at_end=True) == ["ranks 0, 1, 2, 3, 4, 5, 6, 7 and 248 more: everywhere"]
+
+
+def test_lines_without_end_come_to_one() -> None:
+    heard = WorkerWarnings()
+    for rank in range(1000):
+        heard.take({"rank": rank, "text": f"rank {rank} is odd"})
+    lines = heard.lines(at_end=True)
+    assert len(lines) == MAX_LINES + 1
+    assert lines[-1] == f"ranks 100, 101, 102, 103, 104, 105, 106, 107 and 892 more: {MORE}"
+    heard.take({"rank": 0, "text": "rank 0 is odd"})
+    assert heard.lines(at_end=True) == []
+
+
+def test_a_warning_that_cannot_be_handed_on_harms_nothing() -> None:
+    def gone(_: str) -> None:
+        raise ConnectionError
+
+    with forwarded_warnings(gone):
+        logging.warning("slow disk")

@@ -1,0 +1,68 @@
+"""A run whose weights are no numbers any more ends, and its newest checkpoint is one from before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.imagenet import DIGITS, train
+from raydali.errors import DivergedError
+from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.checkpointing import RunState
+from raydali.train.checkpoint_file import is_finite
+from tests.support.digits import digits_data
+from tests.support.ranks import LocalSession, folder_of
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    config = replace(DIGITS, epochs=3, batch_size=32, global_batch_size=32, checkpoint_every=10, name="run")
+    session = LocalSession(folder_of(tmp_path))
+    with pytest.raises(DivergedError, match="lower --learning-rate"):
+        train(
+            replace(config, learning_rate=1e30, warmup_epochs=0.0),
+            digits_data(),
+            session,
+        )
+    session.finish()
+    state = session.latest()
+    assert state is None or is_finite(state["state"]["model"])
+    assert not [row for row in session.folder.rows("epochs.jsonl") if row["loss"] != row["loss"]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_weight_of_many_is_seen(bad: float) -> None:
+    first = torch.nn.Linear(8, 8)
+    model = torch.nn.Sequential(first, torch.nn.BatchNorm1d(8))
+    assert is_finite(model.state_dict())
+    with torch.no_grad():
+        first.weight[3, 4] = bad
+    assert not is_finite(model.state_dict())
+
+
+def state_of(tmp_path: Path) -> RunState:
+    """Of a run on one rank that has just begun."""
+    options = replace(DIGITS, epochs=3, batch_size=32, global_batch_size=32)
+    session = LocalSession(folder_of(tmp_path))
+    return RunState(session, options.stream(1437), BrokenSamples(options, session, samples=1437), None, {})
+
+
+def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
+    state, model = state_of(tmp_path), torch.nn.Linear(2, 2)
+    scores = [float("nan"), 0.5, float("nan"), 0.4, 0.6]
+    assert [state.best_of(score, model) is not None for score in scores] == [False, True, False, False, True]
+
+
+@pytest.mark.parametrize("part", ["optimizer", "ema"])
+def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_path: Path) -> None:
+    state, model, ema = state_of(tmp_path), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state.keep({"model": model, "optimizer": optimizer, "ema": ema}, lambda: None)
+    state._check_weights(1)
+    bad = ema.weight if part == "ema" else optimizer.state[model.weight]["exp_avg_sq"]
+    with torch.no_grad():
+        bad[0, 1] = float("inf")
+    with pytest.raises(DivergedError, match=f"the numbers of the {part} are not finite any more behind step 2"):
+        state._check_weights(2)

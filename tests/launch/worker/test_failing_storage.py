@@ -1,0 +1,142 @@
+"""Training on plain gloo processes while its storage fills up, goes read-only, or loses a checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.imagenet import Config, Data, train
+from raydali.run import checkpoints
+from raydali.run.folder import RunFolder
+from tests.support.digits import SHORT, digits_data
+from tests.support.disks import Disk, small_disk
+from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
+from tests.support.traces import assert_whole
+
+EVERY_4 = replace(SHORT, checkpoint_every=4)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Data:
+    return digits_data()
+
+
+class Disturbed(LocalSession):
+    """Does something to the storage before some steps; rank 0 does, while the others wait for it in the step."""
+
+    def __init__(self, folder: RunFolder, before: dict[int, Callable[[], None]]) -> None:
+        super().__init__(folder)
+        self._before = before
+
+    def tell_progress(self, *, step: int, **facts: Any) -> None:
+        if step in self._before and self.worker.rank == 0:
+            self._before[step]()
+        self.worker.barrier()
+
+
+def full_from_7_to_18(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
+    session = Disturbed(folder, {7: lambda: disk.fill(leave=0), 18: disk.clear})
+    train(config, data, session)
+    session.finish()
+    return session.told
+
+
+def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
+    checkpoints.MAX_SECONDS = 0
+    session = Disturbed(folder, {7: lambda: disk.read_only(True)})
+    try:
+        train(config, data, session)
+        session.finish()
+    finally:
+        disk.read_only(False)
+    return session.told
+
+
+def events(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message for message in told if message["kind"] == "event" and message["event"] != "rehearsal"]
+
+
+def assert_complete(folder: RunFolder, data: Data) -> None:
+    """Each sample of the run once in the trace, each epoch once in its file."""
+    assert_whole(folder, EVERY_4.stream(len(data.train)))
+    rows = folder.rows("epochs.jsonl")
+    assert [(row["epoch"], row["images"]) for row in rows] == [(0, 1440), (1, 1344)]
+
+
+def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, digits: Data) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
+        folder = folder_of(disk.path)
+        told = events(run_ranks(2, full_from_7_to_18, EVERY_4, digits, folder, disk)[0])
+        assert [(event["event"], event["step"]) for event in told] == [
+            ("checkpoint failed", step) for step in (8, 12, 15, 16)
+        ]
+        assert all("No space left on device" in event["reason"] for event in told)
+        assert folder.folders()[-4:] == [
+            "checkpoint_000000024",
+            "checkpoint_000000028",
+            "checkpoint_000000029",
+            "samples",
+        ]
+        assert_complete(folder, digits)
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_read_only_ends_the_run_which_goes_on_when_it_is_mended(tmp_path: Path, digits: Data) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
+        folder = folder_of(disk.path)
+        expected = r"StorageError: 5 checkpoints in a row could not be saved.* to .*disk/run: .*Read-only file system"
+        with pytest.raises(AssertionError, match=expected):
+            run_ranks(2, read_only_from_7, EVERY_4, digits, folder, disk)
+        assert folder.folders() == ["checkpoint_000000004", "samples"]
+        assert resumed_at(folder, digits) == 4
+        assert_complete(folder, digits)
+
+
+def train_until(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> list[dict[str, Any]]:
+    session = LocalSession(folder, stop_at=stop_at)
+    train(config, data, session)
+    session.finish()
+    return session.told
+
+
+def resumed_at(folder: RunFolder, data: Data) -> int:
+    told = run_ranks(2, train_until, EVERY_4, data, folder)[0]
+    return int(next(message["step"] for message in told if message["kind"] == "start"))
+
+
+def test_rows_past_the_checkpoint_that_was_taken_are_written_again(tmp_path: Path, digits: Data) -> None:
+    """The newest, behind the first epoch's line, is broken: its epoch and its samples are done again."""
+    folder = folder_of(tmp_path)
+    with pytest.raises(Stopped):
+        run_ranks(2, train_until, EVERY_4, digits, folder, 16)
+    assert len(folder.rows("epochs.jsonl")) == 1
+    folder.write("checkpoint_000000015/state.pt", b"lost")
+    told = run_ranks(2, train_until, EVERY_4, digits, folder)[0]
+    bad = events(told)[0]
+    assert bad["event"] == "bad checkpoint" and bad["path"] == f"{folder}/checkpoint_000000015"
+    assert next(message["step"] for message in told if message["kind"] == "start") == 12
+    assert_complete(folder, digits)
+
+
+def test_every_rank_ends_with_the_same_words_where_none_can_be_used(tmp_path: Path, digits: Data) -> None:
+    folder = folder_of(tmp_path)
+    with pytest.raises(Stopped):
+        run_ranks(2, train_until, EVERY_4, digits, folder, 10)
+    for name in folder.folders():
+        if name.startswith("checkpoint"):
+            folder.write(f"{name}/state.pt", b"lost")
+    errors = run_ranks(2, error_of_newest, folder)
+    assert errors[0] == errors[1]
+    assert errors[0].startswith(f"no checkpoint in {folder} can be used (checkpoint_000000008, checkpoint_000000004; ")
+
+
+def error_of_newest(folder: RunFolder) -> str:
+    from raydali.errors import StorageError
+
+    try:
+        LocalSession(folder).latest()
+    except StorageError as error:
+        return str(error)
+    return ""

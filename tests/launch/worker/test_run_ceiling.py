@@ -1,0 +1,105 @@
+"""A ceiling measured on a busy machine is void, said so, and measured again amid the run, which knows nothing of it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jobs.imagenet import train
+from raydali.measure import ceiling
+from raydali.run.folder import RunFolder
+from raydali.train import warmup
+from raydali.train.precision import Precision
+from raydali.train.warmup import warm_up
+from raydali.train.worker import Worker
+from tests.support.digits import SHORT, digits_data
+from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks
+
+CONFIG = replace(SHORT, learning_rate=0.01, epochs=3, mixup=0.2, ema_decay=0.9, name="run")
+
+
+def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The weights, and what was told; the first ceiling is measured on a machine that is 100 times as slow."""
+    measure = ceiling.ceiling_images_per_second
+    measured: list[float] = []
+
+    def slow(*args: Any) -> float:
+        measured.append(measure(*args) / (1 if measured else 100))
+        return measured[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warmup, "ceiling_images_per_second", slow)
+        patch.setattr(ceiling, "VOID_ABOVE", 5.0)  # a load may come and go
+        patch.setattr(ceiling, "MAX_FOREIGN", 2.0)
+        session = LocalSession(folder)
+        train(replace(CONFIG, ceiling=measures), digits_data(), session)
+        session.finish()
+    state = session.latest()
+    assert state is not None
+    optimizer = {
+        f"momentum {key}": each["momentum_buffer"] for key, each in state["state"]["optimizer"]["state"].items()
+    }
+    tensors = {**state["state"]["model"], **optimizer, **{f"ema {k}": v for k, v in state["state"]["ema"].items()}}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}, session.told
+
+
+@pytest.mark.slow
+def test_it_is_measured_again_and_leaves_no_trace(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "measured")
+    (weights, told), (_, told_by_other) = run_ranks(2, slowed_at_first, folder, True)
+    undisturbed, _ = run_ranks(2, slowed_at_first, folder_of(tmp_path, "not"), False)[0]
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(tensor, undisturbed[name], err_msg=name)
+    rows = folder.rows("epochs.jsonl")
+    assert rows[0]["ceiling_images_per_second"] is None and rows[0]["of_ceiling"] is None
+    assert "ceiling is not known" in rows[0]["verdict"] or "step-bound" not in rows[0]["verdict"]
+    notes = [message["text"] for message in told if message["kind"] == "note"]
+    assert "measuring the ceiling" in notes[0] and "void" in notes[1] and len(notes) == 2
+    again = [message for message in told if message.get("event") == "ceiling"]
+    assert again and rows[1]["ceiling_images_per_second"] == again[0]["ceiling_images_per_second"] > 0
+    assert 0 < rows[1]["of_ceiling"] <= 5
+    assert not [message for message in told_by_other if message["kind"] in ("note", "event")]
+
+
+def rehearsed() -> ceiling.Ceiling:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(50):
+            model(torch.ones(512, 64)).sum().backward()
+        optimizer.step()
+
+    worker, precision = Worker.join(CPU, cpus=1, node="here"), Precision("fp32", CPU)
+    return warm_up(step, [model], optimizer, precision, worker, steps=1, images=1, measures_ceiling=True)
+
+
+def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "LONGEST_SECONDS", 0.0)
+    measured = rehearsed()
+    assert measured.images_per_second is None and not measured.void and "a step takes" in measured.why
+
+
+def test_it_is_void_beside_processes_that_take_the_cores() -> None:
+    code = "print(flush=True)\nwhile True: pass"
+    burners = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        for burner in burners:
+            assert burner.stdout is not None and burner.stdout.readline() == b"\n"
+        measured = rehearsed()
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert measured.void and measured.images_per_second is None
+    assert "other processes took" in measured.why and "on node here" in measured.why

@@ -1,0 +1,212 @@
+"""report.html: what it says of made-up runs, odd ones among them, and what a large one costs."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raydali.report.html.compare import compare_page
+from raydali.report.html.history import History
+from raydali.report.html.page import SAMPLES_BYTES, metric_groups, run_page
+from raydali.report.html.text import seconds, shown
+from raydali.run.folder import RunFolder
+from tests.support.clocks import least_cpu_seconds
+from tests.support.report_pages import charts, history, text, tree
+from tests.support.report_runs import event, record, start, write
+
+
+def test_a_finished_run_in_words_and_charts() -> None:
+    events = [event("rehearsal", 3, ceiling_images_per_second=125.0, rehearsal_seconds=1.5, seconds=3), start(4.0)]
+    done = history([record(epoch) for epoch in range(3)], [*events, event("finish", 20)], epochs=3, model="resnet18")
+    page = run_page(done)
+    said = text(page)
+    assert "Finished: 3 of 3 epochs. 100 images/s while training, 80.0% of what the same step reaches" in said
+    assert "The ranks waited for the loader in 12.5% of that time." in said
+    assert "2 workers on cpu" in said and "started at step 0 of 100: 2 workers on cpu" in said
+    assert "rehearsed for 1.5 s; the ceiling is 125 images/s" in said
+    assert "model resnet18" in said and "Verdict" not in said and "Samples" not in said
+    drawn = charts(page)
+    assert drawn["Images a second, by epoch"]["lines"] == [
+        {"label": "images/s", "x": [0, 1, 2], "y": [100, 100, 100]},
+        {"label": "ceiling", "x": [0, 1, 2], "y": [125, 125, 125]},
+    ]
+    times = {line["label"]: line["y"] for line in drawn["Seconds, by epoch"]["lines"]}
+    assert times["waiting for the loader"] == [0.25] * 3 and times["validating"] == [0.5] * 3
+    assert times["other"] == [0.15] * 3 and times["starting"] == [4.0, 0, 0]
+    assert list(drawn) == [
+        *("Images a second, by epoch", "Seconds, by epoch", "Shares, by epoch"),
+        *("Waiting for the loader, share of each rank&#x27;s time", "Stepping, milliseconds for an image"),
+        *("Loss, by epoch", "top1, top5, by epoch", "Learning rate, by epoch"),
+    ]
+    assert 'data-again="0"' in page.decode() and 'data-again="7"' in run_page(done, again=7).decode()
+
+
+def test_nothing_is_asked_of_the_network() -> None:
+    page = run_page(history([record(0)], [start(1)]))
+    for tag, attributes in tree(page).tags:
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    assert "default-src 'none'" in page.decode() and "url(" not in page.decode() and "@import" not in page.decode()
+
+
+def test_an_empty_run() -> None:
+    for made in (history([]), history([], model=None), History("pets", "/runs/pets")):
+        said = text(run_page(made))
+        assert "No step was made yet." in said and "images/s \u2013" in said and "while training" not in said
+
+
+def test_one_epoch_of_one_rank() -> None:
+    page = run_page(history([record(0, ranks=1)], [start(1, world_size=1)]))
+    assert "Under way, unless it ended without a word: 1 of 10 epochs." in text(page)
+    assert charts(page)["Loss, by epoch"]["lines"][0]["y"] == [2.0]
+    assert re.search(r'<path class="line c0" d="M500\.0 [\d.]+h\.01"/>', page.decode())  # a dot in the middle
+
+
+def test_nulls_are_dashes_and_gaps() -> None:
+    bare = {name: None for name in record(0) if name not in ("epoch", "step")}
+    page = run_page(history([record(0), bare | {"epoch": 1, "step": 20}, record(2)]))
+    assert charts(page)["Loss, by epoch"]["lines"][0]["y"] == [2.0, None, 0.66667]
+    assert re.search("1( \u2013){10}", text(page))
+    only = run_page(history([bare | {"epoch": 0, "step": 1}]))
+    assert charts(only) == {} and "null" not in text(only) and "None" not in text(only) and "nan" not in text(only)
+    no_ceiling = history([record(0, ceiling_images_per_second=None, of_ceiling=None)])
+    assert "100 images/s while training; the ceiling is not known." in text(run_page(no_ceiling))
+    assert "of the ceiling \u2013" in text(run_page(no_ceiling))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, 10**400, "NaN", True, [], {}], ids=repr)
+def test_losses_that_are_no_numbers(odd: Any) -> None:
+    records = [record(0), record(1, loss=odd, validation={"loss": odd, "top1": odd}, images_per_second=odd), record(2)]
+    page = run_page(history(records))
+    assert charts(page)["Loss, by epoch"]["lines"][0]["y"] == [2.0, None, 0.66667]
+    assert "NaN" not in json.dumps(charts(page)) and "Infinity" not in json.dumps(charts(page))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"epoch": None},
+        {"epoch": -1},
+        {"epoch": 1e300},
+        {"epoch": 1},
+        {"epoch": 1, "ranks": [None, {}, {"rank": -1}, {"rank": 1e9}, {"rank": 0}], "validation": [1], "verdict": 3},
+        {"epoch": 1, "step": 20, "seconds": 0, "images": 0, "ranks": [{"rank": 3, "seconds": 0, "images": 0}]},
+        {"epoch": 1, "step": 20, "seconds": -5, "loader_wait_seconds": -1, "step_seconds": -1, "images": -1},
+    ],
+    ids=repr,
+)
+def test_odd_lines_are_lived_with(odd: Any) -> None:
+    page = run_page(history([record(0), odd], [{}, {"event": None}, {"event": "start"}, {"time": 1e300, "event": "x"}]))
+    assert "images/s" in text(page)
+
+
+def test_names_cannot_break_out() -> None:
+    evil = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
+    made = history(
+        [record(0, validation={evil: 0.5, "seconds": 1.0, "loss": 1.0}, verdict=evil)],
+        [
+            start(1, device=evil, versions={evil: evil}, nodes=[{"gpu": evil}]),
+            event("failure", 2, ranks=[evil], error=evil),
+            event(evil, 3, **{evil: evil}),
+        ],
+        **{"epochs": 1, evil: evil},
+    )
+    made.name = made.place = evil
+    other = history([record(0)], [start(1)])
+    for page in (run_page(made), compare_page([made, other])):
+        found = tree(page)
+        assert "alert(1)" in "".join(found.texts)
+        assert all(attributes.get("src", "data:").startswith("data:") for _, attributes in found.tags)  # type: ignore[union-attr]
+        assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+        scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+        assert all(attributes == {"type": "application/json"} for attributes in scripts[:-1]) and not scripts[-1]
+
+
+def test_passwords_in_addresses_are_left_out() -> None:
+    assert shown("s3://key:secret@bucket/x?a=1") == "s3://\u2026@bucket/x?a=1"
+    assert shown(["a", 1]) == "a, 1" and shown(None) == "\u2013" and shown(False) == "no"
+
+
+def test_several_segments_of_a_rank_are_one_cell() -> None:
+    segments = [
+        {"rank": 0, "seconds": 1.0, "loader_wait_seconds": 0.5, "images": 10, "step_seconds": 0.1},
+        {"rank": 0, "seconds": 3.0, "loader_wait_seconds": 0.5, "images": 30, "step_seconds": 0.7},
+    ]
+    (epoch,) = history([record(0, ranks=0) | {"ranks": segments}]).epochs
+    assert list(epoch.waiting) == [0.25] and epoch.stepping[0] == pytest.approx(20)
+
+
+def test_the_newest_verdict_is_shown() -> None:
+    page = run_page(history([record(0, verdict="loader-bound: old"), record(1, verdict="step-bound: at the ceiling")]))
+    assert "Verdict on epoch 1: step-bound: at the ceiling" in text(page) and "old" not in text(page)
+    assert "Verdict" not in text(run_page(history([record(0, verdict="loader-bound: old"), record(1)])))
+
+
+def test_metrics_of_other_jobs() -> None:
+    names = ["top1", "top5", "psnr", "input_psnr", "ssim", "map", "map_50", "mar_100"]
+    assert metric_groups(names) == [["top1", "top5"], ["psnr", "input_psnr"], ["ssim"], ["map", "map_50"], ["mar_100"]]
+    of_restoration = {"images": 9, "seconds": 1.0, "loss": 0.1, "psnr": 31.5, "input_psnr": 28.0, "ssim": 0.9}
+    page = run_page(history([record(0, validation=of_restoration)]))
+    assert {"psnr, input_psnr, by epoch", "ssim, by epoch"} <= charts(page).keys()
+
+
+@pytest.mark.parametrize(("side", "kind"), [(40, "png"), (900, "jpeg")])
+def test_samples_are_embedded(side: int, kind: str) -> None:
+    made, png = history([record(0)]), io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)).save(png, "PNG")
+    made.samples = png.getvalue()
+    page = run_page(made).decode()
+    (found,) = re.findall(r'alt="samples.png: [^"]*" src="data:image/(\w+);base64,([^"]+)"', page)
+    assert found[0] == kind and len(base64.b64decode(found[1])) <= SAMPLES_BYTES
+    made.samples = b"no picture"
+    assert "samples.png cannot be read" in text(run_page(made))
+
+
+def test_times_in_words() -> None:
+    said = [seconds(value) for value in (None, 0.447, 9.9, 59.0, 61.0, 3600 * 5 + 60.0, 86400 * 3.5, float("inf"))]
+    assert said == ["\u2013", "0.45 s", "9.9 s", "59.0 s", "1 min 1 s", "5 h 1 min", "3 d 12 h", "\u2013"]
+
+
+def test_a_comparison() -> None:
+    first = history([record(epoch) for epoch in range(3)], [start(1), event("finish", 9)], epochs=3, model="resnet18")
+    second = history([record(0, ranks=4, loss=7.5)], [start(1)], epochs=3, model="resnet50")
+    second.name = "cats"
+    page = compare_page([first, second])
+    said = text(page)
+    assert "pets finished 3 of 3 2 100 80.0% 12.5% 6 s 0.6667" in said
+    assert "cats under way 1 of 3 4 200 80.0% 12.5% 2 s 7.5" in said
+    assert "model resnet18 resnet50" in said and "epochs 3 3" not in said
+    curves = charts(page)["Images a second, by epoch"]["lines"]
+    assert [(line["label"], line["y"]) for line in curves] == [("pets", [100] * 3), ("cats", [200])]
+    many = compare_page([History("pets", f"/runs/{i}") for i in range(12)])
+    assert "/runs/0" in text(many) and "None." in text(many)
+
+
+def test_a_thousand_epochs_of_256_ranks(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create()
+    line = json.dumps(record(0, ranks=256))[len('{"epoch": 0, "step": 10') :].encode()
+    folder.write(
+        "epochs.jsonl", b"".join(b'{"epoch": %d, "step": %d%s\n' % (i, 10 * i + 10, line) for i in range(1000))
+    )
+    assert len(folder.read("epochs.jsonl")) > 40e6
+    made = History.read(folder)
+    assert len(made.epochs) == 1000 and len(run_page(made)) < 2e6
+    few, one = history([record(epoch, ranks=256) for epoch in range(3)]), record(1000, ranks=256)
+    assert least_cpu_seconds(lambda: run_page(made), 2) < 50 * least_cpu_seconds(lambda: run_page(few), 2)
+    assert least_cpu_seconds(lambda: made.add_epoch(one), 5) < 20 * least_cpu_seconds(lambda: few.add_epoch(one), 5)
+
+
+def test_what_a_folder_holds_is_read(folder: RunFolder) -> None:
+    write(folder, [record(0), record(1)], [start(1)])
+    folder.write("samples.png", b"png")
+    made = History.read(folder)
+    assert (len(made.epochs), len(made.events), made.samples) == (2, 1, b"png")
+    assert made.settings["model"] == "resnet18" and made.name == "run"

@@ -1,0 +1,135 @@
+"""report.html on starts: resumes, ends of worker groups, and the environment of each."""
+
+import base64
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydali.report.html.compare import compare_page
+from raydali.report.html.page import run_page
+from raydali.report.html.text import environment, state
+from raydali.report.html.timeline import marks
+from tests.support.report_pages import charts, history, text
+from tests.support.report_runs import event, record, start
+
+
+def test_resumes_of_other_sizes() -> None:
+    made = history([record(epoch, ranks=4) for epoch in range(4)], [start(5, world_size=4)])
+    made.add_event(event("failure", 50, ranks=[2], error="it died"))
+    assert "A worker failed after 4 of 10 epochs" in state(made) and "it died" in state(made)
+    made.add_event(start(70, step=20, world_size=3, seconds=70))
+    assert [epoch.number for epoch in made.epochs] == [0, 1]  # steps 21 to 40 are trained again
+    for epoch in (2, 3):
+        made.add_epoch(record(epoch, ranks=3))
+    assert [took for _, _, took in made.starts()] == [5, 20]  # since the failure
+    made.add_event(event("interrupt", 90, why="interrupted, since the node goes"))
+    assert state(made) == "Interrupted after 4 of 10 epochs; the same command goes on."
+    made.add_event(start(200, step=40, world_size=2, seconds=10))
+    made.add_event(event("resize", 270, workers=1))
+    made.add_event(start(300, step=50, world_size=1, seconds=110))
+    made.add_event(start(400, step=60, world_size=1, seconds=210))  # whose workers before ended without a word
+    assert [took for _, _, took in made.starts()] == [5, 20, 10, 30, None]
+    assert [(mark.x, mark.label) for mark in marks(made)] == [
+        (1.5, "resumed at step 20 of 100: 3 workers on cpu, before 4")
+    ]
+    page = run_page(made)
+    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
+    assert starting["y"] == [5, 0, 20, 0]
+    assert "3 workers on cpu, before 4" in text(page) and "1 worker on cpu, before 2" in text(page)
+    assert "interrupted, since the node goes" in text(page)
+    heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
+    levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
+    assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
+
+
+def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
+    made = history([record(epoch) for epoch in range(4)], [start(5)])
+    made.add_event(event("settings", 50, changed={"resize_size": [256, 32], "val_data": [None, "/val"]}))
+    assert made.status == "starting"
+    made.add_event(start(70, step=20, seconds=70))
+    made.add_epoch(record(2))
+    (mark,) = marks(made)
+    changed = "resize_size 32 instead of 256, val_data /val instead of \u2013"
+    assert mark.label.startswith("resumed at step 20 of 100: ") and mark.label.endswith(f"; {changed}")
+    assert f"other settings: {changed}" in text(run_page(made))
+    made.add_event(start(90, step=20, seconds=90))
+    made.add_epoch(record(2))
+    assert changed not in marks(made)[-1].label
+
+
+@pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
+def test_from_the_end_of_a_worker_group_on_the_next_one_starts(end: str) -> None:
+    made = history([record(0)], [start(10), event(end, 60)])
+    assert made.status == ("broken" if end == "failure" else "starting")
+    made.add_event(start(100, step=10))
+    made.add_epoch(record(1))
+    page = run_page(made)
+    spans = re.findall(r'"span (\w+)" style="left:([\d.]+)%;width:([\d.]+)%"', page.decode())
+    assert [(style, float(left), float(width)) for style, left, width in spans] == [
+        ("starting", 0, 10),
+        ("running", 10, 50),
+        ("starting", 60, 40),
+        ("running", 100, 0),
+    ]
+    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
+    assert starting["y"] == [10, 40]
+
+
+H200 = {"workers": 8, "cores": 128, "gpu": "NVIDIA H200"}
+CPU = {"workers": 2, "cores": 2, "gpu": None}
+
+
+def of_start(torch: str, *nodes: dict[str, Any]) -> dict[str, Any]:
+    named = [{"node": f"{i:08x}", **node} for i, node in enumerate(nodes)]
+    return {"versions": {"python": "3.11.7", "torch": torch, "raydali": None}, "nodes": named}
+
+
+def test_the_environment_and_what_a_resume_changed_in_it() -> None:
+    made = history([record(0)], [start(1, **of_start("2.11.0", H200, H200, CPU))])
+    assert environment(made) == {
+        "python": "3.11.7",
+        "torch": "2.11.0",
+        "raydali": "\u2013",
+        "machines": "2 nodes with 128 cores, 8 workers on NVIDIA H200 each; 1 node with 2 cores, 2 workers",
+    }
+    made.add_event(start(9, step=10, **of_start("2.11.0", CPU)))
+    made.add_event(start(20, step=20))  # by an older raydali
+    made.add_event(start(30, step=1200, **of_start("2.15.0", CPU)))
+    assert environment(made)["torch"] == "2.11.0; from step 1,200: 2.15.0"
+    assert environment(made)["machines"].endswith("2 workers; from step 10: 1 node with 2 cores, 2 workers")
+    assert "Environment python 3.11.7 torch 2.11.0; from step 1,200: 2.15.0 raydali \u2013 machines" in text(
+        run_page(made)
+    )
+    odd = [start(1, versions=[1], nodes=[None, {"gpu": 3}]), start(1, versions={"a": {}}, nodes=3)]
+    assert environment(history([], odd)) == {"machines": "1 node with \u2013 cores, \u2013 workers on 3", "a": "{}"}
+    assert environment(history([record(0)], [start(1)])) == {}
+    assert "Environment" not in text(run_page(history([record(0)], [start(1)])))
+
+
+def test_environments_are_compared() -> None:
+    facts = [of_start("1.0", H200), of_start("2.0", CPU), {}]
+    runs = [history([record(0)], [start(1, **each)]) for each in facts]
+    for run, name in zip(runs, "abc", strict=True):
+        run.name = name
+    said = text(compare_page(runs))
+    assert "Settings that differ None. Environments that differ a b c python 3.11.7 3.11.7 \u2013 torch 1.0 2.0" in said
+    assert "machines 1 node with 128 cores, 8 workers on NVIDIA H200 1 node with 2 cores, 2 workers \u2013" in said
+    assert "Environments that differ None." in text(compare_page(runs[:1] * 2))
+
+
+def test_what_the_first_start_chose_is_shown_as_a_setting() -> None:
+    chosen = event("chosen", 3, precision="fp32", compile=False)
+    made = history([], [chosen], epochs=1, precision=None, compile=True)
+    assert (made.settings["precision"], made.settings["compile"]) == ("fp32", True)  # given on a later resume
+    assert made.status == "starting" and "precision fp32" in text(run_page(made))
+
+
+def test_a_share_that_no_ceiling_allows_is_not_shown() -> None:
+    """Of runs of earlier versions; newer ones have null there."""
+    rows = [record(0), record(1)]
+    assert history(rows).of_ceiling == pytest.approx(0.8)
+    rows[1] |= {"of_ceiling": 11.529, "ceiling_images_per_second": rows[1]["images_per_second"] / 11.529}
+    assert history(rows).of_ceiling == pytest.approx(0.8)
+    assert "1,152.9%" not in text(run_page(history(rows))) and "1152.9%" not in text(run_page(history(rows)))

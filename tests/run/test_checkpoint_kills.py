@@ -1,0 +1,135 @@
+"""SIGKILL at every file operation of saving a checkpoint, and at many instants: the newest is whole, old or new."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+from raydali.run.folder import RunFolder
+from tests.support import checkpoint_stores
+from tests.support.checkpoint_stores import Told, state_of, store_of
+from tests.support.object_stores import PutObjects
+from tests.support.ranks import context, folder_of
+
+
+def save(folder: RunFolder, steps: range, size: int) -> None:
+    store = store_of(folder)
+    for step in steps:
+        state = state_of(step, size)
+        store.save(step, state, best=state["state"]["model"])
+    store.finish()
+
+
+def newest(folder: RunFolder) -> int:
+    """The step of the newest checkpoint, which is whole; nothing broken was met on the way to it."""
+    told = Told()
+    step = checkpoint_stores.newest(folder, told)
+    assert told == []
+    return step
+
+
+def save_and_be_killed(storage: str, steps: range, size: int, at: int) -> None:
+    """Save, but for the operation number `at` on files of the run, before which SIGKILL comes."""
+    left = at
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:  # Python's own opens, renames, new folders, removals
+        if event in ("open", "os.rename", "os.mkdir", "os.remove") and str(arguments[0]).startswith(storage):
+            count()
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            count()
+            return function(*arguments)
+
+        return call
+
+    sys.addaudithook(audit)
+    os.fsync = counted(os.fsync)
+    for name in ("remove", "remove_folder"):  # pyarrow's
+        setattr(RunFolder, name, counted(getattr(RunFolder, name)))
+    save(RunFolder(storage, "run"), steps, size)
+
+
+def test_a_kill_before_each_operation_on_files(tmp_path: Path) -> None:
+    whole = folder_of(tmp_path, "whole")
+    save(whole, range(1, 4), 1000)
+    found, at, code = [], 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        at += 1
+        storage = tmp_path / str(at)
+        shutil.copytree(whole.path(), storage / "run")
+        process = context.Process(target=save_and_be_killed, args=(str(storage), range(4, 5), 1000, at))
+        process.start()
+        process.join(60)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        code = process.exitcode
+        folder = RunFolder(str(storage), "run")
+        found.append(newest(folder))
+        # The best weights are whole, too, and another start goes on from here.
+        weight = torch.load(folder.path("best/state.pt"), weights_only=True)["weight"]
+        assert torch.equal(weight, torch.full((1000,), float(weight[0])))
+        save(folder, range(found[-1] + 1, found[-1] + 2), 1000)
+        assert newest(folder) == found[-1] + 1
+        assert sum(name.startswith("checkpoint") for name in folder.folders()) == 3
+        shutil.rmtree(storage)
+    assert at > 20 and found == sorted(found) and set(found) == {3, 4}
+
+
+def save_when_told(
+    environment: dict[str, str], folder: RunFolder, steps: range, size: int, connection: Connection
+) -> None:
+    os.environ.update(environment)
+    assert folder.exists("best/state.pt")
+    connection.send("ready")
+    save(folder, steps, size)
+    connection.send("done")
+    time.sleep(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_a_kill_at_many_instants(tmp_path: Path, where: str, s3: PutObjects) -> None:
+    storage, size, instants = str(tmp_path), 4_000_000, 20
+    if where == "s3":
+        bucket = uuid4().hex
+        s3(bucket, {})
+        storage, size, instants = f"s3://{bucket}/runs", 1_000_000, 10
+    folder = RunFolder(storage, "run")
+    folder.create()
+    save(folder, range(1, 2), size)
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    duration, seen = 0.0, []
+    for instant in range(instants + 1):
+        first = newest(folder)
+        ours, its = context.Pipe()
+        arguments = (environment, folder, range(first + 1, first + 3), size, its)
+        process = context.Process(target=save_when_told, args=arguments)
+        process.start()
+        its.close()
+        try:
+            assert ours.recv() == "ready"
+            began = time.monotonic()
+            if instant:
+                time.sleep(duration * (instant - 0.5) / instants)
+            else:  # the first is not killed, to know how long it takes
+                assert ours.poll(60) and ours.recv() == "done"
+                duration = time.monotonic() - began
+        finally:
+            process.kill()
+            process.join()
+        seen.append(newest(folder) - first)
+    assert seen[0] == 2 and set(seen) == {0, 1, 2}, seen

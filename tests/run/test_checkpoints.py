@@ -1,0 +1,208 @@
+"""Checkpoints of one process: what counts, what is refused, and what is kept."""
+
+import os
+import pickle
+import re
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydali.errors import StorageError
+from raydali.run.checkpoints import KEPT, CheckpointStore
+from raydali.run.folder import RunFolder
+from raydali.train import checkpoint_file
+from tests.support.checkpoint_stores import Told, newest, save, state_of, store_of
+from tests.support.ranks import folder_of
+
+
+def test_the_newest_comes_back_and_the_three_newest_are_kept(folder: RunFolder) -> None:
+    assert store_of(folder).newest() is None
+    save(folder, 5, 10, 15, 20, 1_000_000_000)
+    assert newest(folder) == 1_000_000_000
+    names = [f"checkpoint_{step:09d}" for step in (1_000_000_000, 15, 20)]
+    assert KEPT == 3 and folder.folders() == sorted(names)
+    for name in names:
+        assert folder.files(name) == ["manifest.json", "state.pt"]
+    manifest = folder.read_json(f"{names[0]}/manifest.json")
+    assert manifest["step"] == 1_000_000_000 and manifest["world_size"] == 1 and manifest["format"] == 1
+    assert manifest["files"]["state.pt"]["bytes"] == len(folder.read(f"{names[0]}/state.pt"))
+
+
+def test_those_that_are_to_be_kept_stay(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    worker = store_of(folder)._worker
+    store = CheckpointStore(folder, worker, Told(), lambda step: step % 10 == 0)
+    for step in range(5, 50, 5):
+        store.save(step, state_of(step))
+    store.finish()
+    assert [int(name[-3:]) for name in folder.folders()] == [10, 20, 30, 35, 40, 45]
+
+
+def test_what_a_kill_left_half_written_does_not_count_and_goes_with_the_next(folder: RunFolder) -> None:
+    save(folder, 5)
+    folder.write("checkpoint_000000010/state.pt", b"half")
+    folder.write("checkpoint_000000007/state.pt.partial-1", b"half")
+    told = Told()
+    assert newest(folder, told) == 5 and told == []
+    save(folder, 10)
+    assert newest(folder) == 10
+    assert folder.folders() == ["checkpoint_000000005", "checkpoint_000000010"]
+
+
+NEW = "checkpoint_000000010"
+
+
+class Planted:
+    """What a pickle calls when it is loaded by those who trust it."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.mark,)
+
+
+def described(contents: bytes, step: int = 10) -> bytes:
+    return checkpoint_file.manifest({"state.pt": memoryview(contents)}, step=step, world_size=1)
+
+
+def truncate(folder: RunFolder) -> None:
+    folder.write(f"{NEW}/state.pt", folder.read(f"{NEW}/state.pt")[:-1])
+
+
+def flip_a_bit(folder: RunFolder) -> None:
+    contents = bytearray(folder.read(f"{NEW}/state.pt"))
+    contents[len(contents) // 2] ^= 1
+    folder.write(f"{NEW}/state.pt", bytes(contents))
+
+
+def delete_the_state(folder: RunFolder) -> None:
+    folder.remove(f"{NEW}/state.pt")
+
+
+def empty_the_manifest(folder: RunFolder) -> None:
+    folder.write(f"{NEW}/manifest.json", b"")
+
+
+def cut_the_manifest(folder: RunFolder) -> None:
+    folder.write(f"{NEW}/manifest.json", folder.read(f"{NEW}/manifest.json")[:50])
+
+
+def replace_the_manifest(folder: RunFolder) -> None:
+    folder.write(f"{NEW}/manifest.json", b'["checkpoint"]')
+
+
+def copy_another(folder: RunFolder) -> None:
+    for file in ("state.pt", "manifest.json"):
+        folder.write(f"{NEW}/{file}", folder.read(f"checkpoint_000000005/{file}"))
+
+
+def come_from_the_future(folder: RunFolder) -> None:
+    facts = folder.read_json(f"{NEW}/manifest.json")
+    folder.write_json(f"{NEW}/manifest.json", facts | {"format": 2})
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (truncate, r"state.pt has \d+ bytes, not \d+"),
+        (flip_a_bit, "state.pt has other contents than were written: its SHA-256 differs"),
+        (delete_the_state, "state.pt is missing"),
+        (empty_the_manifest, "manifest.json is broken"),
+        (cut_the_manifest, "manifest.json is broken"),
+        (replace_the_manifest, "manifest.json is broken"),
+        (copy_another, "manifest.json is of step 5"),
+        (come_from_the_future, "manifest.json has format 2, this version reads 1"),
+    ],
+)
+def test_a_broken_one_is_told_and_the_one_before_is_taken(folder: RunFolder, harm: Any, reason: str) -> None:
+    save(folder, 5, 10)
+    harm(folder)
+    told = Told()
+    assert newest(folder, told) == 5
+    (event,) = told
+    assert event["event"] == "bad checkpoint" and event["path"] == f"{folder}/{NEW}"
+    assert re.search(reason, event["reason"])
+    # It was put aside: were it readable again, the rows that the run has written since would not go with it.
+    assert "refused.json" in folder.files(NEW) and not folder.exists(f"{NEW}/manifest.json")
+    told.clear()
+    assert newest(folder, told) == 5 and told == []
+    save(folder, 7)
+    assert newest(folder) == 7
+    save(folder, 10)
+    assert newest(folder) == 10
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_planted_pickle_is_refused_and_not_executed(folder: RunFolder, tmp_path: Path, zipped: bool) -> None:
+    save(folder, 5)
+    mark = tmp_path / "executed"
+    file = BytesIO()
+    torch.save({"state": Planted(str(mark))}, file, _use_new_zipfile_serialization=zipped)
+    contents = file.getvalue()
+    if zipped:
+        with zipfile.ZipFile(BytesIO(contents)) as archive:
+            planted = archive.read("archive/data.pkl")
+    else:
+        planted = pickle.dumps(Planted(str(mark)))
+    pickle.loads(planted)  # else the test could not fail
+    assert mark.exists()
+    mark.rmdir()
+    folder.write(f"{NEW}/state.pt", contents)
+    folder.write(f"{NEW}/manifest.json", described(contents))
+    told = Told()
+    assert newest(folder, told) == 5
+    assert "state.pt holds more than tensors and plain values" in told[0]["reason"]
+    assert not mark.exists()
+
+
+def test_where_none_can_be_used_it_is_an_error_and_nothing_is_touched(folder: RunFolder) -> None:
+    save(folder, 5, 10)
+    for name in folder.folders():
+        folder.write(f"{name}/state.pt", b"lost")
+    for _ in range(2):
+        told = Told()
+        with pytest.raises(
+            StorageError, match=r"no checkpoint in .*run can be used \(checkpoint_0+10, checkpoint_0+5;"
+        ):
+            store_of(folder, told).newest()
+        assert [event["path"][-2:] for event in told] == ["10", "05"]
+        assert all(folder.exists(f"{name}/manifest.json") for name in folder.folders())
+
+
+def test_a_run_with_epochs_whose_checkpoints_were_deleted_does_not_start_again(folder: RunFolder) -> None:
+    for epoch in range(3):
+        assert store_of(folder).newest() is None  # killed before the first was saved
+        folder.append("epochs.jsonl", {"epoch": epoch, "step": epoch})
+    with pytest.raises(
+        StorageError, match="has epochs but no checkpoint any more: restore one, or give another --name"
+    ):
+        store_of(folder).newest()
+
+
+def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 5)
+    os.rename(folder.path("checkpoint_000000005/state.pt"), folder.path("elsewhere"))
+    os.mkdir(folder.path("checkpoint_000000005/state.pt"))
+    with pytest.raises(StorageError, match=r"the checkpoints in .* cannot be read: .*"):
+        store_of(folder).newest()
+
+
+def test_best_weights_are_kept_beside(folder: RunFolder) -> None:
+    store = store_of(folder)
+    store.save(5, state_of(5), best={"model": {"weight": torch.ones(3)}})
+    store.finish()
+    best = torch.load(BytesIO(folder.read("best/state.pt")), weights_only=True)
+    assert torch.equal(best["model"]["weight"], torch.ones(3))
+
+
+def test_a_state_that_cannot_be_saved_at_all_is_its_own_error(tmp_path: Path) -> None:
+    store = store_of(folder_of(tmp_path))
+    store.save(5, {"state": (number for number in range(3))})
+    with pytest.raises(TypeError, match="generator"):
+        store.wait()

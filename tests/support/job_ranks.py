@@ -1,0 +1,46 @@
+"""What tests run as a rank of `run_ranks`: a job's train(), to its end or to a cut."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+
+from raydali.measure import ceiling
+from raydali.run.folder import RunFolder
+from raydali.train import precision
+from tests.support.ranks import LocalSession
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ceilings count on a machine that does other things too, as one that runs tests does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceiling, "VOID_ABOVE", inf)
+        patch.setattr(ceiling, "MAX_FOREIGN", inf)
+        yield
+
+
+def train_rank(
+    train: Callable[..., None], config: Any, data: Any, folder: RunFolder, stop_at: int | None = None
+) -> dict[str, Any]:
+    """The weights in the last checkpoint."""
+    session = LocalSession(folder, stop_at=stop_at)
+    with undisturbed():
+        train(config, data, session)
+    session.finish()
+    state = session.latest()
+    assert state is not None
+    return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
+
+
+def train_rank_in_double(
+    train: Callable[..., None], config: Any, data: Any, folder: RunFolder, stop_at: int | None = None
+) -> dict[str, Any]:
+    """The same in float64. In float32 a ReLU that rounding flips makes another run of it within ten steps; here only
+    what is really different can differ."""
+    torch.set_default_dtype(torch.float64)
+    precision._DTYPES["fp32"] = torch.float64
+    return train_rank(train, config, data, folder, stop_at)

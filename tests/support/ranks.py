@@ -1,0 +1,131 @@
+"""Ranks as plain gloo processes: what a training function does on several workers, without starting Ray."""
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raydali.launch.channel import Notice
+from raydali.measure.live_metrics import Figures
+from raydali.run.checkpoints import CheckpointStore
+from raydali.run.folder import RunFolder
+from raydali.train.worker import Worker
+
+# What takes seconds to import is imported once, then every rank is a fork of that clean process.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    [
+        "torch",
+        "torchvision.transforms.v2",
+        "nvidia.dali.fn",
+        "torchmetrics.functional.image",
+        "jobs.imagenet",
+        "tests.support.ranks",
+    ]
+)
+CPU = torch.device("cpu")
+
+
+class Stopped(Exception):
+    """A LocalSession was told to end here, as a kill would."""
+
+
+class LocalSession:
+    """A Session of a plain process: what the driver hears is kept."""
+
+    def __init__(
+        self, folder: RunFolder, *, stop_at: int | None = None, device: torch.device = CPU, cpus: int = 1
+    ) -> None:
+        self.folder = folder
+        self.worker = Worker.join(device, cpus=cpus, node="local")
+        self.told: list[dict[str, Any]] = []
+        self.published: list[Figures] = []
+        self.noticed: Notice | None = None
+        self._stop_at = stop_at
+        self._checkpoints = CheckpointStore(folder, self.worker, self.tell)
+
+    def latest(self) -> dict[str, Any] | None:
+        return self._checkpoints.newest()
+
+    def commit(
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+    ) -> None:
+        if state is not None:
+            self._checkpoints.save(step, state, best=best, hindered=hindered)
+        self._checkpoints.wait()  # so that a test knows what is saved when it stops a rank
+        self.worker.barrier()
+
+    def finish(self) -> None:
+        self._checkpoints.finish()
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        self.told.append({"kind": kind, **facts})
+
+    def tell_start(self, **facts: Any) -> None:
+        self.tell("start", **facts)
+
+    def tell_progress(self, *, step: int, **facts: Any) -> None:
+        if step == self._stop_at:
+            raise Stopped
+
+    def notice(self) -> Notice | None:
+        return self.noticed
+
+    def publish(self, figures: Figures) -> None:
+        self.published.append(figures)
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:
+    """What `function(*args)` returns in each of `world_size` gloo processes, in order of rank.
+
+    Raises:
+        AssertionError: a rank raised; with its traceback.
+        Stopped: a rank was told to stop.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_rank, args=(rank, world_size, port, queue, function, args))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        results: dict[int, Any] = {}
+        while len(results) < world_size:
+            rank, result, error = queue.get(timeout=timeout)
+            if error == "Stopped":
+                raise Stopped
+            assert error is None, f"rank {rank}:\n{error}"
+            results[rank] = result
+        return [results[rank] for rank in range(world_size)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _rank(rank: int, world_size: int, port: int, queue: Any, function: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        init = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)
+        queue.put((rank, function(*args), None))
+        dist.barrier()
+    except Stopped:
+        queue.put((rank, None, "Stopped"))
+    except BaseException:
+        queue.put((rank, None, traceback.format_exc()))
+
+
+def folder_of(path: Path, name: str = "run") -> RunFolder:
+    """A made run folder below a temporary path."""
+    folder = RunFolder(str(path), name)
+    folder.create()
+    return folder

@@ -1,0 +1,81 @@
+"""Validation counts each image once: N = 161 on 1, 2, 3 and 5 workers."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch
+from raydali.data.stream.stream import OrderedPass
+from raydali.errors import DataError
+from raydali.train.evaluation import detection, restoration
+from raydali.train.evaluation.classification import Validation, evaluate
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+from tests.support.ranks import run_ranks
+
+N, CLASSES = 161, 7
+
+
+def images_and_labels(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(N, 3, 8, 8, generator=generator)
+    labels = torch.randint(CLASSES, (N,), generator=generator)
+    return images[ids], labels[ids]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, CLASSES))
+
+
+def validate() -> tuple[Validation, bool]:
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+
+    def batches() -> Iterator[Batch]:
+        for micro_batch in OrderedPass(samples=N, batch_size=16).micro_batches(worker.rank, worker.world_size):
+            images, labels = images_and_labels(micro_batch.ids)
+            yield Batch({"images": images, "labels": labels}, micro_batch)
+
+    model = network()
+    result = evaluate(model, batches(), worker, Precision("fp32", worker.device))
+    return result, model.training
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_results_are_those_of_one_pass_over_all_images(world_size: int) -> None:
+    images, labels = images_and_labels(np.arange(N))
+    with torch.no_grad():
+        logits = network().eval()(images)
+    best = logits.topk(5).indices == labels[:, None]
+    for result, still_training in run_ranks(world_size, validate):
+        assert still_training
+        assert result["images"] == N
+        assert result["top1"] == best[:, 0].sum().item() / N
+        assert result["top5"] == best.sum().item() / N
+        assert result["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [evaluate, restoration.evaluate, partial(detection.evaluate, source=None)],  # type: ignore[arg-type]  # not reached
+)
+def test_a_model_is_trained_on_behind_a_batch_that_cannot_be_had(evaluation: Callable[..., object]) -> None:
+    def broken() -> Iterator[Batch]:
+        yield from ()
+        raise DataError("gone")
+
+    model, worker = network(), Worker.join(torch.device("cpu"), cpus=1, node="local")
+    with pytest.raises(DataError, match="gone"):
+        evaluation(model, broken(), worker=worker, precision=Precision("fp32", worker.device))
+    assert model.training and model[1].training
+
+
+def test_more_workers_than_batches_is_no_problem() -> None:
+    batches = [list(OrderedPass(samples=20, batch_size=16).micro_batches(rank, 5)) for rank in range(5)]
+    assert [len(each) for each in batches] == [1, 1, 0, 0, 0]
+    assert np.concatenate([b.ids for each in batches for b in each]).tolist() == list(range(20))
