@@ -21,6 +21,7 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.detection import PADDING, TrainImages, ValidationImages
 from raydali.errors import UsageError
+from raydali.extras import require_extra
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions
@@ -254,6 +255,7 @@ def index(config: Config) -> Data:
 def main() -> None:
     """Parse, index, check, launch."""
     config = parse(Config, demo=SHAPES)
+    require_extra("detection", "pycocotools", "detectors")
     console = Console()
     make_pipelines(config, max_boxes=1)
     if config.model not in (SHAPES.model, Config.model):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,12 +155,15 @@ def _encoded(image: "Image") -> bytes:
 
 @cache
 def _font(size: int, bold: bool) -> "ImageFont.FreeTypeFont":
-    """DejaVu, which matplotlib brings along: it has the letters of most alphabets."""
-    import matplotlib
+    """DejaVu where the system has it, for the letters of most alphabets; else Pillow's own font, which is ASCII."""
     from PIL import ImageFont
 
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf", name)), size)
+    try:
+        return ImageFont.truetype("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf", size)
+    except OSError:
+        font = ImageFont.load_default(size)
+        assert isinstance(font, ImageFont.FreeTypeFont), "Pillow's wheels have FreeType"
+        return font
 
 
 def _fitting(text: str, font: "ImageFont.FreeTypeFont") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from raydali.errors import UsageError
+from raydali.extras import require_extra
 from raydali.output import devices, gpu_names, require_writable
 
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
@@ -71,6 +72,8 @@ def check(options: Any, *, positive: Iterable[str], loaders: Collection[str]) ->
         raise UsageError(f"--data {options.data}: the other loaders read local folders alone: give a copy on a disk")
     require_writable("--json", options.json)
     require_writable("--plot", getattr(options, "plot", None))
+    if getattr(options, "plot", None):
+        require_extra("plot", "matplotlib", "pictures of benchmarks")
 
 
 def gpu_counts(gpus: str | None) -> list[int]:

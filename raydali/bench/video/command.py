@@ -17,6 +17,7 @@ from raydali.bench.common.results import NOT_INSTALLED, contender, require_measu
 from raydali.bench.common.synthetic_videos import Made, VideoCodec, made_videos
 from raydali.bench.loader.command import PIXELS
 from raydali.errors import UsageError
+from raydali.extras import require_extra
 from raydali.output import JsonFile, devices, machine, number, show, write_json
 
 CHOICE = ("raydali", "reader", "pyav", "torchcodec")
@@ -102,6 +103,7 @@ def main(options: VideoBench) -> dict[str, Any]:
     """
     from raydali.data.sources.video.clips import VideoClips
 
+    require_extra("video", "av", "videos")
     if options.seed_table:
         videos, frames = PUBLISHED_VIDEOS, PUBLISHED_FRAMES
         options = replace(options, make=videos, frames=frames, batch_size=8, sequence_length=30, threads=8, workers=8)

@@ -7,6 +7,7 @@ china.jpg by danielbuechele and flower.jpg by vultilion, both of Flickr.
 from pathlib import Path
 
 from raydali.data.sources.builtin.cache import built_in_folder
+from raydali.extras import require_extra
 
 SIDE = 64
 """Of a piece, pixels."""
@@ -23,12 +24,13 @@ def blurred_folder() -> str:
     they have nothing to teach, and their high PSNR would hide that of the others.
 
     Raises:
-        UsageError: the cache cannot be written.
+        UsageError: the cache cannot be written, or scikit-learn is not installed.
     """
     return built_in_folder("blurred-v1", _write)
 
 
 def _write(folder: Path) -> None:
+    require_extra("demo", "sklearn", "the built-in photographs")
     import numpy as np
     from PIL import Image, ImageFilter
     from sklearn.datasets import load_sample_images

@@ -1,14 +1,13 @@
-"""The built-in data set: scikit-learn's 1,797 handwritten digits as JPEG class folders, for runs without data.
+"""The built-in data set: 1,797 handwritten digits as JPEG class folders, for runs without data.
 
 They are the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI Machine Learning
-Repository, 1998), 8x8 grey images that `sklearn.datasets.load_digits` carries.
+Repository, 1998, CC BY 4.0). `digits.npz` holds them as `sklearn.datasets.load_digits` does: images, 8x8 with values
+from 0 to 16, and labels; is_val marks the 360 for validation, a stratified split.
 """
 
 from pathlib import Path
 
 from raydali.data.sources.builtin.cache import built_in_folder
-
-_VAL_IMAGES = 360
 
 
 def digits_folder() -> str:
@@ -25,15 +24,13 @@ def digits_folder() -> str:
 def _write(folder: Path) -> None:
     import numpy as np
     from PIL import Image
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
-    digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    splits = train_test_split(np.arange(len(pixels)), test_size=_VAL_IMAGES, stratify=digits.target, random_state=0)
-    for split, ids in zip(("train", "val"), splits, strict=True):
+    with np.load(Path(__file__).with_name("digits.npz")) as digits:
+        images, labels, is_val = digits["images"], digits["labels"], digits["is_val"]
+    pixels = np.round(images * (255 / 16)).astype(np.uint8)
+    for split in ("train", "val"):
         for digit in range(10):
             (folder / split / str(digit)).mkdir(parents=True)
-        for id in ids:
-            image = Image.fromarray(pixels[id]).resize((32, 32), Image.Resampling.BICUBIC)
-            image.save(folder / split / str(digits.target[id]) / f"{id:04d}.jpg", quality=95)
+    for id, (label, val) in enumerate(zip(labels, is_val, strict=True)):
+        image = Image.fromarray(pixels[id]).resize((32, 32), Image.Resampling.BICUBIC)
+        image.save(folder / ("val" if val else "train") / str(label) / f"{id:04d}.jpg", quality=95)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.builtin.cache import built_in_folder
+from raydali.extras import require_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +28,13 @@ def moving_discs_folder() -> str:
     It lies where `built_in_folder` says. Videos are 16 frames of 64 x 64 pixels, MJPEG in AVI.
 
     Raises:
-        UsageError: the cache cannot be written.
+        UsageError: the cache cannot be written, or PyAV is not installed.
     """
     return built_in_folder("moving-discs-v1", _write)
 
 
 def _write(folder: Path) -> None:
+    require_extra("video", "av", "videos")
     import numpy as np
 
     for split, (name, videos) in enumerate(_VIDEOS.items()):

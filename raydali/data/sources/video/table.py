@@ -21,6 +21,7 @@ from raydali.data.sources.cache import keep_arrays, kept_arrays
 from raydali.data.sources.files import Files, digest
 from raydali.data.sources.patterns import folder_entries
 from raydali.data.sources.video.packets import VideoInfo, read_facts
+from raydali.extras import require_extra
 
 _VERSION = b"1"  # another one for another content of the cached file
 _THREADS = 32
@@ -108,7 +109,11 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
 
     Returns:
         The table of those that are sound, in their order; and by id why the others are broken.
+
+    Raises:
+        UsageError: PyAV is not installed.
     """
+    require_extra("video", "av", "videos")
     place = f"videos/{digest(_VERSION, os.fsencode(videos.root))}.npz"
     names = videos.packed_paths.tobytes().split(b"\0")
     stamps = _stamps(videos, names)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from raydali.data.sources.builtin import digits
 from raydali.data.sources.builtin.digits import digits_folder
@@ -32,6 +33,15 @@ def test_split_is_whole_disjoint_and_stratified(folder: Path) -> None:
     assert sorted(names) == [f"{id:04d}.jpg" for id in range(1797)]
     share = np.bincount(val.labels) / (np.bincount(val.labels) + np.bincount(train.labels))
     assert np.abs(share - 0.2).max() < 0.01
+
+
+def test_the_package_holds_the_digits_of_scikit_learn() -> None:
+    expected = load_digits()
+    _, val = train_test_split(np.arange(1797), test_size=360, stratify=expected.target, random_state=0)
+    with np.load(Path(digits.__file__).with_name("digits.npz")) as packed:
+        assert np.array_equal(packed["images"], expected.images)
+        assert np.array_equal(packed["labels"], expected.target)
+        assert np.flatnonzero(packed["is_val"]).tolist() == sorted(val)
 
 
 def test_images_show_their_digit(folder: Path) -> None:
