@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_ten_names_at_most_and_none_is_imported_before_it_is_asked_for() -> None:
+def test_at_most_ten_names_are_exported_and_all_lazily() -> None:
     assert len(raydali.__all__) <= 10
     for name in raydali.__all__:
         assert getattr(raydali, name).__doc__, name
@@ -80,7 +80,7 @@ def _rank(folder: Path, start: int, epochs: int) -> dict[str, Any]:
     return _loop(folder, torch.distributed.get_rank(), torch.distributed.get_world_size(), start, epochs)
 
 
-def test_epochs_are_those_of_the_stream_on_any_number_of_ranks_and_records_are_of_all(folder: Path) -> None:
+def test_epochs_and_records_are_equal_on_any_number_of_ranks(folder: Path) -> None:
     stream = _stream()
     expected = {
         step: {i for index in range(4) for i in stream.micro_batch(step, index).ids.tolist()} for step in range(STEPS)
@@ -106,9 +106,7 @@ def test_epochs_are_those_of_the_stream_on_any_number_of_ranks_and_records_are_o
         assert record["images_per_second"] == pytest.approx(record["images"] / record["seconds"])
 
 
-def test_waits_are_the_loaders_the_rest_of_an_epoch_is_the_steps_and_nothing_between_epochs_counts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_is_loader_waits_and_steps_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _loader(folder) as loader:
         batches = iter(loader)
 
@@ -144,7 +142,7 @@ def _quarantined(folder: Path) -> list[Any]:
     return records
 
 
-def test_images_that_others_stood_in_for_are_counted_over_all_ranks(tmp_path: Path) -> None:
+def test_substituted_images_are_counted_over_all_ranks(tmp_path: Path) -> None:
     damaged, stream = {3: "empty", 40: "text", 41: "cut-short"}, _stream()
     broken.folder(tmp_path, IMAGES, damaged)
     of_step = [

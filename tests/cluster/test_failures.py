@@ -87,9 +87,7 @@ def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp
         assert_whole(folder, STREAM)
 
 
-def test_a_rank_that_hangs_before_its_first_step_is_named_ended_and_started_again(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_rank_that_hangs_at_its_start_is_named_and_restarted(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, time\nimport torch\nimport jobs.imagenet as job\n"
         "from raydali.launch.driver.command import run_main\n"
@@ -128,7 +126,7 @@ def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str]
         assert_whole(folder, STREAM)
 
 
-def test_an_interrupted_run_leaves_a_checkpoint_of_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 130
@@ -184,9 +182,7 @@ def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_pat
 
 
 @pytest.mark.timeout(2400)
-def test_a_second_driver_takes_the_run_over_and_the_first_writes_nothing_more(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_after_a_takeover_the_first_driver_writes_nothing(env: dict[str, str], tmp_path: Path) -> None:
     options = ["--epochs", "500", "--workers", "1", "--trace-samples", "--checkpoint-every", "10"]
     options += ["--name", "run", "--storage", str(tmp_path)]
     folder = RunFolder(str(tmp_path), "run")

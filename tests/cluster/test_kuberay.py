@@ -111,7 +111,7 @@ def test_heads_give_up_nodes_soon_and_stop_jobs_late(variant: str) -> None:
         assert {entry["name"]: entry["value"] for entry in head["env"]} == HEAD_ENVIRONMENT
 
 
-def test_only_the_cluster_s_own_pods_reach_what_asks_for_no_token(variant: str) -> None:
+def test_ports_without_a_token_admit_only_the_clusters_pods(variant: str) -> None:
     policy = manifest(variant, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     ours = policy["podSelector"]["matchLabels"]
@@ -189,7 +189,7 @@ def test_autoscaling_is_v2_where_nobody_else_counts_machines() -> None:
         assert cluster["workerGroupSpecs"][0]["minReplicas"] == 0 < cluster["workerGroupSpecs"][0]["maxReplicas"]
 
 
-def test_kueue_gets_a_fixed_number_of_machines_and_a_job_that_waits() -> None:
+def test_kueue_queues_a_job_with_a_fixed_number_of_machines() -> None:
     for kind in KINDS:
         assert manifest("kueue", kind)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "raydali"
     assert manifest("kueue", "RayJob")["spec"]["suspend"] is True

@@ -69,7 +69,7 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_killed_runs_go_on_to_the_sample_on_another_number_of_workers(home: Path, tmp_path: Path) -> None:
+def test_killed_runs_resume_exactly_on_other_workers(home: Path, tmp_path: Path) -> None:
     """SIGKILL to driver and workers in mid-epoch, on 2 workers, then on 3; 1 worker ends the run."""
     env, folder = environment(home), RunFolder(str(tmp_path), "killed")
     config = replace(DIGITS, epochs=30, batch_size=16, global_batch_size=96)
@@ -138,7 +138,7 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_interrupting_before_the_first_checkpoint_says_that_nothing_was_saved(home: Path, tmp_path: Path) -> None:
+def test_an_early_interrupt_reports_that_nothing_was_saved(home: Path, tmp_path: Path) -> None:
     options = ["--epochs", "2", "--name", "early", "--storage", str(tmp_path)]
     process = start_job(*options, env=environment(home), log=tmp_path / "log")
     try:

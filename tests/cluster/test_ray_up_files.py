@@ -162,7 +162,7 @@ def test_the_image_is_of_the_versions_in_the_lock(cloud: str) -> None:
     assert installs == []  # Ray's defaults would install another Ray
 
 
-def test_a_token_is_needed_and_no_secret_is_sent_or_written_down(cloud: str) -> None:
+def test_a_token_is_required_and_no_secret_is_stored(cloud: str) -> None:
     config = prepared(cloud)
     assert config["file_mounts"] == {} and config["cluster_synced_files"] == []
     options = config["docker"]["run_options"]

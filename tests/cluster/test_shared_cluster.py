@@ -117,7 +117,7 @@ def raylet_of(pid: int) -> str:
         return ""
 
 
-def test_an_elastic_run_takes_what_others_leave_and_grows_without_loss(env: dict[str, str], tmp_path: Path) -> None:
+def test_an_elastic_run_uses_free_gpus_and_grows_without_loss(env: dict[str, str], tmp_path: Path) -> None:
     """3 CPUs, of which others hold one at the start, and two at a restart; then they leave."""
     with nodes(env, tmp_path / "ray", ["3"]) as (using, _), ExitStack() as others:
         hold = others.enter_context(tenant(using))
@@ -153,7 +153,7 @@ def test_a_node_whose_failure_recurs_is_left_out(env: dict[str, str], tmp_path: 
         assert f"node {ids[1][:8]} is left out" in run.log.read_text()
 
 
-def test_a_node_without_the_data_is_left_out_before_it_condemns_samples(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_node_without_the_data_is_excluded_not_its_samples(env: dict[str, str], tmp_path: Path) -> None:
     data = tmp_path / "data"
     copytree(digits_folder(), data)
     hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {data} && exec "$@"', "sh"]

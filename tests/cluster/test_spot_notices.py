@@ -38,7 +38,7 @@ def test_google_s_server_answers_at_the_moment_of_the_notice(server: MetadataSer
     assert found and found[0] is not None
 
 
-def test_errors_are_logged_once_and_the_notice_is_found_behind_them(
+def test_errors_are_logged_once_and_a_later_notice_is_found(
     cloud: str, server: MetadataServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spot_notices, "POLL_SECONDS", 0.01)

@@ -59,7 +59,7 @@ class Run:
         return found[0]
 
 
-def test_a_notice_of_the_cloud_moves_the_run_to_the_other_machine(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_cloud_notice_moves_the_run_to_another_machine(env: dict[str, str], tmp_path: Path) -> None:
     """Two nodes of one CPU each, both train."""
     with ExitStack() as stack:
         using, ids = stack.enter_context(nodes(env, tmp_path / "ray", ["1"], ["1"]))

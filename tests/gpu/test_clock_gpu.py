@@ -70,7 +70,7 @@ def test_marks_that_the_device_has_passed_are_not_kept(cycles: int) -> None:
     assert len(clock._marks) <= 2
 
 
-def test_a_wait_of_the_host_counts_only_where_the_device_stands_idle(cycles: int) -> None:
+def test_a_host_wait_counts_only_while_the_device_is_idle(cycles: int) -> None:
     torch.cuda.synchronize()
     clock = StageClock(DEVICE)
     clock.enter("step")

@@ -58,7 +58,7 @@ def test_a_compiled_step_can_be_captured() -> None:
     torch.testing.assert_close(losses("bf16", graph=True, compiled=True), launched, rtol=0.02, atol=1e-4)
 
 
-def test_a_model_that_cannot_be_captured_is_trained_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_captured_trains_eagerly(caplog: pytest.LogCaptureFixture) -> None:
     class Asking(nn.Module):
         def __init__(self) -> None:
             super().__init__()

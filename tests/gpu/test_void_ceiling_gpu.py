@@ -34,7 +34,7 @@ def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compi
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_void_ceiling_is_measured_again_with_the_captured_step(
+def test_a_void_ceiling_is_remeasured_with_the_captured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     measured = losses(tmp_path, monkeypatch, measures=True, compiled=compiled)

@@ -35,7 +35,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_append_to_an_object_store_that_is_interrupted_loses_nothing(s3: PutObjects) -> None:
+def test_an_interrupted_append_to_an_object_store_loses_nothing(s3: PutObjects) -> None:
     bucket = uuid4().hex
     s3(bucket, {})
     folder = RunFolder(f"s3://{bucket}/runs", "run")

@@ -39,7 +39,7 @@ def test_in_order_and_each_once(samples: int, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"numbers: {samples} of {samples} read, {len(found)} broken\n"
 
 
-def test_a_process_that_is_killed_and_a_storage_that_fails_are_errors() -> None:
+def test_a_killed_process_and_a_failing_storage_are_errors() -> None:
     for examine, message in (
         (killed, "cannot go on: a process was killed; if memory ran out, lower --workers"),
         (no_storage, "cannot go on: .* Input/output error: '/data/1.jpg'"),

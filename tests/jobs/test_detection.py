@@ -110,7 +110,7 @@ def found_near(source: Coco, random: np.random.Generator) -> list[Found]:
     return found
 
 
-def test_map_is_that_of_pycocotools_with_crowds_and_empty_images(tmp_path: Path, shapes: Data) -> None:
+def test_map_equals_pycocotools_with_crowds_and_empty_images(tmp_path: Path, shapes: Data) -> None:
     random = np.random.default_rng(0)
     source = replace(shapes.val, crowd=random.random(len(shapes.val.boxes)) < 0.3)
     assert (np.diff(source.first_boxes) == 0).any() and source.crowd.any()
@@ -166,7 +166,7 @@ def test_models_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "ssdlite320_mobilenet_v3_large"])
-def test_detectors_learn_all_their_weights_even_from_empty_images(name: str) -> None:
+def test_all_weights_get_gradients_even_from_empty_images(name: str) -> None:
     """DDP waits for the gradients of all."""
     model = build_detector(name, 3)
     images = torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8)

@@ -124,7 +124,7 @@ def test_options_train(tmp_path: Path, pairs: Data, changes: dict[str, Any]) -> 
     assert changes.get("ceiling", False) is (rows[0]["of_ceiling"] is not None)
 
 
-def test_pairs_that_cannot_be_used_are_left_out_and_end_the_run_where_they_are_many(tmp_path: Path) -> None:
+def test_unusable_pairs_are_left_out_and_too_many_end_the_run(tmp_path: Path) -> None:
     root = write_pairs(tmp_path / "pairs")
     (root / "test/gt/scene/03.png").write_bytes(b"no image")
     folder = folder_of(tmp_path)

@@ -179,7 +179,7 @@ def test_bad_usage_is_refused_before_ray_starts(case: str, data: Path, tmp_path:
     assert re.search(REMEDY, said), said
 
 
-def test_more_workers_than_micro_batches_are_refused_before_they_start(tmp_path: Path) -> None:
+def test_more_workers_than_micro_batches_are_refused_early(tmp_path: Path) -> None:
     arguments = ["--global-batch-size", "32", "--batch-size", "32", "--workers", "2"]
     said = refusal(arguments, tmp_path / "runs")
     assert re.search(r"2 workers are more than the 1 micro-batches of a global batch \(32 / 32\).*fewer workers", said)

@@ -30,7 +30,7 @@ in_single = partial(train_rank, train)
 in_double = partial(train_rank_in_double, train)
 
 
-def test_a_run_cut_and_resumed_on_other_numbers_of_workers_is_the_undisturbed_one(tmp_path: Path, discs: Data) -> None:
+def test_a_run_resumed_on_other_workers_equals_the_undisturbed(tmp_path: Path, discs: Data) -> None:
     folder, whole = folder_of(tmp_path, "cut"), folder_of(tmp_path, "whole")
     with pytest.raises(Stopped):
         run_ranks(2, in_double, CONFIG, discs, folder, 7)  # checkpoint at 4; steps 4..6 run again

@@ -34,7 +34,7 @@ def distance(weights: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> f
     return max(float(np.linalg.norm(weights[name] - others[name]) / np.linalg.norm(others[name])) for name in weights)
 
 
-def test_losses_validation_and_weights_are_the_same_on_1_2_3_and_4_workers(tmp_path: Path, digits: Data) -> None:
+def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: Data) -> None:
     runs = {}
     for world_size in (1, 2, 3, 4):
         folder = folder_of(tmp_path, f"on-{world_size}")
@@ -53,9 +53,7 @@ def test_losses_validation_and_weights_are_the_same_on_1_2_3_and_4_workers(tmp_p
         assert distance(other_weights, weights) < 1e-9
 
 
-def test_cut_mid_epoch_and_resumed_on_other_numbers_of_workers_loses_and_repeats_nothing(
-    tmp_path: Path, digits: Data
-) -> None:
+def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, checkpoint_every=4)
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
@@ -94,7 +92,7 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
     assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
 
 
-def test_a_resume_takes_the_ceiling_over_where_nothing_changes_it(tmp_path: Path, digits: Data) -> None:
+def test_a_resume_keeps_the_ceiling_unless_something_changed(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, ceiling=True, checkpoint_every=2)
     beside: dict[str, Any] = {"hang_timeout": 60.0, "checkpoint_every": 3}
     changed: dict[str, Any] = {"mixup": 0.2}

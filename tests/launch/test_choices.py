@@ -52,7 +52,7 @@ def _own_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(choices), "has_bf16", vars(choices)["has_bf16"])
 
 
-def test_the_first_start_chooses_and_later_ones_keep_it_on_other_hardware(tmp_path: Path) -> None:
+def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     assert choose(folder, CONFIG)[:2] == ("fp32", False)
     settings = folder.read_json("config.json")
@@ -64,7 +64,7 @@ def test_the_first_start_chooses_and_later_ones_keep_it_on_other_hardware(tmp_pa
     assert (given.precision, given.compile) == ("fp16", True)
 
 
-def test_a_run_of_an_earlier_version_keeps_its_defaults_and_hears_that_they_are_slow(tmp_path: Path) -> None:
+def test_an_older_run_keeps_its_slow_defaults_with_a_warning(tmp_path: Path) -> None:
     folder = begun(tmp_path, precision="bf16", compile=False)
     precision, compiled, told = choose(folder, CONFIG)
     assert (precision, compiled) == ("bf16", False)
@@ -142,7 +142,7 @@ def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, r
         ({"image_size": 64}, {"image_size": (32, 64), "resize_size": (256, 73)}),
     ],
 )
-def test_a_run_of_an_earlier_version_keeps_its_size_to_resize_to(now: Any, changed: Any) -> None:
+def test_an_older_run_keeps_its_resize_size(now: Any, changed: Any) -> None:
     earlier = PreviousRun(dict(json.loads(json.dumps(asdict(Config(image_size=32, resize_size=256))))), finished=False)
     options = with_kept(Config(**now), earlier.settings)
     assert changes(earlier, asdict(options), asdict(options)) == changed
@@ -170,7 +170,7 @@ def test_a_window_of_blocks_is_chosen_once() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 8])
-def test_a_run_of_an_earlier_version_goes_on_in_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
+def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
     folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
     job = Job(name="imagenet", train=print, data=None, samples=len(SORTED), fingerprint="f", labels=SORTED)
     settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}

@@ -48,7 +48,7 @@ def test_no_share_is_above_what_a_ceiling_allows() -> None:
     assert [share_of_ceiling(*values) for values in ((1152.9, 100.0), (None, 100.0), (100.0, None))] == [None] * 3
 
 
-def test_a_machine_is_busy_where_others_compute_and_no_core_is_left() -> None:
+def test_a_machine_is_busy_if_others_use_all_cores() -> None:
     def rank(own: float, busy: float, idle: float, node: str = "a") -> dict[str, Any]:
         return {"node": node, "cpu_seconds": own, "host_busy_seconds": busy, "host_idle_seconds": idle}
 

@@ -85,7 +85,7 @@ def test_validation_stands_apart_and_checkpoints_do_not(rank: Rank) -> None:
     assert (figures.images_per_second, figures.loader_wait_fraction) == (5.0, 0.125)
 
 
-def test_a_short_epoch_has_figures_and_a_short_rest_of_one_has_none(rank: Rank) -> None:
+def test_a_short_epoch_has_figures_and_a_short_remainder_none(rank: Rank) -> None:
     rank.step(wait=0.0, work=0.5)
     rank.pulse.end_epoch()
     assert rank.published[-1].images_per_second == 40.0
@@ -123,7 +123,7 @@ def test_an_exchange_is_a_part_of_its_step(rank: Rank) -> None:
     assert figures.own_step_seconds == 2.5
 
 
-def test_the_loss_is_the_mean_over_images_since_the_pulse_before(rank: Rank) -> None:
+def test_the_loss_is_the_mean_over_images_since_the_last_pulse(rank: Rank) -> None:
     for epoch in (0.0, 10.0):
         for loss in (1.0, 3.0):
             rank.meter.add(torch.tensor(epoch + loss), 10)

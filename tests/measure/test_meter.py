@@ -45,7 +45,7 @@ def test_stages_become_seconds_and_validation_stands_apart(now: Clock) -> None:
     assert record.seconds == 1.5 + 2.0 + 4.0 + 16.0
 
 
-def test_exchanges_are_a_part_of_steps_which_ends_where_the_loss_is_counted(now: Clock) -> None:
+def test_all_reduce_waits_are_part_of_steps_until_the_loss(now: Clock) -> None:
     meter = make_meter()
     for late in (2.0, 0.5):
         run_stages(meter, now, loader_wait=1.0, step=4.0)
@@ -60,7 +60,7 @@ def test_exchanges_are_a_part_of_steps_which_ends_where_the_loss_is_counted(now:
     assert (record.loader_wait_seconds, record.steps) == (2.0, 2)
 
 
-def test_the_first_step_is_timed_and_the_loader_s_waits_count_from_its_batch_on(now: Clock) -> None:
+def test_first_step_is_timed_and_loader_waits_count_after_it(now: Clock) -> None:
     loader: Any = SimpleNamespace(waits=WaitTimer(), python=PythonCpuTime())
     waits = loader.waits.seconds
     waits["storage"] = loader.python.seconds = 1.0

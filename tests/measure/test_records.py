@@ -82,7 +82,7 @@ def test_what_the_caller_knows_is_taken_over() -> None:
     assert {name: record[name] for name in FACTS} == FACTS
 
 
-def test_the_ceiling_counts_for_the_workers_it_was_measured_on_alone() -> None:
+def test_a_ceiling_holds_only_for_the_measured_workers() -> None:
     segment = [rank_record(0, 2, images=60, seconds=4.0), rank_record(1, 2, images=60, seconds=3.0)]
     assert epoch_record([segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
     assert epoch_record([segment, segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
@@ -114,7 +114,7 @@ def test_a_record_survives_json_and_its_ranks_can_be_read_back() -> None:
     assert [RankRecord(**rank) for rank in read["ranks"]] == [rank for segment in segments for rank in segment]
 
 
-def test_an_error_in_the_verdict_is_a_warning_and_a_line_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_verdict_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("of nothing")
 

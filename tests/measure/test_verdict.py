@@ -76,7 +76,7 @@ def test_waiting_for_the_loader_is_put_down_to_what_held_it_up(cause: str, words
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_steps_beside_which_the_loader_s_python_ran_are_held_up_by_it(device: str) -> None:
+def test_loader_python_that_runs_during_steps_slows_them(device: str) -> None:
     slow: dict[str, Any] = {"device": device, "seconds": 20.0, "step_seconds": 19.7}
     found = judged(rank(**slow, loader_waits={"python": 0.1, "storage": 0.1}, python_seconds=9.0))
     assert (found.kind, found.cause) == ("loader-bound", "python")
@@ -84,7 +84,7 @@ def test_steps_beside_which_the_loader_s_python_ran_are_held_up_by_it(device: st
     assert found.costs["gpu contention" if device == "cuda" else "slower steps"] == pytest.approx(1 / 20.3, abs=0.01)
 
 
-def test_python_beside_steps_as_fast_as_at_the_ceiling_is_not_accused() -> None:
+def test_python_during_steps_at_ceiling_speed_is_not_blamed() -> None:
     assert judged(rank(python_seconds=9.0)).kind == "step-bound"
 
 
@@ -115,7 +115,7 @@ def test_a_rank_whose_loader_is_slow() -> None:
     assert found.costs.get("storage", 0) < 0.02
 
 
-def test_a_rank_whose_loader_is_hardly_slower_than_the_others_is_no_straggler() -> None:
+def test_a_loader_slightly_slower_than_others_is_no_straggler() -> None:
     """Of loaders that are too slow alike, only the last one is waited for: the others catch up meanwhile."""
     waits = {"cpu decode": 5.0}
     other = rank(0, 2, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5, device="cpu")
@@ -128,7 +128,7 @@ def test_a_rank_whose_loader_is_hardly_slower_than_the_others_is_no_straggler() 
     assert judged(waiting_too, rank(1, 2, **late | {"loader_waits": {"storage": 5.0}})).kind == "loader-bound"
 
 
-def test_inside_a_cuda_graph_a_straggler_is_told_by_its_loader_alone() -> None:
+def test_in_a_cuda_graph_only_the_loader_shows_a_straggler() -> None:
     untimed: dict[str, Any] = {"exchange_seconds": None, "shortest_exchange_seconds": None, "seconds": 15.0}
     others = [rank(i, 3, step_seconds=14.7, **untimed) for i in range(2)]
     assert judged(*others, rank(2, 3, step_seconds=9.5, loader_wait_seconds=5.2, **untimed)).kind == "straggler"
@@ -141,7 +141,7 @@ def test_a_rank_with_more_micro_batches_is_no_straggler() -> None:
     assert "straggler" not in judged(more, fewer, ceiling=None).costs
 
 
-def test_ranks_that_wait_for_each_other_in_turn_accuse_no_loader_that_was_hardly_waited_for() -> None:
+def test_mutual_waits_do_not_blame_a_loader_with_short_waits() -> None:
     ranks = [rank(i, 2, step_seconds=9.7, exchange_seconds=2.0) for i in range(2)]
     found = judged(*ranks, ceiling=120.0)
     assert found.kind == "step-bound" and found.costs["loader"] == pytest.approx(2 * 0.2 / 10.3, abs=0.001)
@@ -170,7 +170,7 @@ def test_a_loader_in_the_way_of_a_gpu_s_steps() -> None:
     assert found.costs["gpu contention"] == pytest.approx((13.7 - 1000 / 103) / 14.3, abs=0.001)
 
 
-def test_reading_that_lacks_cores_beside_a_gpu_is_no_contention_for_the_gpu() -> None:
+def test_reading_that_lacks_cores_is_no_gpu_contention() -> None:
     slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.2, "loader_waits": {"storage": 10.0}}
     busy: dict[str, Any] = {"cpu_seconds": 39.0, "host_busy_seconds": 40.0, "host_idle_seconds": 0.5}
     found = judged(rank(**slow, **busy, helpers_queued_seconds=9.0))
@@ -208,7 +208,7 @@ def test_own_cores_that_do_not_suffice() -> None:
     assert str(found).startswith("contention for cores: model and loader have too few, and waited ")
 
 
-def test_reading_that_waits_for_cores_and_not_for_a_disk_is_contention() -> None:
+def test_reading_that_waits_for_cores_is_contention() -> None:
     slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.2, "loader_waits": {"storage": 10.0}}
     busy: dict[str, Any] = {"cpu_seconds": 39.0, "host_busy_seconds": 40.0, "host_idle_seconds": 0.5}
     assert judged(rank(device="cpu", **slow)).cause == "storage"
@@ -216,7 +216,7 @@ def test_reading_that_waits_for_cores_and_not_for_a_disk_is_contention() -> None
     assert judged(rank(device="cpu", **slow, **busy, helpers_queued_seconds=2.0)).cause == "storage"
 
 
-def test_slow_steps_on_a_cpu_that_had_its_cores_are_no_contention() -> None:
+def test_slow_steps_without_queueing_are_no_contention() -> None:
     found = judged(rank(device="cpu", seconds=100.0, step_seconds=99.7))
     assert found.kind == "slower steps" and "contention" not in str(found)
 
@@ -230,7 +230,7 @@ def test_start_up_and_compile() -> None:
     assert compiled.kind == "compile" and compiled.costs["compile"] == pytest.approx(30 / 40.3, abs=0.01)
 
 
-def test_one_rank_s_late_first_batch_is_start_up_and_no_straggler() -> None:
+def test_one_ranks_late_first_batch_is_start_up() -> None:
     late: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.2, "first_batch_seconds": 10.0}
     early: dict[str, Any] = {"loader_wait_seconds": 1.2, "first_batch_seconds": 1.0, "seconds": 20.0}
     waiting: dict[str, Any] = {"step_seconds": 18.7, "exchange_seconds": 9.5}
@@ -248,7 +248,7 @@ def test_one_rank_that_compiles_longer() -> None:
     assert sum(found.costs.values()) < 0.85
 
 
-def test_a_checkpoint_that_holds_up_the_first_rank_is_not_the_others_loaders_affair() -> None:
+def test_a_checkpoint_of_rank_0_is_not_blamed_on_other_loaders() -> None:
     first = rank(0, 8, seconds=15.0, checkpoint_seconds=5.05, loader_waits={"storage": 0.2})
     waiting: dict[str, Any] = {"seconds": 15.0, "step_seconds": 14.7, "exchange_seconds": 5.5}
     others = [rank(i, 8, **waiting, checkpoint_seconds=0.0, loader_waits={"storage": 0.2}) for i in range(1, 8)]
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_holds_up_the_first_rank_is_not_the_others_loaders_aff
     assert sum(found.costs.values()) < 0.5
 
 
-def test_a_straggler_by_its_steps_whose_first_batch_was_late_is_no_straggler_by_its_loader() -> None:
+def test_a_late_first_batch_does_not_make_a_loader_straggler() -> None:
     started: dict[str, Any] = {"seconds": 25.0, "first_batch_seconds": 5.0, "loader_wait_seconds": 5.2}
     others = [rank(i, 3, **started, step_seconds=19.7, exchange_seconds=10.4) for i in range(2)]
     found = judged(*others, rank(2, 3, **started, step_seconds=19.7, exchange_seconds=0.4))

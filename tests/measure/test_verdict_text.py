@@ -91,7 +91,7 @@ def test_what_is_so_already_is_not_advised() -> None:
     assert "--epochs" in advice("short epochs", imagenet.Config())
 
 
-def test_the_command_that_makes_images_smaller_is_advised_where_it_takes_them() -> None:
+def test_prepare_is_advised_only_for_data_that_it_accepts() -> None:
     for cause in ("cpu decode", "gpu decode", "gpu contention"):
         assert "`raydali prepare`" in advice(cause, imagenet.Config())
         assert all("prepare" not in advice(cause, options) for options in JOBS[1:])

@@ -74,7 +74,7 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     assert not CONTROL.search(text)
 
 
-def test_a_verdict_stands_below_the_first_epoch_of_its_cause_alone(output: Output) -> None:
+def test_a_verdict_is_printed_once_per_cause(output: Output) -> None:
     console = Console()
     verdicts = [
         "step-bound: 97%",
@@ -253,7 +253,7 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
     assert text.endswith("the end\n")
 
 
-def test_of_many_ranks_that_stray_the_worst_are_shown_and_a_restart_forgets_them(on_terminal: Output) -> None:
+def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> None:
     console = Console()
     for rank in range(20):
         console.show(pulse(rank, rank / 20 if rank > 13 else 0.0))
@@ -271,7 +271,7 @@ def test_of_many_ranks_that_stray_the_worst_are_shown_and_a_restart_forgets_them
     assert console._display.strays() == []
 
 
-def test_a_rank_whose_steps_are_slow_strays_and_the_loss_is_of_now(on_terminal: Output) -> None:
+def test_a_rank_with_slow_steps_is_shown_with_the_current_loss(on_terminal: Output) -> None:
     console = Console()
     console.show(progress(10, 320))
     for rank, seconds in enumerate((0.2, 0.21, 0.3)):

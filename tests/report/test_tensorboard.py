@@ -38,7 +38,7 @@ def test_each_start_adds_a_file_that_goes_on(folder: RunFolder) -> None:
         assert first.file_version == "brain.Event:2" and "tfevents" in file
 
 
-def test_an_epoch_that_the_driver_did_not_live_to_write_is_made_up_for(folder: RunFolder) -> None:
+def test_an_epoch_that_a_dead_driver_missed_is_written_later(folder: RunFolder) -> None:
     start(folder, 0)
     folder.append("epochs.jsonl", row(1))
     start(folder, 2, 3)

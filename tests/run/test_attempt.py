@@ -32,7 +32,7 @@ def group(folder: RunFolder, driver: str, number: int) -> RunFolder:
     return attempt.fenced(folder)
 
 
-def test_a_rank_0_that_was_given_up_changes_no_checkpoint_of_the_newer_workers(folder: RunFolder) -> None:
+def test_a_superseded_rank_0_changes_no_newer_checkpoint(folder: RunFolder) -> None:
     Attempt("driver").take(folder)
     older = group(folder, "driver", 1)
     save(older, 100)
@@ -48,9 +48,7 @@ def test_a_rank_0_that_was_given_up_changes_no_checkpoint_of_the_newer_workers(f
     assert newest(newer) == 110
 
 
-def test_a_save_that_fails_takes_nothing_of_the_newer_workers_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_removes_nothing_of_newer_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
     store = store_of(group(folder, "driver", 1))
@@ -97,7 +95,7 @@ def test_an_older_driver_and_its_workers_change_nothing_more(folder: RunFolder, 
     assert older.rows("epochs.jsonl") == [{"epoch": 0, "step": 5}]
 
 
-def test_workers_of_an_older_driver_or_older_workers_do_not_take_the_folder_back(folder: RunFolder) -> None:
+def test_older_drivers_and_workers_cannot_reclaim_the_folder(folder: RunFolder) -> None:
     Attempt("older").take(folder)
     group(folder, "older", 2)
     with pytest.raises(Superseded):
@@ -160,7 +158,7 @@ def test_a_driver_that_comes_a_moment_later_is_refused(folder: RunFolder) -> Non
     first.append("events.jsonl", {"event": "start"})
 
 
-def test_settings_are_written_again_only_where_they_changed_which_is_an_event(tmp_path: Path) -> None:
+def test_settings_are_rewritten_with_an_event_if_they_changed(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
     _begin(folder, Attempt(), None, {"size": 256, "workers": "1"}, {})

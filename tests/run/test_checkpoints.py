@@ -42,7 +42,7 @@ def test_those_that_are_to_be_kept_stay(tmp_path: Path) -> None:
     assert [int(name[-3:]) for name in folder.folders()] == [10, 20, 30, 35, 40, 45]
 
 
-def test_what_a_kill_left_half_written_does_not_count_and_goes_with_the_next(folder: RunFolder) -> None:
+def test_a_half_written_checkpoint_is_ignored_and_then_removed(folder: RunFolder) -> None:
     save(folder, 5)
     folder.write("checkpoint_000000010/state.pt", b"half")
     folder.write("checkpoint_000000007/state.pt.partial-1", b"half")
@@ -160,7 +160,7 @@ def test_a_planted_pickle_is_refused_and_not_executed(folder: RunFolder, tmp_pat
     assert not mark.exists()
 
 
-def test_where_none_can_be_used_it_is_an_error_and_nothing_is_touched(folder: RunFolder) -> None:
+def test_without_a_usable_checkpoint_nothing_is_touched(folder: RunFolder) -> None:
     save(folder, 5, 10)
     for name in folder.folders():
         folder.write(f"{name}/state.pt", b"lost")
@@ -174,7 +174,7 @@ def test_where_none_can_be_used_it_is_an_error_and_nothing_is_touched(folder: Ru
         assert all(folder.exists(f"{name}/manifest.json") for name in folder.folders())
 
 
-def test_a_run_with_epochs_whose_checkpoints_were_deleted_does_not_start_again(folder: RunFolder) -> None:
+def test_a_run_with_epochs_but_no_checkpoint_does_not_restart(folder: RunFolder) -> None:
     for epoch in range(3):
         assert store_of(folder).newest() is None  # killed before the first was saved
         folder.append("epochs.jsonl", {"epoch": epoch, "step": epoch})

@@ -71,7 +71,7 @@ def test_rows_to_be_written_again_are_dropped(folder: RunFolder) -> None:
     assert folder.rows("epochs.jsonl") == []
 
 
-def test_a_last_line_cut_short_anywhere_is_left_out_and_does_not_swallow_the_next(folder: RunFolder) -> None:
+def test_a_truncated_last_line_is_skipped_and_spares_the_next(folder: RunFolder) -> None:
     whole = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS[:2])
     first = whole.index(b"\n") + 1
     for length in (1, first - 2, first - 1, first, first + 1, len(whole) - 2, len(whole) - 1):
@@ -119,7 +119,7 @@ for number in itertools.count():
 """
 
 
-def test_readers_see_a_whole_file_while_it_is_written_and_after_a_kill(tmp_path: Path) -> None:
+def test_readers_see_whole_files_during_writes_and_after_a_kill(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], cwd=ROOT)
@@ -139,9 +139,7 @@ def test_readers_see_a_whole_file_while_it_is_written_and_after_a_kill(tmp_path:
         assert contents == contents[:1] * 3_000_000
 
 
-def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
     folder.write("file", b"old")
@@ -156,7 +154,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(
     assert folder.files("") == ["file"]
 
 
-def test_a_row_that_a_full_disk_does_not_take_leaves_no_part_of_it(tmp_path: Path) -> None:
+def test_a_row_refused_by_a_full_disk_leaves_no_part(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=256) as disk:
         folder = RunFolder(str(disk.path), "run")
         folder.create()

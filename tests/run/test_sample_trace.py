@@ -72,7 +72,7 @@ def test_files_from_the_step_on_are_dropped(folder: RunFolder, step: int, kept: 
     assert read_samples(folder)["step"].to_pylist() == np.repeat(range(kept), 24).tolist()
 
 
-def test_dropped_steps_can_be_trained_on_by_another_number_of_workers(folder: RunFolder) -> None:
+def test_dropped_steps_can_be_retrained_by_other_workers(folder: RunFolder) -> None:
     trace(folder, range(0, 3), world_size=2)
     trace(folder, range(3, 5), world_size=3)
     drop_samples(folder, 3)

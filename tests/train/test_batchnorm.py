@@ -34,7 +34,7 @@ def statistics_on_a_rank() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_each_step_moves_the_statistics_once_by_the_mean_over_all_micro_batches(world_size: int) -> None:
+def test_statistics_move_once_a_step_by_the_mean_of_all_batches(world_size: int) -> None:
     mean, var = torch.zeros(3), torch.ones(3)
     for step in range(STEPS):
         batches = [micro_batch(step, index) for index in range(MICRO_BATCHES)]

@@ -120,7 +120,7 @@ def test_without_a_ceiling_a_rehearsal_on_the_cpu_is_one_step() -> None:
     assert rehearsal_of_rank("fp32", False) == (True, None, 1)
 
 
-def test_ranks_rehearse_the_same_number_of_steps_and_agree_on_the_ceiling() -> None:
+def test_ranks_rehearse_equal_steps_and_agree_on_the_ceiling() -> None:
     results = run_ranks(2, rehearsal_of_rank, "fp32", True)
     assert all(same for same, _, _ in results)
     assert len({(ceiling, steps) for _, ceiling, steps in results}) == 1

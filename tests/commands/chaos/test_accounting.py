@@ -39,7 +39,7 @@ def test_the_whole_stream_loses_and_repeats_nothing() -> None:
     assert lost_and_repeated(REFERENCE, REFERENCE, 0, STREAM.steps) == (0, 0)
 
 
-def test_a_step_that_is_missing_is_lost_and_one_done_twice_is_repeated() -> None:
+def test_missing_steps_are_lost_and_duplicate_steps_repeated() -> None:
     without = REFERENCE.steps != 2
     missing = Samples(REFERENCE.steps[without], REFERENCE.ids[without])
     assert lost_and_repeated(REFERENCE, missing, 0, STREAM.steps) == (4, 0)
@@ -48,7 +48,7 @@ def test_a_step_that_is_missing_is_lost_and_one_done_twice_is_repeated() -> None
     assert lost_and_repeated(REFERENCE, twice, 0, STREAM.steps) == (0, 2)
 
 
-def test_a_sample_at_another_step_is_lost_here_and_repeated_there() -> None:
+def test_a_sample_at_a_wrong_step_is_lost_and_repeated() -> None:
     ids = REFERENCE.ids.copy()
     ids[[0, 4]] = ids[[4, 0]]  # of steps 0 and 1, one epoch: ids differ
     swapped = Samples(REFERENCE.steps, ids)
@@ -68,7 +68,7 @@ def test_how_far_training_was_follows_its_pace() -> None:
     assert reached([(40, 6.0), (20, 4.0)], 60.0) == 60  # there would be another checkpoint
 
 
-def test_steps_done_again_are_those_behind_where_it_went_on_from() -> None:
+def test_steps_redone_are_those_after_the_resume_point() -> None:
     assert suffered(reached=45, resumed_at=40).repeated_steps == 5
     assert suffered(reached=45, resumed_at=60).repeated_steps == 0
     assert suffered(reached=45, resumed_at=None).repeated_steps == 0

@@ -70,7 +70,7 @@ def test_some_samples_are_augmented_and_none_is_another(source: ImageFolder, kin
         assert torch.equal(augmented[changed].flip(2), plain[changed])
 
 
-def test_an_if_that_was_not_asked_for_is_an_error_that_says_what_to_do(source: ImageFolder) -> None:
+def test_an_if_without_conditionals_is_an_error_with_a_remedy(source: ImageFolder) -> None:
     with pytest.raises(TypeError) as error:
         images(source, Unasked)
     assert "conditionals = True" in error.value.__notes__[0]

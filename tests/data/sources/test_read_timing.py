@@ -46,7 +46,7 @@ def test_reading_adds_up() -> None:
     assert 0.04 <= reading_seconds() - before <= whole
 
 
-def test_python_s_time_is_what_it_computes_and_not_what_it_waits() -> None:
+def test_python_time_counts_computation_and_not_waits() -> None:
     python, began = PythonCpuTime(), time.thread_time()
     with python.running():
         time.sleep(0.1)
@@ -93,7 +93,7 @@ def test_a_function_may_be_of_no_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "calls"), [(SlowInputs, 3 * 4 * 10), (SlowGraph, 3 * 16)])
-def test_python_that_holds_a_loader_up_is_told_from_decoding_and_reading(
+def test_slow_python_is_distinguished_from_decoding_and_reading(
     tmp_path: Path, kind: type[ValidationImages], calls: int
 ) -> None:
     source = files(tmp_path, **{f"image{i}": encoded(photograph(size=(64, 64))) for i in range(16)})

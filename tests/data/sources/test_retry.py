@@ -10,7 +10,7 @@ from raydali.run.folder import RunFolder
 from tests.support.object_stores import FlakyS3
 
 
-def test_files_are_written_and_read_once_the_store_answers_again(flaky_s3: FlakyS3) -> None:
+def test_files_are_written_and_read_after_the_store_recovers(flaky_s3: FlakyS3) -> None:
     """pyarrow's own 30 tries take 6 s; behind them ours begin, each with a warning."""
     warnings: list[str] = []
 

@@ -214,7 +214,7 @@ def test_a_window_of_blocks_is_spread_over_the_data(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "window"), [(60, 4), (64, 5), (77, 3)])
-def test_every_id_is_about_as_likely_at_every_position_of_spread_blocks(size: int, window: int) -> None:
+def test_ids_are_uniform_over_the_positions_of_spread_blocks(size: int, window: int) -> None:
     keys = list(product(range(20), range(20)))
     positions = np.mean([np.argsort(block_order(size, 4, *key, window)) for key in keys], 0)
     assert abs(positions - (size - 1) / 2).max() < 5 * size / np.sqrt(12 * len(keys))

@@ -162,7 +162,7 @@ def test_lines_of_the_sizes_in_the_drawing() -> None:
     assert [stream.epoch_of(step) for step in range(5)] == [0, 0, 0, 1, 1]
 
 
-def test_the_later_of_two_epochs_that_end_together_gets_the_line() -> None:
+def test_of_two_epochs_that_end_together_the_later_is_recorded() -> None:
     stream = stream_of(samples=5, epochs=2, batch_size=2, global_batch_size=4)  # 10 samples are 2 global batches
     assert [stream.end_step(epoch) for epoch in range(2)] == [2, 2]
     assert [stream.epoch_closed_by(step) for step in range(2)] == [None, 1]

@@ -92,7 +92,7 @@ def test_windows_have_torchvisions_distribution(shape: Shape, area: Range, aspec
 
 @pytest.mark.parametrize("area, aspect", [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
 @pytest.mark.parametrize("shape", [(1, 9), (2, 3), (4, 4), (5, 3)])
-def test_windows_of_tiny_images_have_torchvisions_joint_distribution(shape: Shape, area: Range, aspect: Range) -> None:
+def test_crops_of_tiny_images_are_distributed_as_torchvisions(shape: Shape, area: Range, aspect: Range) -> None:
     ours, theirs = windows(shape, 20_000, area, aspect), torchvision_windows(shape, 4000, area, aspect)
     _, cells = np.unique(np.concatenate([ours, theirs]), axis=0, return_inverse=True)
     table = np.stack([np.bincount(part, minlength=cells.max() + 1) for part in (cells[:20_000], cells[20_000:])])

@@ -104,7 +104,7 @@ def test_dali_gives_pillows_pixels_to_the_bit(photographs: ImagePairs, pipeline:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_pair_once_on_any_number_of_ranks_and_across_a_resume(
+def test_each_pair_comes_once_on_any_ranks_and_across_a_resume(
     maps: ImagePairs, expected: Keys, world_size: int
 ) -> None:
     assert len(expected) == STREAM.samples * STREAM.epochs

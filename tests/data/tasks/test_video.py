@@ -144,7 +144,7 @@ def test_a_pass_again_after_breaking_off(clips: VideoClips) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_clip_once_an_epoch_on_any_number_of_ranks_across_a_resume(clips: VideoClips, world_size: int) -> None:
+def test_each_clip_comes_once_on_any_ranks_and_across_a_resume(clips: VideoClips, world_size: int) -> None:
     order = stream(clips)
     reference = epoch_and_id(Batch({}, micro_batch) for micro_batch in order.micro_batches(0, 1))
     assert len(set(reference)) == len(reference) == 6 * order.steps
@@ -171,7 +171,7 @@ def test_each_clip_once_an_epoch_on_any_number_of_ranks_across_a_resume(clips: V
         assert difference(seen[place], clip).max() <= 2
 
 
-def test_validation_sees_each_clip_once_with_a_smaller_last_batch(clips: VideoClips) -> None:
+def test_validation_covers_each_clip_with_a_smaller_last_batch(clips: VideoClips) -> None:
     ids = []
     for rank in range(2):
         with ordered(clips, CENTRE, rank=rank, world_size=2) as loader:
@@ -223,9 +223,7 @@ def test_frames_that_do_not_decode_are_named(tmp_path: Path, name: str) -> None:
         list(loader)
 
 
-def test_a_clip_that_does_not_decode_is_replaced_without_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clip_that_fails_to_decode_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "pause", lambda *_: pytest.fail("waited for the storage"))
     path = write_video(tmp_path / "a" / "1.webm", moving(24), "vp9")
     write_video(tmp_path / "a" / "2.webm", moving(24), "vp9")

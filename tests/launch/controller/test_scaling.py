@@ -121,7 +121,7 @@ def test_starts_that_time_out_get_more_time(free: dict[str, dict[str, float]], m
     assert not elastic._mailbox.posted or {message["kind"] for message in elastic._mailbox.posted} == {"placed"}
 
 
-def test_a_group_leaves_behind_a_checkpoint_before_it_is_resized(
+def test_a_group_saves_a_checkpoint_before_it_is_resized(
     free: dict[str, dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(START_TIMEOUT, "3")

@@ -80,7 +80,7 @@ def test_errors_are_of_the_group_that_ended_last(news: News) -> None:
     assert [error["error"] for error in news.ear.errors] == ["ValueError: no", "RuntimeError: connection closed"]
 
 
-def test_an_echo_behind_the_end_of_its_group_is_not_the_next_group_s_error(news: News) -> None:
+def test_a_late_error_of_an_old_group_is_not_the_next_groups(news: News) -> None:
     for group in ("first", "second"):
         assert news.ear.why is None
         news.error("ValueError: no", group)
@@ -90,7 +90,7 @@ def test_an_echo_behind_the_end_of_its_group_is_not_the_next_group_s_error(news:
     assert [error["error"] for error in news.ear.errors] == ["ValueError: no"]
 
 
-def test_workers_that_die_while_starting_are_not_started_for_ever(tmp_path: Path) -> None:
+def test_workers_that_die_at_start_are_not_restarted_forever(tmp_path: Path) -> None:
     news = News(folder_of(tmp_path), max_failures=2)
     for _ in range(3):
         assert news.ear.why is None
@@ -98,7 +98,7 @@ def test_workers_that_die_while_starting_are_not_started_for_ever(tmp_path: Path
     assert news.ear.why is not None and "--max-failures is 2" in news.ear.why
 
 
-def test_a_start_is_permitted_behind_its_pause_and_none_where_the_run_ends(news: News) -> None:
+def test_restarts_are_permitted_only_while_the_run_continues(news: News) -> None:
     news.event("failure", ranks=[0], killed=[0], error="it died", end=1)
     assert news.board["permitted"] == 1
     news.event("failure", ranks=[0], killed=[0], error="it died", end=2)

@@ -66,7 +66,7 @@ def test_a_run_that_gets_on_is_left_alone() -> None:
     assert run(watch, clock, 1000, {0: int, 1: int}) == []
 
 
-def test_a_start_has_a_timeout_of_its_own_whatever_batches_it_takes() -> None:
+def test_a_start_has_its_own_timeout_whatever_batches_it_takes() -> None:
     clock = Clock()
     watch = HangWatch(60, clock, start_timeout=300)
     assert run(watch, clock, 298, {0: 1, 1: int}) == []
@@ -110,7 +110,7 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
 
-def test_a_process_that_freezes_behind_the_first_step_is_named_too() -> None:
+def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
     run(watch, clock, 20, {0: 0, 1: 0})
@@ -119,7 +119,7 @@ def test_a_process_that_freezes_behind_the_first_step_is_named_too() -> None:
     assert stuck.rank == 1 and stuck.frozen
 
 
-def test_batches_of_validation_and_of_larger_shares_blame_nobody() -> None:
+def test_validation_batches_and_larger_shares_blame_nobody() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
     watch.begun()
@@ -145,7 +145,7 @@ def test_a_timeout_of_0_is_none() -> None:
     assert run(watch, clock, 10_000, {0: 3}) == []
 
 
-def test_a_heartbeat_tells_how_far_its_thread_is_and_where_it_stands() -> None:
+def test_a_heartbeat_reports_progress_and_the_stack() -> None:
     told: list[dict[str, Any]] = []
     heartbeat.BEAT_SECONDS, before = 0.02, heartbeat.BEAT_SECONDS
     try:
@@ -180,7 +180,7 @@ def wait_at_a_barrier(seen: Path) -> None:
     beat.close()
 
 
-def test_a_heartbeat_tells_that_its_thread_waits_for_other_ranks(tmp_path: Path) -> None:
+def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
     run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
     assert (tmp_path / "seen").exists()
 

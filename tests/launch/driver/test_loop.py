@@ -46,7 +46,7 @@ def test_an_error_without_words_is_told_by_its_name() -> None:
     assert "TimeoutError" in str(explained(TimeoutError(), [], "", None))
 
 
-def test_why_a_run_that_could_go_on_ends_stands_behind_the_error() -> None:
+def test_the_reason_for_ending_follows_the_error() -> None:
     assert (
         str(explained(None, [error_of(1, "ValueError: no")], "", "it came twice"))
         == "rank 1: ValueError: no (it came twice)"

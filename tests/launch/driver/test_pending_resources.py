@@ -61,7 +61,7 @@ def test_room_that_ray_does_not_give_is_said_after_a_while() -> None:
     assert "3 workers" in in_words(at, ASKED, seconds=60) and "room for 4" in in_words(at, ASKED, seconds=60)
 
 
-def test_lines_come_at_a_calm_rate_and_only_while_there_is_something_to_wait_for() -> None:
+def test_lines_are_rate_limited_and_only_printed_while_waiting() -> None:
     now, said, at = 0.0, [], moment([HEAD])
     waiting = PendingResources(ASKED, lambda: at, lambda text: said.append((now, text)), lambda: now)
 

@@ -23,7 +23,7 @@ def policy(limit: int = -1, storage_timeout: float = 0, nodes: Collection[str] =
 now = [0.0]
 
 
-def test_an_error_that_recurs_at_the_same_step_on_the_only_node_ends_the_run() -> None:
+def test_an_error_that_recurs_on_the_only_node_ends_the_run() -> None:
     restarts = policy()
     decision = restarts.failed(event(), [error("CUDA out of memory: tried 20 MiB, 1.5 GiB free", 41)], step=40)
     assert decision == Decision()
@@ -52,7 +52,7 @@ def test_errors_at_other_steps_are_other_errors() -> None:
         assert restarts.failed(event(), [error("connection reset", step)], step=step).stop_reason is None
 
 
-def test_the_node_of_an_error_that_recurs_is_left_out_while_others_suffice() -> None:
+def test_the_node_of_a_recurring_error_is_excluded_if_possible() -> None:
     restarts = policy(nodes="abc", least=2)
     lost = "CUDA error: the GPU has fallen off the bus"
     assert restarts.failed(event(), [error(lost, 0, "b")], step=0).leave_out == ()
@@ -121,7 +121,7 @@ def test_a_storage_that_is_away_is_waited_for_and_not_counted() -> None:
         now[0] += 3600
 
 
-def test_a_node_without_the_samples_is_left_out_at_once_and_not_counted() -> None:
+def test_a_node_without_the_samples_is_excluded_at_once() -> None:
     restarts = policy(limit=0, nodes="ab")
     missing = [error("6 of 8 samples are missing", 0, "b", node_fault=True)]
     assert restarts.failed(event(), missing, step=0) == Decision(leave_out=("b",), cause="node")

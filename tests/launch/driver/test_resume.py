@@ -47,7 +47,7 @@ def test_ray_s_ids_of_earlier_starts_are_known(tmp_path: Path) -> None:
     assert earlier is not None and earlier.train_runs == {"a", "b"}
 
 
-def test_the_same_settings_and_other_ones_that_do_not_matter_are_fine(tmp_path: Path) -> None:
+def test_equal_or_irrelevant_settings_may_resume(tmp_path: Path) -> None:
     check_unchanged(folder_of(tmp_path), PreviousRun(SETTINGS, False), SETTINGS | {"workers": "7", "new": 1}, FIXED)
 
 
@@ -82,7 +82,7 @@ def test_other_data_are_named_by_place_and_size(tmp_path: Path, now: dict[str, A
     assert words in str(error.value) and "fd35ee76" not in str(error.value)
 
 
-def test_a_setting_that_the_earlier_start_did_not_know_is_a_change(tmp_path: Path) -> None:
+def test_a_setting_unknown_to_the_earlier_start_is_a_change(tmp_path: Path) -> None:
     earlier = PreviousRun({name: value for name, value in SETTINGS.items() if name != "seed"}, False)
     with pytest.raises(UsageError, match=re.escape("(seed was None, now 0)")):
         check_unchanged(folder_of(tmp_path), earlier, SETTINGS, FIXED)

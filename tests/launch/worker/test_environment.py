@@ -14,7 +14,7 @@ def test_this_process_has_cores_and_versions() -> None:
     assert place.versions["torch"] == torch.__version__.partition("+")[0] and place.versions["ray"]
 
 
-def test_workers_are_gathered_by_node_and_versions_that_differ_are_both_named() -> None:
+def test_workers_are_grouped_by_node_and_both_versions_named() -> None:
     gpu = "NVIDIA H200"
     places = [Place(node=node, cores=16, gpu=gpu, versions=VERSIONS) for node in ("a", "b", "b")]
     places.append(Place(node="c", cores=4, gpu=None, versions=VERSIONS | {"torch": "2.11.0"}))

@@ -83,7 +83,7 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, digits: Data) -
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_read_only_ends_the_run_which_goes_on_when_it_is_mended(tmp_path: Path, digits: Data) -> None:
+def test_a_read_only_disk_ends_the_run_and_a_repair_resumes_it(tmp_path: Path, digits: Data) -> None:
     with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
         folder = folder_of(disk.path)
         expected = r"StorageError: 5 checkpoints in a row could not be saved.* to .*disk/run: .*Read-only file system"
@@ -106,7 +106,7 @@ def resumed_at(folder: RunFolder, data: Data) -> int:
     return int(next(message["step"] for message in told if message["kind"] == "start"))
 
 
-def test_rows_past_the_checkpoint_that_was_taken_are_written_again(tmp_path: Path, digits: Data) -> None:
+def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path, digits: Data) -> None:
     """The newest, behind the first epoch's line, is broken: its epoch and its samples are done again."""
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
@@ -120,7 +120,7 @@ def test_rows_past_the_checkpoint_that_was_taken_are_written_again(tmp_path: Pat
     assert_complete(folder, digits)
 
 
-def test_every_rank_ends_with_the_same_words_where_none_can_be_used(tmp_path: Path, digits: Data) -> None:
+def test_without_a_usable_checkpoint_all_ranks_report_the_same(tmp_path: Path, digits: Data) -> None:
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
         run_ranks(2, train_until, EVERY_4, digits, folder, 10)

@@ -54,9 +54,7 @@ def saved(tmp_path: Path) -> Iterator[tuple[RunFolder, FailingDisk]]:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
-def test_checkpoints_are_read_once_the_file_server_answers_again(
-    saved: tuple[RunFolder, FailingDisk], number: int
-) -> None:
+def test_checkpoints_are_read_after_the_file_server_recovers(saved: tuple[RunFolder, FailingDisk], number: int) -> None:
     folder, disk = saved
     told, warnings = Told(), list[str]()
     disk.fail(number, seconds=0.8)
@@ -110,7 +108,7 @@ def newest_of(folder: RunFolder) -> str:
         return str(away)
 
 
-def test_every_rank_says_the_same_of_a_file_server_that_stays_away(saved: tuple[RunFolder, FailingDisk]) -> None:
+def test_all_ranks_report_the_same_of_a_dead_file_server(saved: tuple[RunFolder, FailingDisk]) -> None:
     folder, disk = saved
     disk.fail(errno.EIO)
     first, second = run_ranks(2, newest_of, folder)

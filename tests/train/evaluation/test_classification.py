@@ -64,7 +64,7 @@ def test_results_are_those_of_one_pass_over_all_images(world_size: int) -> None:
     "evaluation",
     [evaluate, restoration.evaluate, partial(detection.evaluate, source=None)],  # type: ignore[arg-type]  # not reached
 )
-def test_a_model_is_trained_on_behind_a_batch_that_cannot_be_had(evaluation: Callable[..., object]) -> None:
+def test_a_model_stays_in_training_mode_after_a_failed_batch(evaluation: Callable[..., object]) -> None:
     def broken() -> Iterator[Batch]:
         yield from ()
         raise DataError("gone")

@@ -20,7 +20,7 @@ def test_a_model_is_built_for_the_size_that_is_asked_for(name: str, size: int) -
     ("name", "size", "fit"),
     [("vit_b_16", 40, 32), ("vit_h_14", 32, 28), ("maxvit_t", 64, 224), ("inception_v3", 32, 96)],
 )
-def test_a_size_that_it_cannot_take_is_refused_with_one_that_it_can(name: str, size: int, fit: int) -> None:
+def test_a_refused_image_size_names_a_possible_one(name: str, size: int, fit: int) -> None:
     with pytest.raises(UsageError, match=rf"--model {name} .* {size} x {size} pixels .*: try --image-size {fit}$"):
         check_model(name, size)
     check_model(name, fit)

@@ -196,9 +196,7 @@ def test_videos_in_a_bucket_are_those_on_the_disk(videos: Path, s3: PutObjects) 
 # Short and broken
 
 
-def test_short_videos_repeat_their_last_frame_and_are_warned_about(
-    videos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_short_videos_repeat_their_last_frame_with_a_warning(videos: Path, caplog: pytest.LogCaptureFixture) -> None:
     clips = scan(videos, stride=4)
     assert "2 of 3 videos have fewer than the 13 frames that a clip spans" in caplog.text
     frames = rgb_clip(clips, 1)
