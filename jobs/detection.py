@@ -19,7 +19,8 @@ from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import train_and_val
 from raydali.data.sources.exclusion import exclude
 from raydali.data.stream.stream import OrderedPass
-from raydali.data.tasks.detection import PADDING, TrainImages, ValidationImages
+from raydali.data.tasks.boxes import PADDING
+from raydali.data.tasks.detection import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.launch.driver.command import parse, run_main

@@ -15,7 +15,6 @@ from nvidia.dali import fn
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import raydali.data.tasks.classification_dali
 import raydali.train.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
 from raydali.data.loading.dali_loader import DaliLoader
@@ -125,13 +124,13 @@ def busy(image: Any) -> Any:
 
 def slow_python(rank: int) -> None:
     """20 ms of Python for each image, in DALI's graph."""
-    graph = raydali.data.tasks.classification_dali.train_graph
+    graph = TrainImages.graph
 
-    def with_python(*inputs: Any, **options: Any) -> Any:
-        images, *rest = graph(*inputs, **options)
+    def with_python(self: TrainImages, *inputs: Any, **options: Any) -> Any:
+        images, *rest = graph(self, *inputs, **options)
         return fn.python_function(images, function=busy, output_layouts="HWC"), *rest
 
-    raydali.data.tasks.classification_dali.train_graph = with_python
+    TrainImages.graph = with_python  # type: ignore[method-assign]
 
 
 def slow_inputs(rank: int) -> None:

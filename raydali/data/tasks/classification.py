@@ -1,11 +1,17 @@
-"""Image classification: a random resized crop and flip to train, a centre crop to validate.
+"""Image classification: a random resized crop and flip for training, a centre crop for validation.
 
-Here stand the settings and the random numbers, and nothing slow to import: the driver makes these objects to have
-their settings refused early. The pixels are classification_dali.py's and, for the baseline, classification_pillow.py's.
+    contents --> decode the window --> resize, flip
+    windows, placed by draws from (seed, epoch, id) --^
+
+`graph` does this in DALI, `sample` by Pillow and torchvision for the baseline loader. On the CPU the decoded pixels are
+Pillow's, bit for bit (JPEG also in CMYK and YCCK, PNG, WebP, BMP; EXIF orientation applied), and resized ones differ
+from Pillow's by rounding, at most 2 of 255. The same holds on a GPU, except for the outermost ring of pixels where the
+window is scaled down: there DALI's filter repeats the border, and Pillow's cuts it off.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,44 +22,39 @@ from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import (
+    DecoderSettings,
     default_resize_size,
     require,
     require_crops,
-    require_decoding,
     require_draws,
     require_resize,
 )
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 Ids = NDArray[np.int64]
 Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[LabeledSource]):
+class Images(Pipeline[LabeledSource], DecoderSettings):
     """What training and validation images have in common.
 
     Args:
-        image_size: height and width of what comes out, pixels.
-        hw_decoder_load: share of the JPEGs that the GPU's hardware decoder knows which it gets; the rest goes to its
-            other cores.
-        largest_image: (height, width) for which decoding buffers are set aside at the start. A larger image is decoded
-            too, but making room for it holds the GPU up.
+        image_size: height and width of the output, pixels.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
 
     image_files: ClassVar[int] = 1
     image_size: int
-    hw_decoder_load: float = 1.0
-    largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        require_decoding(self.hw_decoder_load, self.largest_image)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -102,19 +103,35 @@ class TrainImages(Images):
         return starts.astype(np.int32), sizes.astype(np.int32), flips, labels
 
     def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Decodes the windows only, resizes with antialiasing and flips."""
-        from raydali.data.tasks.classification_dali import train_graph
+        """Decode only the windows, resize them with antialiasing, and flip them."""
+        from nvidia.dali import fn
 
-        return train_graph(self, *inputs, device=device)
+        from raydali.data.tasks import resize_cpu
+
+        encoded, start, size, flips, labels = inputs
+        images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder(device))
+        side = self.image_size
+        if device == "cpu":
+            images = resize_cpu.each(images, partial(resize_cpu.resize, height=side, width=side))
+            return fn.flip(images, horizontal=flips), labels
+        images = fn.resize(images, size=(side, side), roi_start=flips[0], roi_end=flips[1], roi_relative=True)
+        return images, labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same crop and flip by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
-        from raydali.data.tasks.classification_pillow import train_sample
+        """Make the same crop and flip by Pillow: image (3, image_size, image_size) uint8, label."""
+        from torchvision.transforms.v2 import functional as F
 
-        return train_sample(self, source, id, epoch)
+        from raydali.data.tasks.pillow import decoded
+
+        image = decoded(source.read(id))
+        draws, flips = self.draws(np.array([id]), np.array([epoch]))
+        shapes = np.array([[image.height, image.width]])
+        (start,), (size,) = crop_windows(shapes, draws, self.random_aspect)
+        image = F.resized_crop(image, *start.tolist(), *size.tolist(), size=[self.image_size] * 2)
+        return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """What is random about the samples: draws (N, 11, 2) of `augment.draw_crops`, and flips (N,), 0 or 1."""
+        """What is random about the samples: draws (N, 11, 2) of `draw_crops`, and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
         flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
         return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), flips
@@ -156,13 +173,32 @@ class ValidationImages(Images):
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
 
     def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Decodes, resizes what the centre crop shows and nothing beside it."""
-        from raydali.data.tasks.classification_dali import validation_graph
+        """Decode, and resize only what the centre crop shows."""
+        from nvidia.dali import fn
 
-        return validation_graph(self, *inputs, device=device)
+        from raydali.data.tasks import resize_cpu
+
+        images, side = fn.decoders.image(inputs[0], **self.decoder(device)), self.image_size
+        if device == "cpu":
+            crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side)
+            return resize_cpu.each(images, crop), inputs[1]
+        start, end, labels = inputs[1:]
+        return fn.resize(images, size=(side, side), roi_start=start, roi_end=end), labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
-        from raydali.data.tasks.classification_pillow import validation_sample
+        """Make the same crop by Pillow: image (3, image_size, image_size) uint8, label."""
+        from torchvision.transforms.v2 import functional as F
 
-        return validation_sample(self, source, id)
+        from raydali.data.tasks.pillow import centre, decoded, is_thin
+
+        image, shorter = decoded(source.read(id)), self.shorter_side
+        if is_thin(image.height, image.width, shorter):
+            return _tensors(centre(image, shorter, self.image_size), source, id)
+        return _tensors(F.center_crop(F.resize(image, [shorter]), [self.image_size]), source, id)
+
+
+def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["torch.Tensor", ...]:
+    import torch
+    from torchvision.transforms.v2 import functional as F
+
+    return F.pil_to_tensor(image), torch.tensor(source.labels[id])

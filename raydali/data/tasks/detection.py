@@ -3,13 +3,14 @@
     image --> window --> fitted into a square, its aspect kept, the rest filled with grey --> flipped
     boxes --> those whose centre the window shows, cut off at its border --> the same
 
-Here stand the settings, the random numbers and the geometry, and nothing slow to import: the driver makes these
-objects to have their settings refused early. The pixels are detection_dali.py's and, for the baseline,
-detection_pillow.py's.
+`graph` moves the images in DALI, `sample` by Pillow for the baseline loader; boxes.py moves the boxes. On the CPU
+pixels differ from Pillow's by rounding, at most 2 of 255; on a GPU also in the outermost ring of what is scaled down,
+as classification.py says.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,50 +18,56 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.boxes import Integers, corners, differs, fitted, moved, padded
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
-from raydali.data.tasks.settings import require, require_crops, require_decoding, require_draws
+from raydali.data.tasks.settings import DecoderSettings, require, require_crops, require_draws
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Boxes = NDArray[np.float32]
 
 FILL = 124, 116, 104
-"""The grey around an image in its square: the mean of ImageNet, which normalised is 0."""
-PADDING = -1
-"""The label of what is no box, but fills up an image's row."""
+"""The grey around an image in its square: the mean of ImageNet, which is 0 when normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[Coco]):
+class Images(Pipeline[Coco], DecoderSettings):
     """What training and validation images have in common.
 
     Args:
-        image_size: height and width of what comes out, pixels.
-        hw_decoder_load, largest_image: as `classification.Images` takes them.
+        image_size: height and width of the output, pixels.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
 
     image_files: ClassVar[int] = 1
     image_size: int
-    hw_decoder_load: float = 1.0
-    largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        require_decoding(self.hw_decoder_load, self.largest_image)
 
     def graph(self, source: Coco, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Decodes the windows only, fits them into the square with antialiasing, and flips."""
-        from raydali.data.tasks.detection_dali import detection_graph
+        """Decode only the windows, fit them into the square with antialiasing, and flip them."""
+        from nvidia.dali import fn
 
-        return detection_graph(self, *inputs, device=device)
+        from raydali.data.tasks import resize_cpu
+
+        encoded, starts, sizes, flips, *others = inputs
+        images = fn.decoders.image_slice(encoded, start=starts, shape=sizes, axes=[0, 1], **self.decoder(device))
+        if device == "cpu":
+            images = resize_cpu.each(images, partial(_resized_into_square, side=self.image_size))
+            return fn.flip(images, horizontal=flips), *others
+        small, square, *others = others
+        images = fn.resize(images, size=small)
+        shape = self.image_size, self.image_size
+        images = fn.slice(images, square, shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=FILL)
+        return fn.flip(images, horizontal=flips), *(other.gpu() for other in others)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Images (N,) of another size than annotated."""
@@ -139,12 +146,21 @@ class TrainImages(Images):
         Raises:
             DataError: the image's size is not the annotated one; more than `max_boxes` boxes.
         """
-        from raydali.data.tasks.detection_pillow import train_sample
+        import torch
+        from torchvision.transforms.v2 import functional as F
 
-        return train_sample(self, source, id, epoch)
+        image, shape = _decoded(source, id)
+        ids = np.array([id])
+        draws, crops, flips = self.draws(ids, np.array([epoch]))
+        starts, sizes = self.chosen(shape[None], draws, crops)
+        boxes, labels = moved(*padded(source, ids, self.max_boxes), starts, sizes, flips, self.image_size)
+        (top, left), (height, width) = starts[0].tolist(), sizes[0].tolist()
+        square = _pasted_into_square(image.crop((left, top, left + width, top + height)), self.image_size)
+        pixels = F.pil_to_tensor(F.horizontal_flip(square) if flips[0] else square)
+        return pixels, torch.from_numpy(boxes[0]), torch.from_numpy(labels[0])
 
     def draws(self, ids: Integers, epochs: Integers) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int32]]:
-        """What is random about the samples: draws (N, 11, 2) of `augment.draw_crops`; whether to crop (N,); flips (N,),
+        """What is random about the samples: draws (N, 11, 2) of `draw_crops`; whether to crop (N,); flips (N,),
         0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
         crops = numbers[:, -2] < self.crop_probability
@@ -183,88 +199,45 @@ class ValidationImages(Images):
         Raises:
             DataError: the image's size is not the annotated one.
         """
-        from raydali.data.tasks.detection_pillow import validation_sample
+        import torch
+        from torchvision.transforms.v2 import functional as F
 
-        return validation_sample(self, source, id)
+        image, shape = _decoded(source, id)
+        return F.pil_to_tensor(_pasted_into_square(image, self.image_size)), torch.from_numpy(shape)
 
 
-def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers]:
-    """Boxes (N, max_boxes, 4) and labels (N, max_boxes) of these images, PADDING for crowds and behind the last box.
+def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
+    from raydali.data.tasks.pillow import decoded
 
-    Raises:
-        DataError: an image has more boxes.
-    """
-    begins = source.first_boxes[ids]
-    counts = source.first_boxes[ids + 1] - begins
-    if counts.max() > max_boxes:
-        id = int(ids[counts.argmax()])
+    image = decoded(source.read(id))
+    shape = np.array([image.height, image.width])
+    if differs(source.sizes[[id]], shape[None])[0]:
+        height, width = source.sizes[id].tolist()
         raise DataError(
-            f"{source.path(id)} has {counts.max()} boxes, more than the {max_boxes} of max_boxes: "
-            f"raise it to {source.most_boxes}"
+            f"{image.width}x{image.height} pixels, its orientation applied, but {width}x{height} in the annotations: "
+            f"its boxes would lie anywhere; correct the annotations or the image"
         )
-    columns = np.arange(max_boxes)
-    filled = columns < counts[:, None]
-    boxes, labels = np.zeros((len(ids), max_boxes, 4), np.float32), np.full((len(ids), max_boxes), PADDING)
-    places = (begins[:, None] + columns)[filled]
-    boxes[filled] = source.boxes[places]
-    labels[filled] = np.where(source.crowd[places], PADDING, source.labels[places])
-    return boxes, labels
+    return image, shape
 
 
-def moved(
-    boxes: Boxes, labels: Integers, starts: Integers, sizes: Integers, flips: NDArray[np.int32], side: int
-) -> tuple[Boxes, Integers]:
-    """Boxes (N, M, 4) and labels (N, M) as the windows show them in squares; what they do not show is PADDING.
+def _resized_into_square(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Return an image (H, W, 3) in the middle of a square (side, side, 3)."""
+    from raydali.data.tasks import resize_cpu
 
-    Args:
-        boxes, labels: (N, M, 4) and (N, M), in pixels of the originals.
-        starts, sizes: of the windows, (N, 2), height before width.
-        flips: (N,), 0 or 1.
-        side: of the squares, pixels.
-    """
-    high, small = sizes[:, None, ::-1], fitted(sizes, side)[:, None, ::-1]  # width before height
-    begins, ends = np.split(boxes.astype(np.float64) - np.tile(starts[:, None, ::-1], 2), 2, 2)
-    centres = (begins + ends) / 2
-    shown = ((centres >= 0) & (centres < high)).all(2) & (labels != PADDING)
-    scale, corner = small / high, corners(small, side)
-    begins, ends = (points.clip(0, high) * scale + corner for points in (begins, ends))
-    mirrored = flips[:, None] == 1
-    left, right = begins[..., 0], ends[..., 0]
-    begins[..., 0], ends[..., 0] = np.where(mirrored, side - right, left), np.where(mirrored, side - left, right)
-    placed = np.concatenate([begins, ends], 2).astype(np.float32)
-    shown &= (placed[..., 2:] > placed[..., :2]).all(2)
-    order = np.argsort(~shown, 1, kind="stable")
-    shown = np.take_along_axis(shown, order, 1)
-    placed = np.where(shown[..., None], np.take_along_axis(placed, order[..., None], 1), np.float32(0))
-    return placed, np.where(shown, np.take_along_axis(labels, order, 1), PADDING)
+    small = fitted(np.array(image.shape[:2]), side)
+    (height, width), (top, left) = small.tolist(), corners(small, side).tolist()
+    square = np.full((side, side, 3), FILL, np.uint8)
+    square[top : top + height, left : left + width] = resize_cpu.resize(image, height, width)
+    return square
 
 
-def fitted(sizes: Integers, side: int) -> Integers:
-    """Height and width (N, 2), or width and height, scaled so that the longer one is `side`."""
-    scaled = np.rint(sizes * (side / sizes.max(-1, keepdims=True)))
-    whole: Integers = scaled.clip(1, side).astype(np.int64)
-    return whole
+def _pasted_into_square(image: "Image.Image", side: int) -> "Image.Image":
+    """Return the image in the middle of a square, resized by Pillow."""
+    from PIL import Image
+    from torchvision.transforms.v2 import functional as F
 
-
-def corners(fitted: Integers, side: int) -> Integers:
-    """Where, in a square, what was fitted into its middle begins."""
-    return (side - fitted) // 2
-
-
-def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
-    """Boxes (K, 4) in a square as boxes in the original, cut off at its border.
-
-    Args:
-        size: height and width (2,) of the original, pixels.
-        side: of the square, pixels.
-    """
-    small = fitted(size, side)
-    scale, corner = size / small, corners(small, side)
-    in_original = (boxes - np.tile(corner[::-1], 2)) * np.tile(scale[::-1], 2)
-    return in_original.clip(0, np.tile(size[::-1], 2)).astype(np.float32)
-
-
-def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
-    """Which images (N,) have another size than the annotated one, so that boxes would lie anywhere."""
-    other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
-    return other
+    small = fitted(np.array([image.height, image.width]), side)
+    top, left = corners(small, side).tolist()
+    square = Image.new("RGB", (side, side), FILL)
+    square.paste(F.resize(image, small.tolist()), (left, top))
+    return square

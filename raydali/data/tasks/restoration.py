@@ -1,8 +1,10 @@
-"""Image restoration: the two of a pair cropped and flipped alike, and nothing resized.
+"""Image restoration: both images of a pair are cropped and flipped alike, and not resized.
 
-Here stand the settings, the random numbers and the windows, and nothing slow to import: the driver makes these
-objects to have their settings refused early. The pixels are restoration_dali.py's and, for the baseline,
-restoration_pillow.py's.
+    contents of inputs and targets --> decode the window --> flip
+    windows, placed by draws from (seed, epoch, id) --^        ^-- flips
+
+`graph` does this in DALI, `sample` by Pillow for the baseline loader. On the CPU the pixels are Pillow's, bit for bit;
+on a GPU those of JPEGs differ by the rounding of its decoder.
 """
 
 from abc import abstractmethod
@@ -13,13 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources.files import Files
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import require, require_decoding, require_draws
+from raydali.data.tasks.settings import DecoderSettings, require, require_draws
+from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 Ids = NDArray[np.int64]
 Integers = NDArray[np.int64]
@@ -27,28 +32,23 @@ Draws = tuple[NDArray[np.float64], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(Pipeline[ImagePairs]):
+class Pairs(Pipeline[ImagePairs], DecoderSettings):
     """What training and validation pairs have in common.
 
     Args:
-        crop_size: height and width of what comes out, pixels; no image may be smaller.
-        hw_decoder_load: share of the JPEGs that the GPU's hardware decoder knows which it gets; the rest goes to its
-            other cores.
-        largest_image: (height, width) for which decoding buffers are set aside at the start. A larger image is decoded
-            too, but making room for it holds the GPU up.
+        crop_size: height and width of the output, pixels; no image may be smaller.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
 
     image_files: ClassVar[int] = 2
     crop_size: tuple[int, int]
-    hw_decoder_load: float = 1.0
     largest_image: tuple[int, int] = (1080, 1920)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(min(self.crop_size) >= 1, f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
-        require_decoding(self.hw_decoder_load, self.largest_image)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -84,10 +84,17 @@ class Pairs(Pipeline[ImagePairs]):
         return starts.astype(np.int32), flips
 
     def graph(self, source: ImagePairs, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Decodes the windows only, and flips."""
-        from raydali.data.tasks.restoration_dali import pair_graph
+        """Decode only the windows, and flip them."""
+        from nvidia.dali import fn
 
-        return pair_graph(self, *inputs, device=device)
+        encoded, targets, starts, flips = inputs
+        options = self.decoder(device)
+
+        def cropped(encoded: Any) -> Any:
+            images = fn.decoders.image_slice(encoded, start=starts, shape=self.crop_size, axes=[0, 1], **options)
+            return fn.flip(images, vertical=flips[0], horizontal=flips[1])
+
+        return cropped(encoded), cropped(targets)
 
     def sample(self, source: ImagePairs, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """The same by Pillow: input and target, each (3, *crop_size) uint8.
@@ -95,9 +102,25 @@ class Pairs(Pipeline[ImagePairs]):
         Raises:
             DataError: one cannot be decoded, they differ in size, or are smaller than the crop; names files and sizes.
         """
-        from raydali.data.tasks.restoration_pillow import pair_sample
+        from torchvision.transforms.v2 import functional as F
 
-        return pair_sample(self, source, id, epoch)
+        image, target = _image(source.inputs, id), _image(source.targets, id)
+        if image.size != target.size:
+            raise DataError(f"{_size(image)} and {_size(target)} pixels: the two of a pair must have one size")
+        height, width = self.crop_size
+        if image.height < height or image.width < width:
+            raise DataError(
+                f"{_size(image)} pixels, smaller than the crop of {width}x{height}: "
+                "lower its size, or leave the pair out"
+            )
+        places, ((vertical, horizontal),) = self.draws(np.array([id]), np.array([epoch]))
+        ((top, left),) = windows(np.array([[image.height, image.width]]), places, self.crop_size).tolist()
+
+        def cropped(image: "Image.Image") -> "torch.Tensor":
+            pixels: torch.Tensor = F.pil_to_tensor(image.crop((left, top, left + width, top + height)))
+            return pixels.flip([axis for axis, flips in ((1, vertical), (2, horizontal)) if flips])
+
+        return cropped(image), cropped(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +165,16 @@ def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int,
     """
     starts: Integers = np.floor(places * (shapes - np.array(crop_size) + 1)).astype(np.int64)
     return starts
+
+
+def _image(files: Files, id: int) -> "Image.Image":
+    from raydali.data.tasks.pillow import decoded
+
+    try:
+        return decoded(files.read(id))
+    except Exception as error:
+        raise DataError(f"{files.path(id)}: {error}") from error
+
+
+def _size(image: "Image.Image") -> str:
+    return f"{image.width}x{image.height}"

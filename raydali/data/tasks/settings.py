@@ -1,7 +1,40 @@
-"""Settings that pipelines have in common, and what they must be."""
+"""The settings that pipelines have in common, and their checks."""
 
+from dataclasses import dataclass
+from typing import Any
+
+from raydali.data.tasks.pipeline import Device
 from raydali.data.tasks.random_crops import Range
 from raydali.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings:
+    """The settings of DALI's image decoders.
+
+    Args:
+        hw_decoder_load: share of the JPEGs, of those that the GPU's hardware decoder supports, that it decodes; the
+            rest is decoded on the GPU's other cores.
+        largest_image: (height, width) for which decoding buffers are allocated at the start. Larger images are decoded
+            too, but the GPU stalls while buffers for them are allocated.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    hw_decoder_load: float = 1.0
+    largest_image: tuple[int, int] = (640, 640)
+
+    def __post_init__(self) -> None:
+        load, largest = self.hw_decoder_load, self.largest_image
+        require(0 <= load <= 1, f"hw_decoder_load must lie in 0..1, not {load}")
+        require(min(largest) >= 0, f"largest_image must not be negative, is {largest}")
+
+    def decoder(self, device: Device) -> dict[str, Any]:
+        """Return the keyword arguments of `fn.decoders` on this device."""
+        from raydali.data.tasks.dali_ops import decoder
+
+        return decoder(device, self.hw_decoder_load, self.largest_image)
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -26,16 +59,6 @@ def require_resize(resize_size: int, image_size: int) -> None:
         f"resize_size {resize_size} is below image_size {image_size}, and the crop would need padding: "
         f"try {default_resize_size(image_size)}",
     )
-
-
-def require_decoding(hw_decoder_load: float, largest_image: tuple[int, int]) -> None:
-    """Refuse settings of DALI's decoders out of their ranges.
-
-    Raises:
-        UsageError: naming the setting and its value.
-    """
-    require(0 <= hw_decoder_load <= 1, f"hw_decoder_load must lie in 0..1, not {hw_decoder_load}")
-    require(min(largest_image) >= 0, f"largest_image must not be negative, is {largest_image}")
 
 
 def require_draws(seed: int, **probabilities: float) -> None:

@@ -1,18 +1,23 @@
-"""Video classification: clips of frames, resized, cropped and flipped as a whole.
+"""Video classification: clips of frames that are resized, cropped and flipped as a whole.
 
-Here stand the settings and the random numbers, and nothing slow to import, as in classification.py. Clips are decoded
-before they enter the DALI graph (video_dali.py): by FFmpeg (video_pyav.py), or by a GPU's video engines (video_gpu.py).
+    RGB clips --> resize the crop --> flip
+    starts, ends --------^       flips ^
+
+Clips are decoded before they enter the DALI graph: by FFmpeg (video_pyav.py), or by a GPU's video engines
+(video_gpu.py). `fn.decoders.video` of DALI 2.4.0 is not used. It decodes a file from its first frame, whichever is
+requested; and on a GPU it makes a decoder for each clip, which takes a tenth of a second that all GPUs of a host share.
 """
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.video.clips import VideoClips
+from raydali.data.sources.video.packets import Part
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import default_resize_size, require, require_draws, require_resize
@@ -41,13 +46,6 @@ class Crops:
     resized: NDArray[np.int64]
     starts: NDArray[np.int64]
     flips: NDArray[np.int32]
-
-
-class Part(NamedTuple):
-    """Of a frame: rows and columns, from an even one to an even one, since colours are coded for two by two pixels."""
-
-    rows: slice
-    columns: slice
 
 
 @dataclass(frozen=True)
@@ -106,16 +104,33 @@ class Clips(Pipeline[VideoClips]):
         return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
 
     def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Resizes with antialiasing what the crop shows and nothing beside it, flips."""
-        from raydali.data.tasks.video_dali import clips_graph
+        """Resize, with antialiasing, only what the crop shows, and flip it."""
+        from nvidia.dali import fn
 
-        return clips_graph(self, *inputs, device=device)
+        clips, starts, ends, flips, labels = inputs
+        clips = fn.reshape(clips.gpu() if device == "gpu" else clips, layout="FHWC")
+        clips = fn.resize(clips, size=[self.image_size] * 2, roi_start=starts, roi_end=ends)
+        return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label."""
-        from raydali.data.tasks.video_pyav import clip_sample
+        """Make the same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label.
 
-        return clip_sample(self, source, id, epoch)
+        Frames are those of the graph on the CPU, bit for bit; resized ones differ as in classification.py.
+        """
+        import torch
+        from torch.nn import functional as F
+
+        from raydali.data.tasks.video_pyav import rgb_clip
+
+        ids = np.array([id])
+        crops = self.crops(source, ids, np.array([epoch]))
+        shape, (top, left) = crops.resized[0].tolist(), crops.starts[0].tolist()
+        frames = torch.from_numpy(rgb_clip(source, id)).permute(0, 3, 1, 2)
+        frames = F.interpolate(frames, size=shape, mode="bilinear", antialias=True, align_corners=False)
+        frames = frames[:, :, top : top + self.image_size, left : left + self.image_size]
+        if crops.flips[0]:
+            frames = frames.flip(3)
+        return frames.permute(1, 0, 2, 3).contiguous(), torch.tensor(int(source.labels(ids)[0]))
 
     def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
         """What of the frames is worth keeping: the crops as they lie in frames as they are coded, and a margin."""

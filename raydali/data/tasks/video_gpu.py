@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from nvidia.dali import fn, types
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
-from raydali.data.sources.video.packets import ClipPackets
+from raydali.data.sources.video.packets import ClipPackets, Part
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.video import Clips, Ids, Part
+from raydali.data.tasks.video import Clips, Ids
 from raydali.data.tasks.video_pyav import decoded
 
 _NV12 = ("yuv420p", "yuvj420p", "nv12")
@@ -80,10 +81,8 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         return list(luma), list(chroma), *beside
 
     def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Resizes with antialiasing what the crop shows and nothing beside it, flips."""
-        from raydali.data.tasks.video_dali import planes_graph
-
-        return planes_graph(self.clips, *inputs, device=device)
+        """Resize, with antialiasing, only what the crop shows; convert the small frames to RGB; flip them."""
+        return planes_graph(self.clips.image_size, *inputs, device=device)
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
         """That of `clips`, on the CPU."""
@@ -150,6 +149,29 @@ class Planes:
         luma = self._frames[:, rows, :, None]
         chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2]
         return luma.contiguous(), chroma.unflatten(2, (-1, 2)).contiguous()
+
+
+def planes_graph(
+    side: int,
+    luma: Any,
+    chroma: Any,
+    starts: Any,
+    ends: Any,
+    matrices: Any,
+    offsets: Any,
+    flips: Any,
+    labels: Any,
+    *,
+    device: Device,
+) -> tuple[Any, Any]:
+    """Build the graph from luma (frames, height, width, 1) and chroma at half the size (..., 2) to RGB (side, side)."""
+    size = [side] * 2
+    luma, chroma = fn.reshape(luma, layout="FHWC"), fn.reshape(chroma, layout="FHWC")
+    luma = fn.resize(luma, size=size, roi_start=starts, roi_end=ends, dtype=types.FLOAT)
+    chroma = fn.resize(chroma, size=size, roi_start=starts / 2, roi_end=ends / 2, dtype=types.FLOAT)
+    clips = fn.coord_transform(fn.cat(luma, chroma, axis=3), M=matrices, T=offsets)
+    clips = fn.reshape(fn.cast(clips, dtype=types.UINT8), layout="FHWC")
+    return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels
 
 
 def colours_of(cut: ClipPackets) -> Colours:

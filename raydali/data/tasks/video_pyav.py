@@ -1,39 +1,19 @@
-"""Clips decoded by FFmpeg, through PyAV, and what the baseline loader makes of them by torch.
-
-The baseline's frames are those of video_dali.py on the CPU, bit for bit; resized ones differ as in
-classification_dali.py.
-"""
+"""Decodes clips by FFmpeg, through PyAV."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.packets import ClipPackets, pts
-from raydali.data.tasks.video import Clips, Part
+from raydali.data.sources.video.packets import ClipPackets, Part, pts
 
 # FFmpeg's own default is to repeat the colours, which are coded at half the size.
 COLOURS = int(Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND)
 _WHOLE = Part(slice(None), slice(None))
 T = TypeVar("T")
-
-
-def clip_sample(settings: Clips, source: VideoClips, id: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Clips.sample`."""
-    ids = np.array([id])
-    crops = settings.crops(source, ids, np.array([epoch]))
-    (height, width), (top, left) = crops.resized[0].tolist(), crops.starts[0].tolist()
-    frames = torch.from_numpy(rgb_clip(source, id)).permute(0, 3, 1, 2)
-    frames = F.interpolate(frames, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
-    frames = frames[:, :, top : top + settings.image_size, left : left + settings.image_size]
-    if crops.flips[0]:
-        frames = frames.flip(3)
-    return frames.permute(1, 0, 2, 3).contiguous(), torch.tensor(int(source.labels(ids)[0]))
 
 
 def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
-from raydali.data.tasks.detection import Boxes, unfitted
+from raydali.data.tasks.boxes import Boxes, unfitted
 from raydali.errors import DataError
 from raydali.train.evaluation.classification import NONE_READ, evaluating
 from raydali.train.precision import Precision

@@ -12,8 +12,7 @@ from nvidia.dali import fn
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
-from raydali.data.tasks.video_dali import planes_graph
-from raydali.data.tasks.video_gpu import Colours, Planes, colours_of, nv12, to_rgb
+from raydali.data.tasks.video_gpu import Colours, Planes, colours_of, nv12, planes_graph, to_rgb
 from raydali.data.tasks.video_pyav import decoded
 from tests.support.videos import moving, write_video
 
@@ -65,7 +64,7 @@ def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any
     graph = dali.Pipeline(batch_size=len(ids), num_threads=1, device_id=None)
     with graph:
         nodes = fn.external_source(lambda: (*inputs, source.labels(ids)), num_outputs=len(inputs) + 1)
-        graph.set_outputs(*planes_graph(pipeline, *nodes, device="cpu"))
+        graph.set_outputs(*planes_graph(pipeline.image_size, *nodes, device="cpu"))
     graph.build()
     clips, labels = graph.run()
     assert clips.layout() == "FHWC"

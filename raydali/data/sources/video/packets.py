@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ _IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
 _WITH_ORDER = ("mov,mp4,m4a,3gp,3g2,mj2", "mpegts")
 _WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
 """Not Matroska's: the times at which its packets are decoded are found by a look at them."""
+
+
+class Part(NamedTuple):
+    """Rows and columns of a frame, from an even one to an even one: colours are coded for two by two pixels."""
+
+    rows: slice
+    columns: slice
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The geometry of detection: boxes (left, top, right, bottom) moved into the squares that images are fitted into."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.coco import Coco
+from raydali.errors import DataError
+
+Integers = NDArray[np.int64]
+Boxes = NDArray[np.float32]
+
+PADDING = -1
+"""The label of an entry that is no box, but fills up an image's row."""
+
+
+def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers]:
+    """Boxes (N, max_boxes, 4) and labels (N, max_boxes) of these images, PADDING for crowds and behind the last box.
+
+    Raises:
+        DataError: an image has more boxes.
+    """
+    begins = source.first_boxes[ids]
+    counts = source.first_boxes[ids + 1] - begins
+    if counts.max() > max_boxes:
+        id = int(ids[counts.argmax()])
+        raise DataError(
+            f"{source.path(id)} has {counts.max()} boxes, more than the {max_boxes} of max_boxes: "
+            f"raise it to {source.most_boxes}"
+        )
+    columns = np.arange(max_boxes)
+    filled = columns < counts[:, None]
+    boxes, labels = np.zeros((len(ids), max_boxes, 4), np.float32), np.full((len(ids), max_boxes), PADDING)
+    places = (begins[:, None] + columns)[filled]
+    boxes[filled] = source.boxes[places]
+    labels[filled] = np.where(source.crowd[places], PADDING, source.labels[places])
+    return boxes, labels
+
+
+def moved(
+    boxes: Boxes, labels: Integers, starts: Integers, sizes: Integers, flips: NDArray[np.int32], side: int
+) -> tuple[Boxes, Integers]:
+    """Boxes (N, M, 4) and labels (N, M) as the windows show them in squares; what they do not show is PADDING.
+
+    Args:
+        boxes, labels: (N, M, 4) and (N, M), in pixels of the originals.
+        starts, sizes: of the windows, (N, 2), height before width.
+        flips: (N,), 0 or 1.
+        side: of the squares, pixels.
+    """
+    high, small = sizes[:, None, ::-1], fitted(sizes, side)[:, None, ::-1]  # width before height
+    begins, ends = np.split(boxes.astype(np.float64) - np.tile(starts[:, None, ::-1], 2), 2, 2)
+    centres = (begins + ends) / 2
+    shown = ((centres >= 0) & (centres < high)).all(2) & (labels != PADDING)
+    scale, corner = small / high, corners(small, side)
+    begins, ends = (points.clip(0, high) * scale + corner for points in (begins, ends))
+    mirrored = flips[:, None] == 1
+    left, right = begins[..., 0], ends[..., 0]
+    begins[..., 0], ends[..., 0] = np.where(mirrored, side - right, left), np.where(mirrored, side - left, right)
+    placed = np.concatenate([begins, ends], 2).astype(np.float32)
+    shown &= (placed[..., 2:] > placed[..., :2]).all(2)
+    order = np.argsort(~shown, 1, kind="stable")
+    shown = np.take_along_axis(shown, order, 1)
+    placed = np.where(shown[..., None], np.take_along_axis(placed, order[..., None], 1), np.float32(0))
+    return placed, np.where(shown, np.take_along_axis(labels, order, 1), PADDING)
+
+
+def fitted(sizes: Integers, side: int) -> Integers:
+    """Height and width (N, 2), or width and height, scaled so that the longer one is `side`."""
+    scaled = np.rint(sizes * (side / sizes.max(-1, keepdims=True)))
+    whole: Integers = scaled.clip(1, side).astype(np.int64)
+    return whole
+
+
+def corners(fitted: Integers, side: int) -> Integers:
+    """Where, in a square, what was fitted into its middle begins."""
+    return (side - fitted) // 2
+
+
+def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
+    """Boxes (K, 4) in a square as boxes in the original, cut off at its border.
+
+    Args:
+        size: height and width (2,) of the original, pixels.
+        side: of the square, pixels.
+    """
+    small = fitted(size, side)
+    scale, corner = size / small, corners(small, side)
+    in_original = (boxes - np.tile(corner[::-1], 2)) * np.tile(scale[::-1], 2)
+    return in_original.clip(0, np.tile(size[::-1], 2)).astype(np.float32)
+
+
+def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
+    """Which images (N,) have another size than the annotated one, so that boxes would lie anywhere."""
+    other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
+    return other
