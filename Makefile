@@ -5,17 +5,23 @@ BIN := .venv/bin
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all check figures docs lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests check figures docs lock format clean
 
 setup: .venv/ready
 
 demo: setup
 	$(BIN)/python jobs/imagenet.py
 
-test: check
+test: setup
+	@$(BIN)/python tests/support/cpu_seconds.py $(MAKE) --no-print-directory fast-tests
+
+test-all: setup
+	@$(BIN)/python tests/support/cpu_seconds.py $(MAKE) --no-print-directory all-tests
+
+fast-tests: check
 	$(BIN)/pytest -m "not slow and not gpu"
 
-test-all: check
+all-tests: check
 	$(BIN)/pytest
 
 check: setup
