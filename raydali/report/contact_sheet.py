@@ -1,22 +1,23 @@
-"""A sheet of samples: a row of pictures a rank, each with its class, id and file, as one PNG or as one HTML file."""
+"""A sheet of samples: a row of pictures for each rank, with class, id and file, as one PNG or one HTML file."""
 
 import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raydali.report.html.render import render
 
 if TYPE_CHECKING:
     from PIL import ImageFont
     from PIL.Image import Image
 
 SIDE = 160
-"""Of a picture as it is drawn, pixels."""
+"""Side of a drawn picture, pixels."""
 _MARGIN, _GAP, _PAD = 32, 14, 16
 _RANK_WIDTH = 128
 _INK, _GREY, _GOOD, _BAD, _BAND = "#1b1f24", "#656d76", "#1a7f37", "#cf222e", "#f3f5f7"
@@ -28,7 +29,7 @@ class Picture:
 
     Attributes:
         pixels: (height, width, 3), uint8.
-        file: where it comes from: a path or a URI, whose last part is shown.
+        file: its path or URI, of which the last part is shown.
     """
 
     pixels: NDArray[np.uint8]
@@ -44,14 +45,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What is drawn.
+    """The contents of a sheet.
 
     Attributes:
         title, facts: lines above the pictures.
-        verdict: what was found about the ids of all ranks.
-        good: whether that is as it should be.
+        verdict: the result of checking the ids of all ranks.
+        good: whether no id is missing or repeated.
         ranks: the pictures of each rank.
-        sizes: how many samples its batch has, of which the pictures may be the first few.
+        sizes: the samples in each rank's batch; the pictures may be only the first of them.
     """
 
     title: str
@@ -61,8 +62,8 @@ class Sheet:
     ranks: Sequence[Sequence[Picture]]
     sizes: Sequence[int]
 
-    def below_rank(self, rank: int) -> str:
-        """What stands below the number of a rank."""
+    def caption(self, rank: int) -> str:
+        """How many of a rank's images are shown."""
         shown, size = len(self.ranks[rank]), self.sizes[rank]
         return f"{size} images" if shown == size else f"first {shown} of {size}"
 
@@ -92,7 +93,7 @@ def as_png(sheet: Sheet) -> bytes:
         top = header + rank * (row + _GAP)
         draw.rounded_rectangle((_MARGIN, top, width - _MARGIN, top + row), 8, _BAND)
         draw.text((_MARGIN + _PAD, top + _PAD - 2), f"rank {rank}", _INK, bold, "la")
-        draw.text((_MARGIN + _PAD, top + _PAD + 22), sheet.below_rank(rank), _GREY, small, "la")
+        draw.text((_MARGIN + _PAD, top + _PAD + 22), sheet.caption(rank), _GREY, small, "la")
         for column, picture in enumerate(row_of):
             left, below = _MARGIN + _RANK_WIDTH + column * (SIDE + _GAP), top + _PAD + SIDE + 6
             image.paste(_drawn(picture), (left, top + _PAD))
@@ -103,43 +104,24 @@ def as_png(sheet: Sheet) -> bytes:
 
 
 def as_html(sheet: Sheet) -> bytes:
-    """The sheet as a page that needs no other file; a picture's tooltip is its whole path."""
-    rows = "".join(
-        f'<section><h2>rank {rank}<small>{sheet.below_rank(rank)}</small></h2><div class="pictures">'
-        + "".join(map(_figure, pictures))
-        + "</div></section>\n"
-        for rank, pictures in enumerate(sheet.ranks)
-    )
-    facts = "".join(f"<p>{escape(fact)}</p>" for fact in sheet.facts)
-    page = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(sheet.title)}</title><style>
-body {{ margin: 32px; font: 15px/1.4 "DejaVu Sans", system-ui, sans-serif; color: {_INK}; background: white }}
-h1 {{ font-size: 26px; margin: 0 0 8px }} p {{ margin: 2px 0; color: {_GREY} }}
-strong {{ display: inline-block; margin: 12px 0; padding: 4px 12px; border-radius: 14px; color: white;
-  background: {_GOOD if sheet.good else _BAD} }}
-section {{ display: flex; margin: 0 0 14px; padding: 16px; border-radius: 8px; background: {_BAND} }}
-h2 {{ flex: 0 0 112px; font-size: 15px; margin: 0 }}
-small {{ display: block; font-size: 13px; font-weight: normal; color: {_GREY} }}
-.pictures {{ display: flex; flex-wrap: wrap; gap: 14px }} figure {{ width: {SIDE}px; margin: 0 }}
-img {{ display: block; margin: 0 0 6px }} figcaption * {{ overflow-wrap: anywhere }}
-</style></head><body>
-<h1>{escape(sheet.title)}</h1>{facts}<strong>{escape(sheet.verdict)}</strong>
-{rows}</body></html>
-"""
-    return page.encode("utf-8", "replace")  # names of files need not be UTF-8
-
-
-def _figure(picture: Picture) -> str:
-    data = base64.b64encode(_encoded(_drawn(picture))).decode()
-    return (
-        f'<figure title="{escape(picture.file)}"><img width="{SIDE}" height="{SIDE}" alt="{escape(picture.label)}" '
-        f'src="data:image/png;base64,{data}"><figcaption><b>{escape(picture.label)}</b>'
-        f"<small>id {picture.id}</small><small>{escape(picture.name)}</small></figcaption></figure>"
+    """Render the sheet as a page that needs no other file; a picture's tooltip is its whole path."""
+    pictures = [
+        [(picture, base64.b64encode(_encoded(_drawn(picture))).decode()) for picture in row] for row in sheet.ranks
+    ]
+    return render(
+        "contact_sheet.html.jinja",
+        sheet=sheet,
+        ranks=[(sheet.caption(rank), row) for rank, row in enumerate(pictures)],
+        side=SIDE,
+        ink=_INK,
+        grey=_GREY,
+        band=_BAND,
+        verdict_colour=_GOOD if sheet.good else _BAD,
     )
 
 
 def _drawn(picture: Picture) -> "Image":
-    """The picture at SIDE x SIDE; one that is smaller keeps its pixels visible."""
+    """The picture at SIDE x SIDE; the pixels of a smaller one stay visible."""
     from PIL import Image
 
     image = Image.fromarray(picture.pixels)
@@ -167,7 +149,7 @@ def _font(size: int, bold: bool) -> "ImageFont.FreeTypeFont":
 
 
 def _fitting(text: str, font: "ImageFont.FreeTypeFont") -> str:
-    """The text, with its middle left out where it is wider than a picture: beginnings and endings tell most."""
+    """The text; if it is wider than a picture, without its middle, since names differ at their ends."""
     text = text.encode("utf-8", "replace").decode()  # names of files need not be UTF-8
     for kept in range(len(text), 0, -1):
         shown = text if kept == len(text) else f"{text[: kept - kept // 2]}\u2026{text[len(text) - kept // 2 :]}"

@@ -66,7 +66,7 @@ def test_the_page_says_the_same() -> None:
     odd = picture(7, file="s3://bucket/<a>&\udcff.jpg", label='<b class="x">')
     page = as_html(replace(SHEET, ranks=[[odd], []], sizes=[1, 0])).decode()
     assert 'title="s3://bucket/&lt;a&gt;&amp;?.jpg"' in page and "<small>&lt;a&gt;&amp;?.jpg</small>" in page
-    assert "<b>&lt;b class=&quot;x&quot;&gt;</b>" in page and "id 7" in page
+    assert "<b>&lt;b class=&#34;x&#34;&gt;</b>" in page and "id 7" in page
     assert "rank 0<small>1 images</small>" in page and "4 ids, none twice" in page and "world size 2" in page
     (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert areas(base64.b64decode(image)) == {COLOURS[3]: (0, 0, SIDE, SIDE)}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -64,4 +65,4 @@ def charts(page: bytes) -> dict[str, Any]:
         page.decode(),
         re.DOTALL,
     )
-    return {title: json.loads(data) for title, data in found}
+    return {unescape(title): json.loads(data) for title, data in found}

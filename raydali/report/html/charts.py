@@ -1,26 +1,25 @@
-"""Charts of report.html: lines, stacked bars and a strip of time, as SVG that needs no script.
+"""Charts of report.html: lines and stacked bars over epochs, in the coordinates of an SVG that needs no script.
 
-The drawing stretches with its box while texts stand beside it as HTML, so that they can be read on a phone as well.
-Below each chart lie its numbers as JSON, by which the page's script answers a pointer or the arrow keys.
+A chart's numbers stand below it as JSON, from which the page's script answers a pointer or the arrow keys.
 """
 
-import json
 import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
-from raydali.report.html.text import figure, percent, seconds
+from raydali.report.html.text import figure, percent
+from raydali.text import duration
 
 WIDTH, HEIGHT = 1000, 240
-"""Of a chart's coordinates."""
+"""The size of a chart in its own coordinates."""
 COLOURS = 8
 MAX_POINTS, MAX_BARS = 400, 120
-"""Of a line and of a stack: where there are more epochs, neighbours share one."""
+"""Limits of a line and of a stack; with more epochs, neighbours share a point or a bar."""
 
 Values = Sequence[float | None]
+Ticks = list[tuple[float, str]]
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Line:
     """A line of a chart; None leaves a gap.
 
     Attributes:
-        x: rising.
-        colour: from 0; from COLOURS on they come again, dashed.
+        x: ascending.
+        colour: from 0; from COLOURS on the colours repeat, dashed.
     """
 
     label: str
@@ -38,19 +37,57 @@ class Line:
     colour: int
     dashed: bool = False
 
+    @property
+    def style(self) -> str:
+        """The classes of the line's colour and dashes in style.css."""
+        return f"c{self.colour % COLOURS}{' dashed' if self.dashed or self.colour >= COLOURS else ''}"
+
 
 @dataclass(frozen=True)
 class Mark:
-    """An upright line at something that happened."""
+    """A vertical line where something happened."""
 
     x: float
     label: str
 
 
+@dataclass(frozen=True)
+class Chart:
+    """What the template `chart` draws.
+
+    Attributes:
+        note: a line below the title; may be empty.
+        legend: label and style of each line or part.
+        paths: style and SVG path of what is drawn, back to front.
+        x_ticks, y_ticks: position in percent, and text.
+        data: what the page's script needs to tell values.
+        marks: x in the chart's coordinates, and text.
+        clipped: position in percent and value of bars that are higher than the chart.
+    """
+
+    title: str
+    note: str
+    legend: list[tuple[str, str]]
+    paths: list[tuple[str, str]]
+    x_ticks: Ticks
+    y_ticks: Ticks
+    data: dict[str, Any]
+    marks: Ticks
+    clipped: Ticks
+
+    width: ClassVar[int] = WIDTH
+    height: ClassVar[int] = HEIGHT
+
+    @property
+    def description(self) -> str:
+        """What a screen reader says."""
+        return f"{self.title}: {', '.join(label for label, _ in self.legend)}"
+
+
 def lines(
     title: str, lines: Sequence[Line], *, share: bool = False, from_zero: bool = True, marks: Sequence[Mark] = ()
-) -> str:
-    """A chart of lines over epochs; empty where none has a value.
+) -> list[Chart]:
+    """Draw lines over epochs: one chart, or none if no line has a value.
 
     Args:
         share: whether values are shares, shown in percent.
@@ -58,7 +95,7 @@ def lines(
     """
     lines = [line for line in map(_drawable, lines) if any(value is not None for value in line.y)]
     if not lines:
-        return ""
+        return []
     longest = max(len(line.x) for line in lines)
     left, right = (pick(line.x[i] for line in lines) for pick, i in ((min, 0), (max, -1)))
     left, right = (left - 0.5, right + 0.5) if left == right else (left, right)
@@ -69,103 +106,104 @@ def lines(
     def project(x: float, y: float) -> tuple[float, float]:
         return WIDTH * (x - left) / (right - left), HEIGHT * (1 - (y - low) / (high - low))
 
-    drawn = "".join(
-        f'<path class="line c{line.colour % COLOURS}{" dashed" if _dashed(line) else ""}" d="{_path(line, project)}"/>'
-        for line in lines
-    )
-    drawn += "".join(
-        f'<path class="mark" d="M{project(mark.x, 0)[0]:.1f} 0V{HEIGHT}"><title>{escape(mark.label)}</title></path>'
-        for mark in marks
-        if left <= mark.x <= right
-    )
-    form: Callable[[float], str] = percent if share else figure
-    keys = [(line.label, f"c{line.colour % COLOURS}{' dashed' if _dashed(line) else ''}") for line in lines]
+    y_ticks, grid = _y_axis(ticks, low, high, percent if share else figure)
     data = {
         "left": left,
         "right": right,
         "share": share,
         "lines": [{"label": line.label, "x": _rounded(line.x), "y": _rounded(line.y)} for line in lines],
     }
-    note = "" if longest <= MAX_POINTS else "a point is the mean of several epochs"
-    x_ticks = [(x, f"{x:,.0f}") for x in _epoch_ticks(left, right)]
-    return _figure(title, keys, drawn, _y_axis(ticks, low, high, form), _x_axis(x_ticks, left, right), data, note)
+    chart = Chart(
+        title=title,
+        note="" if longest <= MAX_POINTS else "a point is the mean of several epochs",
+        legend=[(line.label, line.style) for line in lines],
+        paths=[grid, *((f"line {line.style}", _path(line, project)) for line in lines)],
+        x_ticks=_x_ticks([(x, f"{x:,.0f}") for x in _epoch_ticks(left, right)], left, right),
+        y_ticks=y_ticks,
+        data=data,
+        marks=[(project(mark.x, 0)[0], mark.label) for mark in marks if left <= mark.x <= right],
+        clipped=[],
+    )
+    return [chart]
 
 
-def stack(title: str, x: Sequence[float], parts: Sequence[tuple[str, int, Values]], capped: Values) -> str:
-    """Bars of seconds, one an epoch; empty where there is nothing to stack.
+def stack(title: str, x: Sequence[float], parts: Sequence[tuple[str, int, Values]], top: Values) -> list[Chart]:
+    """Draw a bar of seconds for each epoch: one chart, or none if there is nothing to stack.
 
     Args:
-        parts: label, colour and values from the bottom up; None counts as nothing.
-        capped: on top of them, drawn no higher than the chart, which may be far from what it is.
+        parts: label, colour and values, from the bottom up; None counts as 0.
+        top: the seconds of starting, above them. They may be far more than the others: the chart clips them.
     """
-    if not any(value for _, _, values in parts for value in values) and not any(capped):
-        return ""
-    several = -(-len(x) // MAX_BARS)
-    groups = [slice(i, i + several) for i in range(0, len(x), several)]
-    heights = [[_mean_or_zero(values[group]) for group in groups] for _, _, values in parts]
-    tops = [sum(column) for column in zip(*heights, strict=True)]
-    caps = [sum(value or 0.0 for value in capped[group]) / several for group in groups]
-    whole = [top + cap for top, cap in zip(tops, caps, strict=True)]
-    limit = min(max(whole), 1.4 * max(tops)) if max(tops) > 0 else max(whole)
+    if not any(value for _, _, values in parts for value in values) and not any(top):
+        return []
+    per_bar = -(-len(x) // MAX_BARS)
+    groups = [slice(i, i + per_bar) for i in range(0, len(x), per_bar)]
+    heights = [[_mean(values[group]) for group in groups] for _, _, values in parts]
+    sums = [sum(column) for column in zip(*heights, strict=True)]
+    tops = [sum(value or 0.0 for value in top[group]) / per_bar for group in groups]
+    whole = [below + above for below, above in zip(sums, tops, strict=True)]
+    limit = min(max(whole), 1.4 * max(sums)) if max(sums) > 0 else max(whole)
     low, high, ticks = _axis(0.0, limit)
-    width = WIDTH / len(groups)
-    keys, drawn, floor = [], "", [0.0] * len(groups)
-    for (label, colour, values), column in zip(parts, heights, strict=True):
-        if any(value is not None for value in values):
-            keys.append((label, f"c{colour}"))
-        drawn += _bars(colour, column, floor, width, high)
-        floor = [a + b for a, b in zip(floor, column, strict=True)]
-    labels = ""
-    if any(caps):
-        keys.append(("starting", "c7"))
-        drawn += _bars(7, caps, floor, width, high)
-        for i, cap in enumerate(caps):
-            if floor[i] + cap > high:
-                at = f"left:{100 * (i + 0.5) / len(groups):.2f}%"
-                labels += f'<span class="cut" style="{at}">\u2191 {escape(seconds(cap * several))}</span>'
-    names = [*(part[0] for part in parts), "starting"]
+    y_ticks, grid = _y_axis(ticks, low, high, figure)
+    left, right = -0.5, len(groups) - 0.5
+
+    legend = [(label, f"c{colour}") for label, colour, values in parts if any(value is not None for value in values)]
+    paths, floor = [grid], [0.0] * len(groups)
+    for (_, colour, _), column in zip(parts, heights, strict=True):
+        paths.append((f"bar c{colour}", _bars(column, floor, high)))
+        floor = [below + height for below, height in zip(floor, column, strict=True)]
+    if any(tops):
+        legend.append(("starting", "c7"))
+        paths.append(("bar c7", _bars(tops, floor, high)))
+    labels = [*(label for label, _, _ in parts), "starting"]
     data = {
-        "left": -0.5,
-        "right": len(groups) - 0.5,
+        "left": left,
+        "right": right,
         "share": False,
         "names": [_epochs(x[group]) for group in groups],
         "lines": [
-            {"label": name, "x": list(range(len(groups))), "y": _rounded(column)}
-            for name, column in zip(names, [*heights, caps], strict=True)
+            {"label": label, "x": list(range(len(groups))), "y": _rounded(column)}
+            for label, column in zip(labels, [*heights, tops], strict=True)
             if any(column)
         ],
     }
-    note = "" if several == 1 else f"a bar is the mean of {several} epochs"
-    places = [(bisect(x, tick) - 1, tick) for tick in _epoch_ticks(x[0], x[-1])]
-    ticks_of_x = [(float(i // several), f"{tick:,.0f}") for i, tick in places if x[i] == tick]
-    axes = _y_axis(ticks, low, high, figure), _x_axis(ticks_of_x, -0.5, len(groups) - 0.5)
-    return _figure(title, keys, drawn, *axes, data, note, labels)
+    bars = [(bisect(x, tick) - 1, tick) for tick in _epoch_ticks(x[0], x[-1])]
+    x_ticks = [(float(i // per_bar), f"{tick:,.0f}") for i, tick in bars if x[i] == tick]
+    too_high = [i for i, height in enumerate(whole) if tops[i] and height > high]
+    chart = Chart(
+        title=title,
+        note="" if per_bar == 1 else f"a bar is the mean of {per_bar} epochs",
+        legend=legend,
+        paths=[(style, path) for style, path in paths if path],
+        x_ticks=_x_ticks(x_ticks, left, right),
+        y_ticks=y_ticks,
+        data=data,
+        marks=[],
+        clipped=_x_ticks([(float(i), duration(tops[i] * per_bar)) for i in too_high], left, right),
+    )
+    return [chart]
 
 
 def _epochs(x: Sequence[float]) -> str:
     return f"epoch {x[0]:.0f}" if len(x) == 1 else f"epochs {x[0]:.0f} to {x[-1]:.0f}"
 
 
-def _mean_or_zero(values: Values) -> float:
+def _mean(values: Values) -> float:
     return sum(value or 0.0 for value in values) / len(values)
 
 
-def _bars(colour: int, heights: Sequence[float], floor: Sequence[float], width: float, high: float) -> str:
-    path = ""
+def _bars(heights: Sequence[float], floor: Sequence[float], high: float) -> str:
+    path, width = "", WIDTH / len(heights)
     for i, (height, below) in enumerate(zip(heights, floor, strict=True)):
         if height > 0:
             bottom, top = HEIGHT * (1 - below / high), max(0.0, HEIGHT * (1 - (below + height) / high))
             left, wide = (i + 0.06) * width, 0.88 * width
             path += f"M{left:.1f} {bottom:.1f}V{top:.1f}h{wide:.1f}V{bottom:.1f}z"
-    return f'<path class="bar c{colour}" d="{path}"/>' if path else ""
-
-
-def _dashed(line: Line) -> bool:
-    return line.dashed or line.colour >= COLOURS
+    return path
 
 
 def _drawable(line: Line) -> Line:
-    """The line without what no axis can show: a loss on its way to infinity."""
+    """The line without values that no axis can show, such as those of a loss that diverges."""
     y = [None if value is None or abs(value) > 1e99 else 0.0 if abs(value) < 1e-99 else value for value in line.y]
     return replace(line, y=y)
 
@@ -200,7 +238,7 @@ def _rounded(values: Values) -> list[float | None]:
 
 
 def _axis(low: float, high: float) -> tuple[float, float, list[float]]:
-    """Round limits around the values, and about five ticks."""
+    """Round limits that hold the values, and about five ticks."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         pad = 0.1 * abs(high) or 1.0
         low, high = (low, high + pad) if low == 0 else (low - pad, high + pad)
@@ -218,44 +256,15 @@ def _epoch_ticks(left: float, right: float) -> list[float]:
     return [float(x) for x in range(math.ceil(left / step) * step, math.floor(right) + 1, step)]
 
 
-def _y_axis(ticks: Sequence[float], low: float, high: float, form: Callable[[float], str]) -> tuple[str, str]:
-    texts = lines = ""
-    for tick in ticks:
-        share = (tick - low) / (high - low)
-        texts += f'<span style="bottom:{100 * share:.2f}%">{escape(form(round(tick, 12)))}</span>'
-        lines += f"M0 {HEIGHT * (1 - share):.1f}H{WIDTH}"
-    return texts, f'<path class="grid" d="{lines}"/>'
+def _y_axis(
+    ticks: Sequence[float], low: float, high: float, form: Callable[[float], str]
+) -> tuple[Ticks, tuple[str, str]]:
+    """The ticks of the vertical axis, and style and path of a horizontal line at each."""
+    shares = [(tick - low) / (high - low) for tick in ticks]
+    grid = "".join(f"M0 {HEIGHT * (1 - share):.1f}H{WIDTH}" for share in shares)
+    texts = [form(round(tick, 12)) for tick in ticks]
+    return [(100 * share, text) for share, text in zip(shares, texts, strict=True)], ("grid", grid)
 
 
-def _x_axis(ticks: Sequence[tuple[float, str]], left: float, right: float) -> str:
-    return "".join(
-        f'<span style="left:{100 * (x - left) / (right - left):.2f}%">{escape(text)}</span>' for x, text in ticks
-    )
-
-
-def _figure(
-    title: str,
-    keys: Sequence[tuple[str, str]],
-    drawn: str,
-    y_axis: tuple[str, str],
-    x_axis: str,
-    data: Any,
-    note: str,
-    labels: str = "",
-) -> str:
-    legend = "".join(f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in keys)
-    small = f"<small>{escape(note)}</small>" if note else ""
-    what = escape(f"{title}: {', '.join(label for label, _ in keys)}")
-    return (
-        f'<figure class="chart"><figcaption>{escape(title)}{small}</figcaption><ul class="legend">{legend}</ul>'
-        f'<div class="plot" tabindex="0" role="group" aria-label="{what}"><div class="y">{y_axis[0]}</div>'
-        f'<div class="area"><svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{what}">{y_axis[1]}{drawn}</svg>{labels}<b class="cursor"></b></div>'
-        f'<div class="x">{x_axis}</div></div><output></output>{as_json(data)}</figure>\n'
-    )
-
-
-def as_json(data: Any) -> str:
-    """A script element that holds data; nothing in it can end the element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json">{text}</script>'
+def _x_ticks(ticks: Sequence[tuple[float, str]], left: float, right: float) -> Ticks:
+    return [(100 * (x - left) / (right - left), text) for x, text in ticks]

@@ -1,32 +1,61 @@
-"""Heat maps of report.html, rank by epoch: an embedded PNG with a pixel a cell, stretched by the browser."""
+"""Heat maps of report.html, rank by epoch: an embedded PNG with one pixel a cell, which the browser enlarges."""
 
 import base64
-import math
-import struct
-import zlib
+import io
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.report.html.charts import as_json
 from raydali.report.html.text import figure, percent
 
 MAX_ROWS, MAX_COLUMNS = 256, 250
-"""Of cells: with more ranks or epochs, neighbours share a cell, which shows the highest of them."""
+"""Limits of cells; with more ranks or epochs, neighbours share a cell, which shows the highest of them."""
 LEVELS = 255
-"""Of colour; level 0 is no colour at all: not measured."""
-_STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-"""Viridis, which is read alike in both modes and by those who see few colours."""
+"""Colours; level 0 is transparent: not measured."""
+_VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+"""Colours of evenly spaced values; they can be read in light and dark mode, and by the colour-blind."""
 
 
-def heat_map(title: str, epochs: Sequence[int], rows: Sequence[Sequence[float]], *, share: bool, unit: str = "") -> str:
-    """The map of one figure; empty where no rank has any.
+@dataclass(frozen=True)
+class HeatMap:
+    """What the template `heat_map` draws.
+
+    Attributes:
+        note: where the extremes are, and what a cell is.
+        low, high: the extremes, as texts.
+        epochs: the first and the last number.
+        height: on the page, pixels.
+        png: the cells, in Base64.
+        data: what the page's script needs to tell values.
+    """
+
+    title: str
+    note: str
+    low: str
+    high: str
+    ranks: int
+    epochs: tuple[int, int]
+    height: int
+    png: str
+    data: dict[str, Any]
+
+    @property
+    def description(self) -> str:
+        """What a screen reader says."""
+        return f"{self.title}, rank by epoch, {self.note}"
+
+
+def heat_map(
+    title: str, epochs: Sequence[int], rows: Sequence[Sequence[float]], *, share: bool, unit: str = ""
+) -> list[HeatMap]:
+    """Draw one quantity of all ranks and epochs: one map, or none if no rank has a value.
 
     Args:
         epochs: their numbers.
-        rows: of each epoch the values by rank, NaN where not measured; epochs may differ in their ranks.
+        rows: for each epoch the values by rank, NaN where not measured; epochs may differ in their ranks.
         share: whether values are shares, shown in percent.
     """
     ranks = max(map(len, rows), default=0)
@@ -34,27 +63,23 @@ def heat_map(title: str, epochs: Sequence[int], rows: Sequence[Sequence[float]],
     for column, values in enumerate(rows):
         cells[: len(values), column] = values
     if not np.isfinite(cells).any():
-        return ""
+        return []
     of_row, of_column = -(-ranks // MAX_ROWS), -(-len(rows) // MAX_COLUMNS)
     cells = _highest(_highest(cells, of_row).T, of_column).T
-    finite = cells[np.isfinite(cells)]
-    low, high = float(finite.min()), float(finite.max())
+    known = np.isfinite(cells)
+    low, high = float(cells[known].min()), float(cells[known].max())
     scale = (high - low) or 1.0
     levels = np.zeros(cells.shape, np.uint8)
-    known = np.isfinite(cells)
     levels[known] = 1 + np.rint((cells[known] - low) / scale * (LEVELS - 1)).astype(np.uint8)
+    low_text, high_text = (percent(value) if share else f"{figure(value)}{unit}" for value in (low, high))
 
-    def say(value: float) -> str:
-        return percent(value) if share else f"{figure(value)}{unit}"
-
-    worst_row, worst_column = np.unravel_index(np.nanargmax(cells), cells.shape)
-    rank, column = int(worst_row) * of_row, int(worst_column) * of_column
-    worst = _range("rank", rank, min(rank + of_row, ranks) - 1)
-    at = _range("epoch", epochs[column], epochs[min(column + of_column, len(epochs)) - 1])
-    notes = [f"from {say(low)} to {say(high)}, the highest at {worst}, {at}"]
+    highest_row, highest_column = np.unravel_index(np.nanargmax(cells), cells.shape)
+    rank, column = int(highest_row) * of_row, int(highest_column) * of_column
+    at_rank = _range("rank", rank, min(rank + of_row, ranks) - 1)
+    at_epoch = _range("epoch", epochs[column], epochs[min(column + of_column, len(epochs)) - 1])
+    note = f"from {low_text} to {high_text}, the highest at {at_rank}, {at_epoch}"
     if of_row > 1 or of_column > 1:
-        notes.append(f"a cell is the highest of {of_row} x {of_column} (ranks x epochs)")
-    height = min(max(4 * len(cells), 22 * min(len(cells), 8)), 384)
+        note += f"; a cell is the highest of {of_row} x {of_column} (ranks x epochs)"
     data = {
         "rows": len(cells),
         "of_row": of_row,
@@ -67,54 +92,42 @@ def heat_map(title: str, epochs: Sequence[int], rows: Sequence[Sequence[float]],
         "unit": unit,
         "levels": base64.b64encode(levels.tobytes()).decode(),
     }
-    source = base64.b64encode(_png(levels)).decode()
-    what = escape(f"{title}, rank by epoch, {'; '.join(notes)}")
-    left, right = f"epoch {epochs[0]}", f"epoch {epochs[-1]}"
-    return (
-        f'<figure class="chart heat"><figcaption>{escape(title)}<small>{escape("; ".join(notes))}</small></figcaption>'
-        f'<div class="scale"><span>{escape(say(low))}</span><i></i><span>{escape(say(high))}</span></div>'
-        f'<div class="plot" tabindex="0" role="group" aria-label="{what}"><div class="y">'
-        f'<span style="top:0">rank 0</span>{_last_rank(ranks)}</div>'
-        f'<div class="area" style="height:{height}px"><img alt="{what}" src="data:image/png;base64,{source}">'
-        f'<b class="cursor"></b></div><div class="x ends"><span>{left}</span><span>{right}</span></div></div>'
-        f"<output></output>{as_json(data)}</figure>\n"
+    drawn = HeatMap(
+        title=title,
+        note=note,
+        low=low_text,
+        high=high_text,
+        ranks=ranks,
+        epochs=(epochs[0], epochs[-1]),
+        height=min(max(4 * len(cells), 22 * min(len(cells), 8)), 384),
+        png=base64.b64encode(_png(levels)).decode(),
+        data=data,
     )
+    return [drawn]
 
 
-def _last_rank(ranks: int) -> str:
-    return f'<span style="top:100%">{ranks - 1}</span>' if ranks > 1 else ""
-
-
-def _range(what: str, first: int, last: int) -> str:
-    return f"{what} {first}" if first == last else f"{what}s {first} to {last}"
+def _range(noun: str, first: int, last: int) -> str:
+    return f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
 
 
 def _highest(cells: NDArray[np.float64], several: int) -> NDArray[np.float64]:
-    """The highest of so many neighbouring rows; NaN where all are."""
-    if several == 1:
-        return cells
-    blocks = math.ceil(len(cells) / several)
-    padded = np.full((blocks * several, cells.shape[1]), np.nan)
-    padded[: len(cells)] = cells
-    grouped = padded.reshape(blocks, several, -1)
+    """The highest of every `several` neighbouring rows; NaN where all of them are."""
+    missing = -len(cells) % several
+    padded = np.pad(cells, ((0, missing), (0, 0)), constant_values=np.nan)
+    grouped = padded.reshape(-1, several, cells.shape[1])
     highest = np.where(np.isfinite(grouped), grouped, -np.inf).max(1)
     return np.where(np.isfinite(highest), highest, np.nan)
 
 
 def _png(levels: NDArray[np.uint8]) -> bytes:
     """The levels as a PNG with a palette, whose first colour is transparent."""
-    height, width = levels.shape
-    palette = bytes(3)
-    for level in range(LEVELS):
-        at = level / (LEVELS - 1) * (len(_STOPS) - 1)
-        i = min(int(at), len(_STOPS) - 2)
-        palette += bytes(round(a + (b - a) * (at - i)) for a, b in zip(_STOPS[i], _STOPS[i + 1], strict=True))
-    rows = np.zeros((height, width + 1), np.uint8)  # each begins with the number of a filter: none
-    rows[:, 1:] = levels
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\0"), (b"IDAT", zlib.compress(rows.tobytes(), 6))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in (*chunks, (b"IEND", b"")))
+    from PIL import Image
 
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    at = np.linspace(0, len(_VIRIDIS) - 1, LEVELS)
+    colours = [np.interp(at, range(len(_VIRIDIS)), channel) for channel in zip(*_VIRIDIS, strict=True)]
+    palette = np.zeros((LEVELS + 1, 3), np.uint8)
+    palette[1:] = np.rint(np.stack(colours, 1))
+    image, data = Image.fromarray(levels), io.BytesIO()
+    image.putpalette(palette.tobytes())
+    image.save(data, "PNG", transparency=0)
+    return data.getvalue()

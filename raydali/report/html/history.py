@@ -118,7 +118,7 @@ class History:
 
     Attributes:
         name: of the run.
-        place: its folder.
+        folder: its path or URI.
         settings: what `config.json` holds.
         events: rows of `events.jsonl`.
         epochs: in their order; none that a resume has trained again.
@@ -126,7 +126,7 @@ class History:
     """
 
     name: str
-    place: str
+    folder: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)

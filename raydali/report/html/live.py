@@ -13,7 +13,7 @@ PAUSE_SECONDS = 5.0
 """Between two pages, from the end of one to the begin of the next."""
 MAX_SHARE = 0.02
 """Of the driver's time that pages may take: where one takes long, pauses are longer."""
-AGAIN_SECONDS = 15.0
+RELOAD_SECONDS = 15.0
 """After which an open page looks for a newer one."""
 
 
@@ -68,7 +68,7 @@ class LiveReport:
         if info.is_file and (version := (info.mtime_ns, info.size)) != self._samples_of:
             self._history.samples, self._samples_of = self._folder.read(SAMPLES), version
         ended = bool(self._history.events) and self._history.events[-1].get("event") in END_EVENTS
-        self._folder.write(REPORT, run_page(self._history, again=0 if ended else AGAIN_SECONDS))
+        self._folder.write(REPORT, run_page(self._history, reload_seconds=0 if ended else RELOAD_SECONDS))
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:

@@ -1,76 +1,81 @@
-"""report.html of one run: from its history to the page."""
+"""report.html of one run."""
 
 import base64
 import io
 import re
 import time
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 
-from raydali.report.html import text as words
-from raydali.report.html.assets import page, section
-from raydali.report.html.charts import Line, lines, stack
-from raydali.report.html.heatmap import heat_map
+from raydali.report.html import text
+from raydali.report.html.charts import Chart, Line, lines, stack
+from raydali.report.html.heatmap import HeatMap, heat_map
 from raydali.report.html.history import Epoch, History
+from raydali.report.html.render import render
 from raydali.report.html.text import DASH, count, figure, percent, seconds
-from raydali.report.html.timeline import marks, timeline
+from raydali.report.html.timeline import event_rows, event_strip, marks
 
 MAX_EPOCHS, MAX_METRICS = 100, 24
-"""In the table of epochs, the newest; and among the learning curves, the first."""
+"""Limits of the table of epochs, which shows the newest, and of the learning curves, which show the first metrics."""
 SAMPLES_BYTES = 600_000
-"""Of the sample sheet; a larger one is made smaller."""
+"""Limit of the embedded samples.png; a larger one is made smaller."""
 PARTS = (
     ("waiting for the loader", 1, "loader_wait_seconds"),
     ("stepping", 0, "step_seconds"),
     ("checkpointing", 3, "checkpoint_seconds"),
 )
+COLUMNS = (
+    ("images", "images", count),
+    ("images/s", "images_per_second", count),
+    ("ceiling", "of_ceiling", percent),
+    ("wait", "loader_wait_fraction", percent),
+    ("seconds", "seconds", figure),
+    ("workers", "world_size", count),
+    ("loss", "loss", figure),
+    ("learning rate", "learning_rate", figure),
+)
 
 
-def run_page(history: History, *, again: float = 0) -> bytes:
-    """The page.
+def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
+    """Render the page.
 
     Args:
-        again: while the run goes on: seconds after which an open page looks for a newer one; 0: never.
+        reload_seconds: while the run goes on: after how long an open page looks for a newer one; 0: never.
     """
-    now = time.time()
-    parts = (
-        _top(history, now),
-        section("Speed", _speed(history)),
-        section("Ranks", _ranks(history.epochs)),
-        section("Learning", _learning(history)),
-        section("Events", timeline(history, now if again else None), card=True),
-        section("Samples", _samples(history.samples), card=True),
-        section("Epochs", _table(history), card=True),
-        section("Settings", _names_and_values(words.settings(history)), card=True),
-        section("Environment", _names_and_values(words.environment(history)), card=True),
+    now, status = time.time(), text.STATUS[history.status]
+    return render(
+        "run.html.jinja",
+        reload_seconds=reload_seconds,
+        title=f"{history.name}: {status}",
+        dash=DASH,
+        history=history,
+        status=status,
+        facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(now)}"])),
+        summary=" ".join(filter(None, [text.state(history), text.speed(history), text.waited(history)])),
+        verdict=text.verdict(history),
+        figures=_figures(history),
+        speed=_speed(history),
+        ranks=_ranks(history.epochs),
+        learning=_learning(history),
+        events=event_rows(history),
+        strip=event_strip(history, now if reload_seconds else None),
+        samples=_samples(history.samples),
+        head=["epoch", *(name for name, _, _ in COLUMNS), *history.metrics[:MAX_METRICS]],
+        rows=_rows(history),
+        settings=text.settings(history).items(),
+        environment=text.environment(history).items(),
     )
-    footer = f"<footer>Written by raydali from {escape(history.place)}. {DASH}: not measured, or not given.</footer>\n"
-    return page(f"{history.name}: {words.STATUS[history.status]}", "".join(parts) + footer, again=again)
 
 
-def _top(history: History, now: float) -> str:
-    status = history.status
-    verdict = words.verdict(history)
-    said = [words.state(history), words.speed(history), words.waited(history)]
-    summary = f'<p class="summary">{escape(" ".join(sentence for sentence in said if sentence))}</p>'
-    if verdict is not None:
-        summary += f'<p class="summary verdict">Verdict on epoch {verdict[0]}: {escape(verdict[1])}</p>'
+def _figures(history: History) -> list[tuple[str, str]]:
     sums = history.sum("seconds")
-    figures = (
-        ("epochs", words.epochs_of(history)),
+    return [
+        ("epochs", text.epochs_of(history)),
         ("images/s", count(history.images_per_second)),
         ("of the ceiling", percent(history.of_ceiling)),
         ("waiting", percent(history.waiting)),
         ("time in epochs", seconds(sums[0] if sums else None)),
         *((name, _newest(history, name)) for name in history.metrics[:2]),
-    )
-    facts = [words.where(history), f"{history.place}, written {words.moment(now)}"]
-    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures)
-    return (
-        f'<header><span class="badge {status}">{words.STATUS[status]}</span><h1>{escape(history.name)}</h1>'
-        f'<p class="soft">{escape("; ".join(fact for fact in facts if fact))}</p>{summary}'
-        f'<dl class="figures">{cells}</dl></header>\n'
-    )
+    ]
 
 
 def _newest(history: History, name: str) -> str:
@@ -86,7 +91,11 @@ def _line(epochs: Sequence[Epoch], name: str, label: str, colour: int, *, dashed
     return Line(label, _x(epochs), [epoch.get(name) for epoch in epochs], colour, dashed)
 
 
-def _speed(history: History) -> str:
+def _validation_line(epochs: Sequence[Epoch], name: str, label: str, colour: int) -> Line:
+    return Line(label, _x(epochs), [epoch.validation.get(name) for epoch in epochs], colour)
+
+
+def _speed(history: History) -> list[Chart]:
     epochs, resumed = history.epochs, marks(history)
     throughput = [
         _line(epochs, "images_per_second", "images/s", 0),
@@ -97,15 +106,15 @@ def _speed(history: History) -> str:
         _line(epochs, "of_ceiling", "of the ceiling", 0),
         _line(epochs, "loader_wait_fraction", "waiting for the loader", 1),
     ]
-    return (
-        lines("Images a second, by epoch", throughput, marks=resumed)
-        + _times(history)
-        + lines("Shares, by epoch", shares, share=True, marks=resumed)
-    )
+    return [
+        *lines("Images a second, by epoch", throughput, marks=resumed),
+        *_times(history),
+        *lines("Shares, by epoch", shares, share=True, marks=resumed),
+    ]
 
 
-def _times(history: History) -> str:
-    """Where each epoch's seconds went: validation stands beside `seconds`, all else is a part of it."""
+def _times(history: History) -> list[Chart]:
+    """Where each epoch's time went. Validation is not part of the epoch's `seconds`, all else is."""
     epochs = history.epochs
     starting: list[float | None] = [None] * len(epochs)
     for _, step, took in history.starts():
@@ -121,40 +130,32 @@ def _times(history: History) -> str:
         rest.append(max(0.0, whole - sum(parts)) if whole is not None and len(parts) == len(known) else None)
     stacked = [(label, colour, column) for (label, colour, _), column in zip(PARTS, named, strict=True)]
     validating = [epoch.validation.get("seconds") for epoch in epochs]
-    return stack(
-        "Seconds, by epoch",
-        _x(epochs),
-        [*stacked[:2], ("validating", 2, validating), stacked[2], ("other", 5, rest)],
-        starting,
-    )
+    columns = [*stacked[:2], ("validating", 2, validating), stacked[2], ("other", 5, rest)]
+    return stack("Seconds, by epoch", _x(epochs), columns, starting)
 
 
-def _ranks(epochs: Sequence[Epoch]) -> str:
+def _ranks(epochs: Sequence[Epoch]) -> list[HeatMap]:
     numbers = [epoch.number for epoch in epochs]
     waiting, stepping = ([getattr(epoch, name) for epoch in epochs] for name in ("waiting", "stepping"))
-    return heat_map("Waiting for the loader, share of each rank's time", numbers, waiting, share=True) + heat_map(
-        "Stepping, milliseconds for an image", numbers, stepping, share=False, unit=" ms"
-    )
-
-
-def _learning(history: History) -> str:
-    epochs, resumed = history.epochs, marks(history)
-    losses = [
-        _line(epochs, "loss", "training", 0),
-        Line("validation", _x(epochs), [epoch.validation.get("loss") for epoch in epochs], 1),
+    return [
+        *heat_map("Waiting for the loader, share of each rank's time", numbers, waiting, share=True),
+        *heat_map("Stepping, milliseconds for an image", numbers, stepping, share=False, unit=" ms"),
     ]
+
+
+def _learning(history: History) -> list[Chart]:
+    epochs, resumed = history.epochs, marks(history)
+    losses = [_line(epochs, "loss", "training", 0), _validation_line(epochs, "loss", "validation", 1)]
     charts = lines("Loss, by epoch", losses, marks=resumed)
     for names in metric_groups(history.metrics[:MAX_METRICS]):
-        curves = [
-            Line(name, _x(epochs), [epoch.validation.get(name) for epoch in epochs], i) for i, name in enumerate(names)
-        ]
+        curves = [_validation_line(epochs, name, name, i) for i, name in enumerate(names)]
         charts += lines(f"{', '.join(names)}, by epoch", curves, from_zero=False, marks=resumed)
     rate = [_line(epochs, "learning_rate", "learning rate", 2)]
     return charts + lines("Learning rate, by epoch", rate, marks=resumed)
 
 
 def metric_groups(names: Sequence[str]) -> list[list[str]]:
-    """Names that share an axis: top1 with top5, psnr with input_psnr, map with map_50."""
+    """Group the names that share an axis: top1 with top5, psnr with input_psnr, map with map_50."""
     groups: dict[str, list[str]] = {}
     for name in names:
         stem = re.match(r"[A-Za-z]+", name.removeprefix("input_"))
@@ -162,15 +163,26 @@ def metric_groups(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+def _rows(history: History) -> list[list[str]]:
+    """The newest epochs in numbers: the content of the charts, for readers who cannot see them."""
+    metrics = history.metrics[:MAX_METRICS]
+    return [
+        [
+            str(epoch.number),
+            *(form(epoch.get(name)) for _, name, form in COLUMNS),
+            *(figure(epoch.validation.get(name)) for name in metrics),
+        ]
+        for epoch in history.epochs[-MAX_EPOCHS:]
+    ]
+
+
 def _samples(png: bytes | None) -> str:
-    if png is None:
-        return ""
+    """samples.png as a data URI; empty if there is none, or none that can be read."""
     try:
-        kind, data = _fitting(png)
-    except Exception:  # a picture that cannot be read is no reason to have no page
-        return "<p>samples.png cannot be read.</p>"
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    return f'<div class="samples"><img alt="samples.png: input, output and truth" src="{source}"></div>'
+        kind, data = _fitting(png) if png is not None else ("", b"")
+    except Exception:  # an unreadable picture is no reason to have no page
+        return ""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data else ""
 
 
 def _fitting(png: bytes) -> tuple[str, bytes]:
@@ -186,44 +198,3 @@ def _fitting(png: bytes) -> tuple[str, bytes]:
         if len(data.getvalue()) <= SAMPLES_BYTES:
             return "jpeg", data.getvalue()
         image = image.resize((max(1, image.width * 2 // 3), max(1, image.height * 2 // 3)))
-
-
-def _table(history: History) -> str:
-    """The newest epochs in numbers: what the charts show, for those who cannot see them."""
-    if not history.epochs:
-        return ""
-    shown = history.epochs[-MAX_EPOCHS:]
-    metrics = history.metrics[:MAX_METRICS]
-    own = (
-        ("images", "images", count),
-        ("images/s", "images_per_second", count),
-        ("ceiling", "of_ceiling", percent),
-        ("wait", "loader_wait_fraction", percent),
-        ("seconds", "seconds", figure),
-        ("workers", "world_size", count),
-        ("loss", "loss", figure),
-        ("learning rate", "learning_rate", figure),
-    )
-    head = "".join(
-        f'<th scope="col">{escape(name)}</th>' for name in ("epoch", *(name for name, _, _ in own), *metrics)
-    )
-    rows = ""
-    for epoch in shown:
-        values = [form(epoch.get(name)) for _, name, form in own]
-        values += [figure(epoch.validation.get(name)) for name in metrics]
-        rows += f'<tr><th scope="row">{epoch.number}</th>' + "".join(f"<td>{value}</td>" for value in values) + "</tr>"
-    every = len(shown) == len(history.epochs)
-    title = (
-        f"All {len(shown)} in numbers"
-        if every
-        else f"The newest {len(shown)} of {count(len(history.epochs))} in numbers"
-    )
-    return (
-        f'<details><summary>{title}</summary><div class="wide"><table class="epochs"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details>"
-    )
-
-
-def _names_and_values(values: Mapping[str, str]) -> str:
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values.items())
-    return f'<dl class="settings">{rows}</dl>' if rows else ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydali.report.html.history import History, Status, number
+from raydali.text import duration, plural
 
 DASH = "\u2013"
 """For what was not measured."""
@@ -41,23 +42,13 @@ def figure(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time as people say it: 0.45 s, 12.3 s, 3 min 5 s, 2 h 14 min."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    if abs(value) < 10:
-        return f"{value:.2g} s"
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    """A duration: 12.3 s."""
+    return DASH if value is None or not math.isfinite(value) else duration(value)
 
 
-def many(amount: float | None, what: str) -> str:
-    """An amount of something: 1 worker, 2 workers."""
-    return f"{count(amount)} {what}{'' if amount == 1 else 's'}"
+def many(amount: float | None, noun: str) -> str:
+    """A count of something: 1 worker, 2 workers."""
+    return f"{DASH} {noun}s" if amount is None else plural(amount, noun)
 
 
 def moment(value: float | None) -> str:

@@ -1,16 +1,16 @@
-"""What happened to a run, in report.html: a strip of time with a mark an event, and a table that says what it was."""
+"""The events of a run in report.html: a line of time with a mark for each, and a table that says what they were."""
 
 import math
 from collections.abc import Mapping
-from html import escape
+from dataclasses import dataclass
 from typing import Any
 
 from raydali.report.html.charts import Mark
 from raydali.report.html.history import END_EVENTS, GROUP_END_EVENTS, History, number
-from raydali.report.html.text import DASH, changed_settings, count, event, moment, seconds
+from raydali.report.html.text import DASH, changed_settings, event, moment, seconds
 
 MAX_EVENTS = 200
-"""In the table, and as marks: the newest."""
+"""Limit of the table and of the marks, which show the newest."""
 _STYLE = {
     "start": "good",
     "resume": "good",
@@ -25,70 +25,93 @@ _STYLE = {
 }
 
 
-def timeline(history: History, now: float | None) -> str:
-    """The strip and the table; empty where nothing happened yet.
+@dataclass(frozen=True)
+class EventRow:
+    """An event in the table: seconds since the start, the style of its dot, what happened, and when."""
+
+    after: str
+    style: str
+    text: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The events on a line of time; positions and widths are in percent of it.
+
+    Attributes:
+        spans: style, position and width of each time in which workers started or trained.
+        marks: style, position and text of each event.
+        begin, length: of the line, as texts.
+    """
+
+    spans: list[tuple[str, str, str]]
+    marks: list[tuple[str, str, str]]
+    begin: str
+    length: str
+
+
+def event_rows(history: History) -> list[EventRow]:
+    """The newest events, oldest first."""
+    begun = _begun(history)
+    rows = []
+    for row, text in _described(history):
+        time = number(row.get("time"))
+        after = DASH if time is None or begun is None else seconds(time - begun)
+        rows.append(EventRow(after, _style(row), text, moment(time)))
+    return rows
+
+
+def event_strip(history: History, now: float | None) -> Strip | None:
+    """The line of time, or None if no event has a time.
 
     Args:
-        now: while the run goes on: seconds since 1970.
+        now: seconds since 1970 while the run goes on, else None.
     """
-    if not history.events:
-        return ""
+    if (begun := _begun(history)) is None:
+        return None
+    ended = max([*_times(history), now or -math.inf])
+
+    def share(seconds: float) -> str:
+        return f"{100 * seconds / ((ended - begun) or 1.0):.2f}"
+
+    return Strip(
+        spans=[(style, share(first - begun), share(last - first)) for style, first, last in _spans(history, ended)],
+        marks=[
+            (_style(row), share(time - begun), f"{text}, after {seconds(time - begun)}")
+            for row, text in _described(history)
+            if (time := number(row.get("time"))) is not None
+        ],
+        begin=moment(begun),
+        length=seconds(ended - begun),
+    )
+
+
+def _described(history: History) -> list[tuple[Mapping[str, Any], str]]:
+    """The newest events with their texts; the text of a start tells how many workers there were before it."""
     described, size = [], None
     for row in history.events:
         described.append((row, event(row, size)))
         if row.get("event") in ("start", "resume"):
             size = number(row.get("world_size"))
-    times = [time for row in history.events if (time := number(row.get("time"))) is not None]
-    begun = min([*times, *(time - took for time, _, took in history.starts() if took)], default=None)
-    shown = described[-MAX_EVENTS:]
-    left_out = len(described) - len(shown)
-    note = f"<p>The newest {MAX_EVENTS} of {count(len(described))} events.</p>" if left_out else ""
-    rows = "".join(_row(row, text, begun) for row, text in shown)
-    strip = _strip(history, shown, begun, max([*times, now or -math.inf])) if begun is not None else ""
-    return (
-        f'{strip}{note}<div class="wide"><table class="events"><thead><tr><th scope="col">after</th>'
-        f'<th scope="col">what</th><th scope="col">at</th></tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return described[-MAX_EVENTS:]
 
 
-def _row(row: Mapping[str, Any], text: str, begun: float | None) -> str:
-    time = number(row.get("time"))
-    after = DASH if time is None or begun is None else seconds(time - begun)
-    at = escape(moment(time))
-    return (
-        f'<tr title="{at}"><td class="number">{escape(after)}</td>'
-        f'<td><i class="dot {_style(row)}"></i>{escape(text)}</td><td>{at}</td></tr>'
-    )
+def _times(history: History) -> list[float]:
+    return [time for row in history.events if (time := number(row.get("time"))) is not None]
+
+
+def _begun(history: History) -> float | None:
+    """When the run began: before its first event, which comes after the first step."""
+    return min([*_times(history), *(time - took for time, _, took in history.starts() if took)], default=None)
 
 
 def _style(row: Mapping[str, Any]) -> str:
     return _STYLE.get(str(row.get("event")), "calm")
 
 
-def _strip(history: History, shown: list[tuple[Mapping[str, Any], str]], begun: float, ended: float) -> str:
-    length = (ended - begun) or 1.0
-    spans = "".join(
-        f'<i class="span {style}" style="left:{100 * (first - begun) / length:.2f}%;'
-        f'width:{100 * (last - first) / length:.2f}%"></i>'
-        for style, first, last in _spans(history, ended)
-    )
-    marks = "".join(
-        f'<b class="{_style(row)}" style="left:{100 * (time - begun) / length:.2f}%" '
-        f'title="{escape(f"{text}, after {seconds(time - begun)}")}"></b>'
-        for row, text in shown
-        if (time := number(row.get("time"))) is not None
-    )
-    return (
-        '<ul class="legend"><li><i class="span starting"></i>starting</li><li><i class="span running"></i>training</li>'
-        '<li><i class="dot bad"></i>failure, hang</li><li><i class="dot warn"></i>interrupt, preemption</li></ul>'
-        f'<div class="strip" role="img" aria-label="events in time, as in the table">{spans}{marks}</div>'
-        f'<div class="x ends"><span>{escape(moment(begun))}</span><span>{escape(seconds(ended - begun))} later</span>'
-        "</div>"
-    )
-
-
 def _spans(history: History, ended: float) -> list[tuple[str, float, float]]:
-    """When workers started and when they trained; both end with what ended them, the last one with what is known."""
+    """Style, begin and end of each time in which workers started or trained, until the event that ended it."""
     ends = sorted(
         time
         for row in history.events
@@ -105,7 +128,7 @@ def _spans(history: History, ended: float) -> list[tuple[str, float, float]]:
 
 
 def marks(history: History) -> list[Mark]:
-    """Resumes between the epochs that they fell between, for charts over epochs."""
+    """The resumes, at the boundary of epochs where each happened, for charts over epochs."""
     found: list[Mark] = []
     size: float | None = None
     step_of = [(epoch.number, epoch.get("step")) for epoch in history.epochs]

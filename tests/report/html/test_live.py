@@ -41,7 +41,7 @@ def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, cloc
     report.event(start(3))
     report.poll()
     assert "Under way, unless it ended without a word: 0 of 10 epochs" in page_of(folder)
-    assert 'data-again="15"' in page_of(folder)
+    assert 'data-reload="15"' in page_of(folder)
     for epoch in range(3):
         report.epoch(record(epoch))
         clock.now += PAUSE_SECONDS / 4
@@ -52,7 +52,7 @@ def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, cloc
     assert ": 3 of 10 epochs" in page_of(folder)
     report.epoch(record(3))
     report.event(event("finish", 20))
-    assert "Finished: 4 of 10 epochs" in page_of(folder) and 'data-again="0"' in page_of(folder)
+    assert "Finished: 4 of 10 epochs" in page_of(folder) and 'data-reload="0"' in page_of(folder)
 
 
 def test_a_resume_goes_on_from_what_lies_there(folder: RunFolder, clock: Clock) -> None:

@@ -41,10 +41,10 @@ def test_a_finished_run_in_words_and_charts() -> None:
     assert times["other"] == [0.15] * 3 and times["starting"] == [4.0, 0, 0]
     assert list(drawn) == [
         *("Images a second, by epoch", "Seconds, by epoch", "Shares, by epoch"),
-        *("Waiting for the loader, share of each rank&#x27;s time", "Stepping, milliseconds for an image"),
+        *("Waiting for the loader, share of each rank's time", "Stepping, milliseconds for an image"),
         *("Loss, by epoch", "top1, top5, by epoch", "Learning rate, by epoch"),
     ]
-    assert 'data-again="0"' in page.decode() and 'data-again="7"' in run_page(done, again=7).decode()
+    assert 'data-reload="0"' in page.decode() and 'data-reload="7"' in run_page(done, reload_seconds=7).decode()
 
 
 def test_nothing_is_asked_of_the_network() -> None:
@@ -118,7 +118,7 @@ def test_names_cannot_break_out() -> None:
         ],
         **{"epochs": 1, evil: evil},
     )
-    made.name = made.place = evil
+    made.name = made.folder = evil
     other = history([record(0)], [start(1)])
     for page in (run_page(made), compare_page([made, other])):
         found = tree(page)

@@ -39,7 +39,7 @@ def test_resumes_of_other_sizes() -> None:
     assert starting["y"] == [5, 0, 20, 0]
     assert "3 workers on cpu, before 4" in text(page) and "1 worker on cpu, before 2" in text(page)
     assert "interrupted, since the node goes" in text(page)
-    heat = charts(page)["Waiting for the loader, share of each rank&#x27;s time"]
+    heat = charts(page)["Waiting for the loader, share of each rank's time"]
     levels = np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(4, 4)
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
 

@@ -1,0 +1,43 @@
+"""Numbers, durations and lists as messages and pages print them."""
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+
+
+def plural(count: float, noun: str) -> str:
+    """A count of something: "1 worker", "2,000 workers"."""
+    amount = f"{count:,.0f}" if count == round(count) else f"{count:g}"
+    return f"{amount} {noun}{'s' * (count != 1)}"
+
+
+def summarize(items: Iterable[object], limit: int, *, total: int | None = None, separator: str = ", ") -> str:
+    """The first items, and how many more there are: "a, b, c and 4 more".
+
+    Args:
+        total: how many there are, if `items` holds only the first of them.
+    """
+    items = list(items) if total is None else list(islice(items, limit))
+    total = len(items) if total is None else total
+    shown = separator.join(map(str, items[:limit]))
+    return f"{shown} and {total - limit} more" if total > limit else shown
+
+
+def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:
+    """The value in this format, or "-" if it was not measured."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with the unit that suits them: "0.45 s", "12.3 s", "3 min 5 s", "2 h 14 min", "3 d 12 h"."""
+    if not math.isfinite(seconds):
+        return "-"
+    if abs(seconds) < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,50 @@
+"""Texts of numbers, durations and lists."""
+
+import pytest
+
+from raydali.text import duration, number, plural, summarize
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (1, "1 core"),
+        (0, "0 cores"),
+        (0.5, "0.5 cores"),
+        (2.0, "2 cores"),
+    ],
+)
+def test_nouns_follow_their_count(count: float, expected: str) -> None:
+    assert plural(count, "core") == expected
+
+
+def test_large_counts_keep_their_digits() -> None:
+    assert plural(1_281_167, "image") == "1,281,167 images"
+
+
+def test_what_is_left_out_is_counted() -> None:
+    assert summarize(["a", "b"], 2) == "a, b"
+    assert summarize("abcd", 2) == "a, b and 2 more"
+    assert summarize([1, 2, 3], 1, separator="; ") == "1 and 2 more"
+    assert summarize(iter("ab"), 1, total=7) == "a and 6 more"
+    assert summarize([], 3) == ""
+
+
+def test_a_number_that_was_not_measured_is_a_dash() -> None:
+    assert [number(None), number(1234.5), number(0.25, ".1%"), number(3, "d", " s")] == ["-", "1,234", "25.0%", "3 s"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.447, "0.45 s"),
+        (9.9, "9.9 s"),
+        (59.0, "59.0 s"),
+        (61.0, "1 min 1 s"),
+        (18_060.0, "5 h 1 min"),
+        (302_400.0, "3 d 12 h"),
+        (float("inf"), "-"),
+    ],
+)
+def test_durations_have_the_unit_that_suits_them(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
