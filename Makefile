@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests check figures docs lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests check figures docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -40,6 +40,10 @@ figures: setup
 # Into build/site; a warning is an error.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel and the source distribution, into build/dist.
+wheel: setup
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir build/dist
 
 # Every package at the newest version that pyproject.toml allows.
 lock: $(BIN)/uv
