@@ -192,7 +192,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         try:
             session.folder.write(SAMPLES, draw(inputs, outputs, targets))
         except OSError as error:
-            session.tell("warning", rank=worker.rank, text=f"{SAMPLES} could not be written: {error}")
+            session.warn(f"{SAMPLES} could not be written: {error}")
 
     def validate() -> Restoration:
         run.meter.enter("validation")

@@ -18,6 +18,15 @@ GRACE_SECONDS = 4.0
 KILL_SECONDS = 15.0
 
 
+def start_ticks(pid: int) -> int | None:
+    """Return when a process of this machine started, in ticks since boot; None if there is none. Together with its id
+    this identifies a process, since ids are reused."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True)
 class Process:
     """A process; the time of its start, in ticks since the machine's, tells it from a later one of the same id."""

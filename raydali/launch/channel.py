@@ -1,7 +1,7 @@
-"""How driver, controller and workers speak: all post messages to a named actor, which the driver empties.
+"""The channel between driver, controller and workers: an actor that collects their messages for the driver.
 
-The other way round there is a board, which the driver writes and anybody reads: what the workers are asked to do, and
-which start of a worker group is permitted.
+In the other direction it holds a board, which the driver writes and anybody reads: what the workers are asked to do,
+and which start of a worker group is permitted.
 """
 
 import time
@@ -11,15 +11,13 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-Message = dict[str, Any]
-WorkerAddress = tuple[str, int]
-"""The node's id and the process's id of a worker."""
-Notice = Literal["preemption", "stop", "resize"]
+from raydali.run.events import Message, Notice
+
 _POLL_SECONDS = 0.5
 
 
 class Interrupted(Exception):
-    """Training left on notice, behind a checkpoint of all that it did."""
+    """Training left on notice, after a checkpoint of all completed steps."""
 
     def __init__(self, notice: Notice) -> None:
         super().__init__(notice)
@@ -28,14 +26,14 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The facts that the driver, and for a resize the controller, has written.
+    """What the driver has written, and for a resize the controller.
 
     Attributes:
-        notice: why the workers are to leave behind a checkpoint; None while they are to train.
+        notice: why the workers should save a checkpoint and leave; None while they should train.
         permitted: ends of worker groups after which the next group may start.
-        left_out: ids of the nodes on which no worker is to start.
+        left_out: ids of the nodes on which no worker may start.
         training: whether a worker group is past its first step.
-        left: whether its workers have left behind a checkpoint.
+        left: whether its workers have saved a checkpoint and left.
     """
 
     notice: Literal["stop", "resize"] | None = None
@@ -79,52 +77,52 @@ class DriverChannel:
 
     def __init__(self, name: str) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._box = _ChannelActor.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        self._actor = _ChannelActor.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         self._reply: Any = None
         self._asked = float("-inf")
 
-    def post(self, **message: Any) -> None:
-        """Send without waiting; `kind` says what it is about."""
-        self._box.post.remote(message)
+    def post(self, message: Message) -> None:
+        """Send without waiting."""
+        self._actor.post.remote(message)
 
-    def post_and_wait(self, **message: Any) -> None:
-        """Send and wait until it is there: for last words."""
-        ray.get(self._box.post.remote(message), timeout=10)
+    def post_and_wait(self, message: Message) -> None:
+        """Send and wait until it has arrived, for a process that is about to end."""
+        ray.get(self._actor.post.remote(message), timeout=10)
 
     def next_group(self) -> int:
-        """The number of a worker group that begins, from 1; a node that is cut off from the driver gets none."""
-        number: int = ray.get(self._box.next_group.remote())
+        """Return the number of a worker group that begins, from 1; fails on a node that is cut off from the driver."""
+        number: int = ray.get(self._actor.next_group.remote())
         return number
 
     def empty(self) -> list[Message]:
-        """What came since the last call."""
-        messages: list[Message] = ray.get(self._box.empty.remote())
+        """Return the messages that arrived since the last call."""
+        messages: list[Message] = ray.get(self._actor.empty.remote())
         return messages
 
     def write(self, **facts: Any) -> None:
         """Change these fields of the board."""
-        self._box.write.remote(facts)
+        self._actor.write.remote(facts)
 
     def stop(self) -> None:
         """Ask the workers to stop."""
         self.write(notice="stop")
 
     def ask_to_resize(self, wanted: bool) -> None:
-        """Ask the workers to leave for another number of them, or no longer; a stop is not taken back."""
-        self._box.ask_to_resize.remote(wanted)
+        """Ask the workers to leave for a group of another size, or withdraw that; a stop stays."""
+        self._actor.ask_to_resize.remote(wanted)
 
     def board(self) -> Board:
-        """The board as it is now."""
-        board: Board = ray.get(self._box.board.remote())
+        """Return the board as it is now."""
+        board: Board = ray.get(self._actor.board.remote())
         return board
 
     def notice(self) -> Literal["stop", "resize"] | None:
-        """The board's notice, as of about a second ago; never waits."""
+        """Return the board's notice, as of about a second ago; never waits."""
         if self._reply is not None and ray.wait([self._reply], timeout=0)[0]:
             reply, self._reply = self._reply, None
             board: Board = ray.get(reply)
             if board.notice is not None:
                 return board.notice
         if self._reply is None and time.monotonic() - self._asked >= _POLL_SECONDS:
-            self._reply, self._asked = self._box.board.remote(), time.monotonic()
+            self._reply, self._asked = self._actor.board.remote(), time.monotonic()
         return None

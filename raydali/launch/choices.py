@@ -1,25 +1,20 @@
-"""What the command line leaves open is chosen once, at a run's first start: by the driver or, for its hardware, by the
-workers.
+"""Options that the command line leaves open: they are chosen once, at the first start of a run.
 
-`config.json` holds it by value from then on. A resume takes it from there unless the option is given, on whatever
-hardware it finds itself.
+The driver chooses what depends on the data; the workers choose what depends on the hardware, see
+launch/worker/hardware_choices.py.
+`config.json` holds the values from then on. A resume takes them from there on any hardware, unless the option is given.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.tasks.settings import default_resize_size
-from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
 from raydali.launch.options import LaunchOptions
-from raydali.run.folder import CONFIG
-
-if TYPE_CHECKING:
-    from raydali.launch.worker.session import Session
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
@@ -37,7 +32,7 @@ def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
     Args:
         settings: of `config.json`, where None, too, stands for what has yet to be chosen; empty at a first start.
     """
-    kept: dict[str, Any] = {name: settings.get(name) for name in _unchosen(options, (*CHOSEN, "shuffle_window"))}
+    kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
     if getattr(options, "resize_size", 0) is None:
         image_size: int = getattr(options, "image_size")  # noqa: B009  # of some jobs alone
         was = settings.get("resize_size") if settings.get("image_size") == image_size else None
@@ -89,39 +84,6 @@ def crop_warning(options: LaunchOptions) -> str:
     )
 
 
-def chosen(options: Options, session: "Session", *, samples: int) -> Options:
-    """The options with everything chosen, in a worker; all ranks must call it.
-
-    What `config.json` lacks is chosen for the hardware of all workers, written there and told to the driver before
-    anything is trained: a worker group that takes over, however soon, finds it there.
-
-    Raises:
-        StorageAway: the storage does not answer, for a minute.
-    """
-    worker, folder = session.worker, session.folder
-    first, device = worker.rank == 0, worker.device.type
-    bf16 = all(worker.exchange(has_bf16(worker.device)))
-    if _unchosen(options):
-        settings: dict[str, Any] = {}
-        if first:
-            with folder.must_answer():
-                settings = folder.read_json(CONFIG)
-        options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
-        if names := _unchosen(options):
-            pays = device == "cuda" and options.stream(samples).steps >= COMPILE_PAYS_FROM
-            here: dict[str, Any] = {"precision": fastest_precision(device, bf16=bf16), "compile": pays}
-            values = {name: here[name] for name in names}
-            options = replace(options, **values)
-            if first:
-                with folder.must_answer():
-                    folder.write_json(CONFIG, settings | values)
-                session.tell("event", event="chosen", **values)
-    if first and not bf16 and getattr(options, "precision", None) == "bf16":
-        faster = fastest_precision(device, bf16=False)
-        text = f"bf16 is slow here, where not every device has it: --precision {faster} is faster"
-        session.tell("warning", rank=worker.rank, text=text)
-    return options
-
-
-def _unchosen(options: LaunchOptions, names: Sequence[str] = CHOSEN) -> list[str]:
+def unchosen(options: LaunchOptions, names: Sequence[str] = CHOSEN) -> list[str]:
+    """Return those of these options that are still open."""
     return [name for name in names if getattr(options, name, False) is None]

@@ -2,37 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from raydali.measure.ceiling import share_of_ceiling
 from raydali.measure.meter import EpochMeter
+from raydali.measure.records import Figures
 
 PULSE_SECONDS = 5.0
 """Between two pulses. Ray passes metrics on every 10 s, and drops what was not set again for 20."""
 SHORTEST_SECONDS = 1.0
 """An epoch's rest that is shorter says nothing of speed, if the epoch had a pulse before."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """One rank's, since its pulse before; None for what could not be measured."""
-
-    images: int
-    """Trained on, one by one: none is left out, none counted twice."""
-    images_per_second: float | None = None
-    """Of this rank; validation's time is left out."""
-    of_ceiling: float | None = None
-    """The same as a share of this rank's part of the ceiling."""
-    loader_wait_fraction: float | None = None
-    """Share of the time, but for validation's, in which the rank waited for the loader."""
-    step_seconds: float | None = None
-    """Forward, backward and optimiser, mean over steps."""
-    own_step_seconds: float | None = None
-    """The same without waiting for other ranks' gradients; where the exchange stands apart: not in a CUDA graph."""
-    loss: float | None = None
-    """Mean over images; on a GPU of those between the two pulses before."""
-    prepared_batches: int | None = None
-    """In the loader, see `Loader.prepared_batches`."""
 
 
 class LiveMetrics:

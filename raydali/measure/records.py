@@ -66,6 +66,28 @@ class RankRecord:
     """The rest of these cores' time."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What one rank measured in the last seconds; None for what could not be measured."""
+
+    images: int
+    """Images that it trained on. Over a run, each image counts once."""
+    images_per_second: float | None = None
+    """Training speed of this rank, validation excluded."""
+    of_ceiling: float | None = None
+    """That speed as a share of this rank's part of the ceiling."""
+    loader_wait_fraction: float | None = None
+    """Share of the time, validation excluded, in which the rank waited for the loader."""
+    step_seconds: float | None = None
+    """Forward, backward and optimiser; mean over steps."""
+    own_step_seconds: float | None = None
+    """The same without the wait for other ranks' gradients; None inside a CUDA graph, where that is not measured."""
+    loss: float | None = None
+    """Mean over images; on a GPU, those of the previous interval."""
+    prepared_batches: int | None = None
+    """See `Loader.prepared_batches`."""
+
+
 Segment = Sequence[RankRecord]
 """The records of all ranks of one worker group, in order of rank."""
 

@@ -6,6 +6,28 @@ from typing import Any
 from rich.console import Console as RichConsole
 
 from raydali.report.progress_display import Display, in_digits
+from raydali.run.events import (
+    CheckpointFailed,
+    CheckpointRefused,
+    EpochEnded,
+    Event,
+    Failure,
+    Hang,
+    Message,
+    Note,
+    OptionsChosen,
+    Placed,
+    Preemption,
+    Progress,
+    Quarantined,
+    RankFigures,
+    RankWarning,
+    Rehearsed,
+    Resize,
+    Resumed,
+    Started,
+    StorageRetried,
+)
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -27,13 +49,6 @@ _LEFT_OUT_FIRST = "images", "lr", "input"
 
 QUARANTINED_SHOWN = 5
 """Broken samples that are warned about one by one."""
-
-
-def _of_broken(event: Mapping[str, Any]) -> str:
-    """What the event of a broken sample says, in words."""
-    other = "" if event["replaced_by"] is None else f"; sample {event['replaced_by']} is read in its place"
-    out = "; it is left out" if event["of"].startswith("validation") else other
-    return f"{event['of']} sample {event['id']} is broken: {event['path']}: {event['reason']}{out}"
 
 
 def _cell(value: Any, form: str) -> str:
@@ -60,86 +75,86 @@ class Console:
         """One line that asks for attention."""
         self._rich.print(f"warning: {text}", style="yellow")
 
-    def show(self, message: dict[str, Any]) -> None:
-        """Show a message of the launcher's mailbox; kinds that are not for people are passed over."""
-        handler = getattr(self, f"_show_{message['kind']}", None)
-        if handler is not None:
-            handler(message)
+    def show(self, message: Message) -> None:
+        """Show a message from the workers; those that are not for people are ignored."""
+        match message:
+            case Note():
+                self.say(message.text)
+            case RankWarning():
+                self.warn(f"rank {message.rank}: {message.text}")
+            case Placed(workers, maximum):
+                self.say(f"starting {workers} of up to {maximum} workers: no room for more")
+            case Progress():
+                self._display.progress(message)
+            case RankFigures():
+                self._display.figures(message)
+            case EpochEnded():
+                self._show_epoch(message.record)
+            case Event():
+                self._show_event(message)
 
     def close(self) -> None:
         """Take the display away."""
         self._display.close()
 
-    def _show_event(self, message: dict[str, Any]) -> None:
-        if message["event"] in ("start", "resume"):
-            self._display.restart()
-            what = "resumed" if message["event"] == "resume" else "started"
-            workers = f"{message['world_size']} worker{'s' * (message['world_size'] != 1)} on {message['device']}"
-            self.say(
-                f"{what} at step {message['step']} of {message['steps']}: {workers}, "
-                f"first step after {message['seconds']:.0f} s"
-            )
-        elif message["event"] in ("rehearsal", "ceiling") and message["ceiling_images_per_second"]:
-            rate = in_digits(message["ceiling_images_per_second"])
-            self.say(f"ceiling: {rate} images/s with the batch on the device already")
-        elif message["event"] == "chosen":
-            options = [f"--precision {message['precision']}"] if "precision" in message else []
-            options += ["--compile"] * bool(message.get("compile"))
-            if options:  # that a CPU compiles nothing is no news
-                self.say(f"chosen for this hardware, and kept: {' '.join(options)}")
-        elif message["event"] == "failure":
-            self._show_failure(message)
-        elif message["event"] == "resize":
-            self.say(f"going on with {message['workers']} workers, from the newest checkpoint")
-        elif message["event"] == "preemption":
-            self.warn("a node is taken away: going on from the newest checkpoint")
-        elif message["event"] == "hang":
-            what = "there is no first step" if message["starting"] else "training stands still"
-            for each in message["ranks"]:
-                where = f"rank {each['rank']} (node {each['node']}, process {each['pid']})"
-                doing = "is frozen" if each["frozen"] else f"does not get on:\n{each['stack'] or ''}".rstrip()
-                self.warn(f"{what}, and {where} {doing}: starting again from the newest checkpoint")
-        elif message["event"] == "checkpoint failed":
-            self.warn(f"{message['path']} could not be saved: {message['reason']}; training goes on, the next is tried")
-        elif message["event"] == "quarantine":
-            self._quarantined += 1
-            if self._quarantined <= QUARANTINED_SHOWN:
-                self.warn(_of_broken(message))
-            elif self._quarantined == QUARANTINED_SHOWN + 1:
-                self.warn("more samples are broken: events.jsonl names them all")
-        elif message["event"] == "storage retry":
-            count = len(message["ranks"])
-            waited = f"{count} rank{'s' * (count != 1)} waited {message['waited_seconds']:.1f} s"
-            self.warn(f"{message['path']} did not answer ({message['reason']}): {waited}")
-        elif message["event"] == "bad checkpoint":
-            self.warn(f"{message['path']} cannot be used: {message['reason']}; taking the one before")
+    def _show_event(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._display.restart()
+                what = "resumed" if isinstance(event, Resumed) else "started"
+                workers = f"{event.world_size} worker{'s' * (event.world_size != 1)} on {event.device}"
+                seconds = f"first step after {event.seconds or 0:.0f} s"
+                self.say(f"{what} at step {event.step} of {event.steps}: {workers}, {seconds}")
+            case Rehearsed(ceiling_images_per_second=float() as rate):
+                self.say(f"ceiling: {in_digits(rate)} images/s with the batch already on the device")
+            case OptionsChosen(options=options):
+                chosen = [f"--precision {options['precision']}"] if "precision" in options else []
+                chosen += ["--compile"] * bool(options.get("compile"))
+                if chosen:  # that a CPU compiles nothing is no news
+                    self.say(f"chosen for this hardware, and kept: {' '.join(chosen)}")
+            case Failure():
+                self._show_failure(event)
+            case Resize():
+                self.say(f"continuing with {event.workers} workers, from the newest checkpoint")
+            case Preemption():
+                self.warn("a node is taken away: continuing from the newest checkpoint")
+            case Hang():
+                what = "there is no first step" if event.starting else "training makes no progress"
+                for each in event.ranks:
+                    where = f"rank {each.rank} (node {each.node}, process {each.pid})"
+                    doing = "is frozen" if each.frozen else f"is stuck:\n{each.stack or ''}".rstrip()
+                    self.warn(f"{what}, and {where} {doing}: starting again from the newest checkpoint")
+            case CheckpointFailed():
+                self.warn(f"{event.path} could not be saved: {event.reason}; training goes on, the next is tried")
+            case CheckpointRefused():
+                self.warn(f"{event.path} cannot be used: {event.reason}; trying the previous one")
+            case Quarantined():
+                self._show_quarantined(event)
+            case StorageRetried():
+                count = len(event.ranks)
+                waited = f"{count} rank{'s' * (count != 1)} waited {event.waited_seconds:.1f} s"
+                self.warn(f"{event.path} did not answer ({event.reason}): {waited}")
 
-    def _show_failure(self, message: Mapping[str, Any]) -> None:
-        ranks = ", ".join(map(str, message["ranks"]))
+    def _show_failure(self, failure: Failure) -> None:
+        ranks = ", ".join(map(str, failure.ranks))
         who = f"rank {ranks} failed: " if ranks else "workers failed to start: "
-        self.warn(f"{'' if message.get('killed') else who}{message['error']}")
-        if message.get("left_out"):
-            self.warn(f"node {', '.join(message['left_out'])} is left out from now on")
-        if message.get("pause"):
-            self.say(f"starting again in {message['pause']:.0f} s, from the newest checkpoint")
+        self.warn(f"{'' if failure.killed else who}{failure.error}")
+        if failure.left_out:
+            self.warn(f"node {', '.join(failure.left_out)} is left out from now on")
+        if failure.pause:
+            self.say(f"starting again in {failure.pause:.0f} s, from the newest checkpoint")
 
-    def _show_placed(self, message: Mapping[str, Any]) -> None:
-        self.say(f"starting {message['workers']} of up to {message['most']} workers: there is no room for more now")
+    def _show_quarantined(self, event: Quarantined) -> None:
+        self._quarantined += 1
+        if self._quarantined <= QUARANTINED_SHOWN:
+            other = "" if event.replaced_by is None else f"; sample {event.replaced_by} is read in its place"
+            effect = "; it is left out" if event.of.startswith("validation") else other
+            self.warn(f"{event.of} sample {event.id} is broken: {event.path}: {event.reason}{effect}")
+        elif self._quarantined == QUARANTINED_SHOWN + 1:
+            self.warn("more samples are broken: events.jsonl names them all")
 
-    def _show_note(self, message: dict[str, Any]) -> None:
-        self.say(message["text"])
-
-    def _show_warning(self, message: dict[str, Any]) -> None:
-        self.warn(f"rank {message['rank']}: {message['text']}")
-
-    def _show_progress(self, message: dict[str, Any]) -> None:
-        self._display.progress(message)
-
-    def _show_pulse(self, message: dict[str, Any]) -> None:
-        self._display.pulse(message)
-
-    def _show_epoch(self, message: dict[str, Any]) -> None:
-        record = (message["record"]["validation"] or {}) | message["record"]
+    def _show_epoch(self, record: Mapping[str, Any]) -> None:
+        record = {**(record["validation"] or {}), **record}
         if not self._columns:
             of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
             self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))

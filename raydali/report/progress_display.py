@@ -1,10 +1,11 @@
 """How training goes on between the lines of epochs: on a terminal in one place, elsewhere a plain line now and then.
 
-Fed by what the driver hears anyway: rank 0's progress twice a second, and each rank's figures every few seconds.
+It is fed by rank 0's progress twice a second, and by each rank's figures every few seconds.
 """
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from math import inf
 from statistics import fmean, median
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
+
+from raydali.measure.records import Figures
+from raydali.run.events import Progress, RankFigures
 
 NOW_SECONDS = 10.0
 """Images a second `now` are of so long."""
@@ -38,18 +42,18 @@ class Display:
         self._begin()
 
     def _begin(self) -> None:
-        self._at: dict[str, Any] | None = None
+        self._at: Progress | None = None
         self._first = self._shown = 0.0
         self._consumed_first = 0
         self._recent: deque[tuple[float, int]] = deque()
-        self._pulses: dict[int, dict[str, Any]] = {}
+        self._figures: dict[int, Figures] = {}
         self._loss: float | None = None
         self._verdict = ""
 
-    def progress(self, message: dict[str, Any]) -> None:
-        """Rank 0's, of kind "progress"."""
-        now, consumed = time.monotonic(), message["samples_consumed"]
-        if self._at is None or consumed < self._at["samples_consumed"]:  # a resume goes back
+    def progress(self, message: Progress) -> None:
+        """Take rank 0's progress."""
+        now, consumed = time.monotonic(), message.samples_consumed
+        if self._at is None or consumed < self._at.samples_consumed:  # a resume goes back
             self._first, self._consumed_first = now, consumed
             self._recent.clear()
             self._shown = now
@@ -70,17 +74,17 @@ class Display:
             )
             self._live.start()
 
-    def pulse(self, message: dict[str, Any]) -> None:
-        """A rank's figures, of kind "pulse"."""
-        self._pulses[message["rank"]] = message
+    def figures(self, message: RankFigures) -> None:
+        """Take the figures of a rank."""
+        self._figures[message.rank] = message.figures
 
-    def epoch(self, record: dict[str, Any]) -> None:
-        """An epoch's line."""
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Take the record of an epoch."""
         self._loss, self._verdict = record.get("loss"), (record.get("verdict") or "").partition(":")[0]
 
     def restart(self) -> None:
         """Forget ranks that may not be there any more."""
-        self._pulses.clear()
+        self._figures.clear()
 
     def close(self) -> None:
         """Take the display away."""
@@ -97,9 +101,7 @@ class Display:
     def line(self) -> str:
         """How it goes on, in one line."""
         at = self._at
-        return (
-            "" if at is None else f"epoch {at['epoch']}, step {at['step']} of {at['steps']}: {', '.join(self._facts())}"
-        )
+        return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 
     def strays(self) -> list[str]:
         """A line for each rank that waits for its loader more than the others do, or steps more slowly, the worst
@@ -120,7 +122,8 @@ class Display:
 
     def _each(self, name: str) -> dict[int, float]:
         """A figure by rank, where it is known."""
-        return {rank: pulse[name] for rank, pulse in self._pulses.items() if pulse.get(name) is not None}
+        values = {rank: getattr(figures, name) for rank, figures in self._figures.items()}
+        return {rank: value for rank, value in values.items() if value is not None}
 
     def _facts(self) -> list[str]:
         assert self._at is not None
@@ -133,8 +136,8 @@ class Display:
         losses = self._each("loss").values()
         if losses or self._loss is not None:
             facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
-        if mean and self._at["step"]:
-            left = self._at["samples_consumed"] * (self._at["steps"] / self._at["step"] - 1) / mean
+        if mean and self._at.step:
+            left = self._at.samples_consumed * (self._at.steps / self._at.step - 1) / mean
             facts.append(f"{_duration(left)} left")
         if self._verdict:
             facts.append(self._verdict)
@@ -144,8 +147,8 @@ class Display:
         at = self._at
         if at is None:
             return Text()
-        epoch, run = f"epoch {at['epoch']}", at["step"] / at["steps"]
-        share, steps = _share_of_epoch(at), f"step {at['step']}/{at['steps']}"
+        epoch, run = f"epoch {at.epoch}", at.step / at.steps
+        share, steps = _share_of_epoch(at), f"step {at.step}/{at.steps}"
         bars = [(epoch, run, steps)] if share is None else [(epoch, share, f"{share:.0%}"), ("run", run, steps)]
         room = self._console.width - len(epoch) - max(len(text) for _, _, text in bars) - 2
         drawn = [_bar(name.ljust(len(epoch)), part, text, min(room, BAR_WIDTH)) for name, part, text in bars]
@@ -161,11 +164,11 @@ def _bar(name: str, share: float, text: str, width: int) -> Text:
     return Text.assemble(f"{name} ", *parts, f" {text}", no_wrap=True, overflow="crop")
 
 
-def _share_of_epoch(at: dict[str, Any]) -> float | None:
-    if not at.get("epochs") or not at["step"]:
+def _share_of_epoch(at: Progress) -> float | None:
+    if not at.epochs or not at.step:
         return None
-    whole = at["samples_consumed"] * at["steps"] / at["step"]  # of the run, but for what no global batch holds
-    share: float = at["samples_consumed"] / whole * at["epochs"] - at["epoch"]
+    whole = at.samples_consumed * at.steps / at.step  # of the run, but for what no global batch holds
+    share = at.samples_consumed / whole * at.epochs - at.epoch
     return min(1.0, max(0.0, share))
 
 

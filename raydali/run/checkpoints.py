@@ -18,6 +18,7 @@ from typing import Any
 from raydali.data.sources import retry
 from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, Superseded
+from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.train import checkpoint_file
 from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpoint
@@ -44,7 +45,7 @@ class CheckpointStore:
     Args:
         folder: the run's.
         worker: who this is; its process group tells the others what rank 0 found.
-        tell: hands events to the driver.
+        emit: sends an event to the driver.
         keeps: of a step, whether its checkpoint is kept however old it is.
     """
 
@@ -52,10 +53,10 @@ class CheckpointStore:
         self,
         folder: RunFolder,
         worker: Worker,
-        tell: Callable[..., None],
+        emit: Callable[[Event], None],
         keeps: Callable[[int], bool] = lambda step: False,
     ) -> None:
-        self._folder, self._worker, self._tell, self._keeps = folder, worker, tell, keeps
+        self._folder, self._worker, self._emit, self._keeps = folder, worker, emit, keeps
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
@@ -150,8 +151,7 @@ class CheckpointStore:
             self._failing_since = time.monotonic()
         self._why, self._failures = why, self._failures + 1
         step = self._unsaved.step
-        facts = {"step": step, "path": self._path(step), "reason": why, "in_a_row": self._failures}
-        self._tell("event", event="checkpoint failed", **facts)
+        self._emit(CheckpointFailed(step=step, path=self._path(step), reason=why, in_a_row=self._failures))
 
     def _tidy(self, step: int) -> None:
         """Delete what is older than the newest three and not to be kept, and what earlier kills left half-written."""
@@ -214,7 +214,7 @@ class CheckpointStore:
             except BadCheckpoint as error:
                 refused.append(name)
                 last = str(error)
-                self._tell("event", event="bad checkpoint", path=f"{self._folder}/{name}", reason=last)
+                self._emit(CheckpointRefused(path=f"{self._folder}/{name}", reason=last))
                 continue
             # What the run writes from here on does not go with them, should they become readable again.
             for bad in refused:

@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 
-from raydali.measure.live_metrics import Figures, LiveMetrics
+from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
+from raydali.measure.records import Figures
 from tests.support.clocks import least_cpu_seconds
 
 pytestmark = pytest.mark.gpu

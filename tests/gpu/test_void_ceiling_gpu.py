@@ -29,7 +29,7 @@ def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compi
     session = LocalSession(folder_of(path, f"{measures}"), device=torch.device("cuda", 0))
     train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
     session.finish()
-    assert len([message for message in session.told if message.get("event") == "ceiling"]) == measures
+    assert len([row for row in session.rows if row["event"] == "ceiling"]) == measures
     return session.folder.rows("epochs.jsonl")
 
 

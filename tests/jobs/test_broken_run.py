@@ -43,8 +43,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return data
 
 
-def told(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> tuple[Any, str]:
-    """What a rank told the driver, who writes down what rank 0 tells; and what it ended with."""
+def reported(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> tuple[Any, str]:
+    """The events that a rank reported, which are written to the folder, and what it ended with."""
     session = LocalSession(folder, stop_at=stop_at)
     ended = ""
     try:
@@ -52,10 +52,9 @@ def told(config: Config, data: Data, folder: RunFolder, stop_at: int | None = No
     except DataError as error:
         ended = str(error)
     session.finish()
-    events = [message for message in session.told if message["kind"] == "event"]
-    for event in events:
-        folder.append("events.jsonl", event)
-    return events, ended
+    for row in session.rows:
+        folder.append("events.jsonl", row)
+    return session.rows, ended
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def test_a_cut_and_a_resume_on_other_ranks_change_nothing(
 @pytest.mark.slow
 def test_each_is_told_once_and_kept_in_checkpoints(tmp_path: Path, data: Data) -> None:
     folder = folder_of(tmp_path)
-    (events, _), *others = run_ranks(2, told, replace(CONFIG, epochs=1), data, folder)
+    (events, _), *others = run_ranks(2, reported, replace(CONFIG, epochs=1), data, folder)
     assert all(not of_rank for of_rank, _ in others)
     found = {(event["of"], event["id"]): event for event in events if event["event"] == "quarantine"}
     assert found.keys() == {*(("training", id) for id in BROKEN), *(("validation", id) for id in IN_VALIDATION)}
@@ -133,7 +132,7 @@ def test_each_is_told_once_and_kept_in_checkpoints(tmp_path: Path, data: Data) -
 
     state = run_ranks(1, latest, folder)[0]
     assert [sample["id"] for sample in state["quarantine"]["training"]] == sorted(BROKEN)
-    (again, _), *_ = run_ranks(2, told, replace(CONFIG, epochs=2), data, folder_with_events(folder, tmp_path))
+    (again, _), *_ = run_ranks(2, reported, replace(CONFIG, epochs=2), data, folder_with_events(folder, tmp_path))
     assert not [event for event in again if event["event"] == "quarantine"]
 
 
@@ -151,7 +150,7 @@ def folder_with_events(folder: RunFolder, path: Path) -> RunFolder:
 
 def test_too_many_stop_all_ranks_together_with_the_list(tmp_path: Path, data: Data) -> None:
     config = replace(CONFIG, max_bad_fraction=0.004)  # 5 of 1437
-    ends = [ended for _, ended in run_ranks(3, told, config, data, folder_of(tmp_path))]
+    ends = [ended for _, ended in run_ranks(3, reported, config, data, folder_of(tmp_path))]
     assert len({*ends}) == 1
     *listed, last = ends[0].splitlines()
     assert listed[0] == "broken training samples:" and f"  {data.train.path(7)}: image file is truncated" in ends[0]
@@ -215,7 +214,7 @@ def seen_of_sets(path: Path, order: list[tuple[str, dict[int, str]]]) -> dict[st
         for (name, _), loader in zip(order, loaders, strict=True):
             seen[name] = [id for batch in loader for id in batch.ids.tolist()]
         known.exchange()
-    told = [(event["of"], event["id"]) for event in session.told if event.get("event") == "quarantine"]
+    told = [(event["of"], event["id"]) for event in session.rows if event["event"] == "quarantine"]
     return {"seen": seen, "told": told, "in_validation": known.in_validation()}
 
 

@@ -17,11 +17,13 @@ from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
-from raydali.launch import choices
-from raydali.launch.choices import OF_EARLIER_VERSIONS, chosen, crop_warning, window_warning, with_kept, with_window
+from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.driver.resume import PreviousRun, changes, previous_run
+from raydali.launch.worker import hardware_choices
+from raydali.launch.worker.hardware_choices import chosen
 from raydali.report.console import Console
+from raydali.run.events import Message, OptionsChosen, RankWarning
 from raydali.run.folder import RunFolder
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
@@ -38,18 +40,18 @@ def begun(path: Path, **settings: Any) -> RunFolder:
 
 def choose(
     folder: RunFolder, config: Config, *, bf16: bool = False, samples: int = LONG, device: str = "cpu"
-) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """The precision, whether it is compiled, and what was told, on such hardware."""
+) -> tuple[Any, Any, list[Message]]:
+    """The precision, whether it is compiled, and the messages, on such hardware."""
     session = LocalSession(folder, device=torch.device("cpu"))
     object.__setattr__(session.worker, "device", torch.device(device))
-    vars(choices)["has_bf16"] = lambda _: bf16
+    vars(hardware_choices)["has_bf16"] = lambda _: bf16
     options = chosen(config, session, samples=samples)
-    return options.precision, options.compile, session.told
+    return options.precision, options.compile, session.messages
 
 
 @pytest.fixture(autouse=True)
 def _own_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(choices), "has_bf16", vars(choices)["has_bf16"])
+    monkeypatch.setitem(vars(hardware_choices), "has_bf16", vars(hardware_choices)["has_bf16"])
 
 
 def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> None:
@@ -66,11 +68,10 @@ def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> No
 
 def test_an_older_run_keeps_its_slow_defaults_with_a_warning(tmp_path: Path) -> None:
     folder = begun(tmp_path, precision="bf16", compile=False)
-    precision, compiled, told = choose(folder, CONFIG)
+    precision, compiled, messages = choose(folder, CONFIG)
     assert (precision, compiled) == ("bf16", False)
-    assert [(message["kind"], "--precision fp32 is faster" in message["text"]) for message in told] == [
-        ("warning", True)
-    ]
+    (warning,) = messages
+    assert isinstance(warning, RankWarning) and "--precision fp32" in warning.text
     assert choose(folder, CONFIG, bf16=True)[2] == []
 
 
@@ -87,9 +88,9 @@ def test_it_is_by_the_hardware_and_the_length_of_the_run(
     tmp_path: Path, device: str, bf16: bool, samples: int, expected: tuple[str, bool]
 ) -> None:
     folder = begun(tmp_path)
-    *values, told = choose(folder, CONFIG, bf16=bf16, samples=samples, device=device)
+    *values, messages = choose(folder, CONFIG, bf16=bf16, samples=samples, device=device)
     assert tuple(values) == expected
-    assert told == [{"kind": "event", "event": "chosen", "precision": expected[0], "compile": expected[1]}]
+    assert messages == [OptionsChosen(options={"precision": expected[0], "compile": expected[1]})]
 
 
 def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:
 
 def choice_of_rank(folder: RunFolder) -> str | None:
     session = LocalSession(folder)
-    vars(choices)["has_bf16"] = lambda _: session.worker.rank == 0
+    vars(hardware_choices)["has_bf16"] = lambda _: session.worker.rank == 0
     return chosen(CONFIG, session, samples=80).precision
 
 

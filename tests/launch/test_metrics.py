@@ -11,13 +11,15 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch.driver import run_metrics
+from raydali.launch import counters
 from raydali.launch.driver.run_metrics import QUARANTINED, RESTARTS, RunMetrics
 from raydali.launch.worker import rank_metrics
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics, resident_bytes
-from raydali.measure.live_metrics import Figures
+from raydali.measure.records import Figures
+from raydali.run.events import Quarantined, Started
 from tests.support.clocks import least_cpu_seconds
 
+STARTED = Started(step=0, steps=400, world_size=2, device="cpu")
 FIGURES = Figures(
     images=64,
     images_per_second=100.0,
@@ -60,8 +62,7 @@ class Double:
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Double]:
     """All that were made, by their names."""
     monkeypatch.setattr(Double, "made", {}, raising=False)
-    for module in (run_metrics, rank_metrics):
-        monkeypatch.setattr(module, "Counter", Double)
+    monkeypatch.setattr(counters, "Counter", Double)
     monkeypatch.setattr(rank_metrics, "Gauge", Double)
     return Double.made
 
@@ -105,16 +106,16 @@ def test_the_memory_of_a_gpu_is_what_pytorch_holds(made: dict[str, Double], monk
 def test_restarts_are_starts_but_the_first(made: dict[str, Double]) -> None:
     run = RunMetrics("pets")
     assert made[RESTARTS].values == [0.0] and made[RESTARTS].tags == {"run": "pets"}
-    run.started()
+    run.count(STARTED)
     assert made[RESTARTS].values == [0.0]
-    run.started()
-    run.started()
+    run.count(STARTED)
+    run.count(STARTED)
     assert made[RESTARTS].values == [0.0, 1.0, 1.0]
 
 
 def test_broken_samples_are_counted(made: dict[str, Double]) -> None:
     run = RunMetrics("pets")
-    run.quarantined()
+    run.count(Quarantined(of="training", id=3, path="3.jpg", reason="cut short", replaced_by=4))
     assert made[QUARANTINED].values == [0.0, 1.0] and made[QUARANTINED].tags == {"run": "pets"}
 
 

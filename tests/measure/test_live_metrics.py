@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from raydali.measure.live_metrics import PULSE_SECONDS, Figures, LiveMetrics
+from raydali.measure.live_metrics import PULSE_SECONDS, LiveMetrics
 from raydali.measure.meter import EpochMeter
+from raydali.measure.records import Figures
 
 
 class Rank:

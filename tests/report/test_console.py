@@ -6,7 +6,27 @@ from typing import Any
 
 import pytest
 
+from raydali.measure.records import Figures
 from raydali.report.console import Console
+from raydali.run.events import (
+    CheckpointFailed,
+    CheckpointRefused,
+    EpochEnded,
+    Event,
+    Failure,
+    Message,
+    Note,
+    OptionsChosen,
+    Progress,
+    RankFigures,
+    RankWarning,
+    Rehearsed,
+    Resumed,
+    RunFinished,
+    Started,
+    StorageRetried,
+    WorkerError,
+)
 
 RECORD: dict[str, Any] = {
     "epoch": 3,
@@ -44,15 +64,14 @@ def on_terminal(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
     return output
 
 
-def progress(step: int, samples_consumed: int, epoch: int = 0) -> dict[str, Any]:
-    facts = {"step": step, "steps": 400, "epoch": epoch, "samples_consumed": samples_consumed}
-    return {"kind": "progress", **facts}
+def progress(step: int, samples_consumed: int, epoch: int = 0, epochs: int = 0) -> Progress:
+    return Progress(step=step, steps=400, epoch=epoch, epochs=epochs, samples_consumed=samples_consumed)
 
 
 def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     console = Console()
-    console.show({"kind": "epoch", "record": RECORD})
-    console.show({"kind": "epoch", "record": RECORD | {"epoch": 4}})
+    console.show(EpochEnded(RECORD))
+    console.show(EpochEnded(RECORD | {"epoch": 4}))
     text = output()
     heading, first, second = text.splitlines()
     assert heading.split() == [
@@ -86,19 +105,19 @@ def test_a_verdict_is_printed_once_per_cause(output: Output) -> None:
     ]
     shown = []
     for verdict in verdicts:
-        console.show({"kind": "epoch", "record": RECORD | {"verdict": verdict}})
+        console.show(EpochEnded(RECORD | {"verdict": verdict}))
         shown.append([line.strip() for line in output().splitlines() if "bound" in line])
     assert shown == [["step-bound: 97%"], [], [], [], ["loader-bound by storage: a"], []]
 
 
 def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
     console = Console()
-    console.show({"kind": "epoch", "record": EMPTY})
+    console.show(EpochEnded(EMPTY))
     assert output().splitlines()[1].split() == ["0", "0", *["-"] * 7, "0.0"]
     for name in set(RECORD) - {"verdict", "validation"}:
-        console.show({"kind": "epoch", "record": RECORD | {name: None}})
+        console.show(EpochEnded(RECORD | {name: None}))
         assert output().split().count("-") == 1
-    console.show({"kind": "epoch", "record": RECORD | {"validation": None}})
+    console.show(EpochEnded(RECORD | {"validation": None}))
     assert output().split()[-3:] == ["-", "-", "205.5"]
 
 
@@ -106,14 +125,14 @@ def test_restoration_has_figures_of_its_own(output: Output) -> None:
     console = Console()
     validation = {"images": 45, "loss": 0.02, "psnr": 30.094, "ssim": 0.9351, "input_psnr": 24.637, "seconds": 1.0}
     for _ in range(2):
-        console.show({"kind": "epoch", "record": RECORD | {"validation": validation}})
+        console.show(EpochEnded(RECORD | {"validation": validation}))
     heading, *lines = output().splitlines()
     assert heading.split()[-5:] == ["lr", "psnr", "input", "ssim", "seconds"] and "top-1" not in heading
     assert [line.split()[-5:] for line in lines] == [["0.05", "30.09", "24.64", "0.9351", "205.5"]] * 2
 
 
 def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> None:
-    Console().show({"kind": "epoch", "record": RECORD | {"loss": float("nan")}})
+    Console().show(EpochEnded(RECORD | {"loss": float("nan")}))
     assert output().splitlines()[1].split()[5] == "nan"
 
 
@@ -121,60 +140,55 @@ def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> 
     ("message", "line"),
     [
         (
-            {"event": "start", "step": 0, "steps": 400, "world_size": 2, "device": "cpu", "seconds": 31.7},
+            Started(step=0, steps=400, world_size=2, device="cpu", seconds=31.7),
             "started at step 0 of 400: 2 workers on cpu, first step after 32 s",
         ),
         (
-            {"event": "resume", "step": 40, "steps": 400, "world_size": 3, "device": "cuda", "seconds": 9.2},
+            Resumed(step=40, steps=400, world_size=3, device="cuda", seconds=9.2),
             "resumed at step 40 of 400: 3 workers on cuda, first step after 9 s",
         ),
         (
-            {"event": "failure", "ranks": [1, 3], "error": "ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80},
+            Failure(ranks=[1, 3], killed=[], error="ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80),
             "warning: rank 1, 3 failed: ValueError: [red]/data/:smile:.jpg[/red]" + "!" * 80,
         ),
         (
-            {
-                "event": "checkpoint failed",
-                "step": 9,
-                "path": "/runs/a/checkpoint_000000009",
-                "reason": "No space left",
-            },
+            CheckpointFailed(step=9, path="/runs/a/checkpoint_000000009", reason="No space left", in_a_row=1),
             "warning: /runs/a/checkpoint_000000009 could not be saved: No space left; training goes on, "
             "the next is tried",
         ),
         (
-            {"event": "storage retry", "path": "/data", "reason": "Stale", "waited_seconds": 2.04, "ranks": [0, 5]},
+            StorageRetried(path="/data", reason="Stale", waited_seconds=2.04, ranks=[0, 5]),
             "warning: /data did not answer (Stale): 2 ranks waited 2.0 s",
         ),
         (
-            {"event": "bad checkpoint", "path": "/runs/a/checkpoint_000000009", "reason": "state.pt is missing"},
-            "warning: /runs/a/checkpoint_000000009 cannot be used: state.pt is missing; taking the one before",
+            CheckpointRefused(path="/runs/a/checkpoint_000000009", reason="state.pt is missing"),
+            "warning: /runs/a/checkpoint_000000009 cannot be used: state.pt is missing; trying the previous one",
         ),
-        ({"event": "finish"}, ""),
+        (RunFinished(), ""),
     ],
-    ids=lambda value: value.get("event") if isinstance(value, dict) else "",
+    ids=lambda value: value.event if isinstance(value, Event) else "",
 )
-def test_events_are_one_plain_line_each(output: Output, message: dict[str, Any], line: str) -> None:
-    Console().show({"kind": "event", "time": 1.0, **message})
+def test_events_are_one_plain_line_each(output: Output, message: Event, line: str) -> None:
+    Console().show(message)
     assert output() == (line + "\n" if line else "")
 
 
 def test_warnings_name_the_rank(output: Output) -> None:
-    Console().show({"kind": "warning", "rank": 2, "text": "cannot decode [/x].jpg"})
+    Console().show(RankWarning(2, "cannot decode [/x].jpg"))
     assert output() == "warning: rank 2: cannot decode [/x].jpg\n"
 
 
 def test_messages_for_nobody_are_passed_over(output: Output) -> None:
     console = Console()
-    console.show({"kind": "error", "rank": 0, "error": "told by the launcher"})
-    console.show({"kind": "from the future"})
+    console.show(WorkerError(rank=0, group="", step=0, node_id="", error="the driver raises it"))
+    console.show(Message())
     console.show(progress(1, 32))
     console.close()
     assert output() == ""
 
 
-def pulse(rank: int, wait: float | None, of_ceiling: float | None = 0.9) -> dict[str, Any]:
-    return {"kind": "pulse", "rank": rank, "loader_wait_fraction": wait, "of_ceiling": of_ceiling}
+def figures(rank: int, wait: float | None, **others: float) -> RankFigures:
+    return RankFigures(rank, Figures(images=0, loader_wait_fraction=wait, **({"of_ceiling": 0.9} | others)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -203,7 +217,7 @@ def test_a_narrow_terminal_gets_fewer_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    Console().show({"kind": "epoch", "record": RECORD | {"validation": dict.fromkeys(metrics, 0.7613)}})
+    Console().show(EpochEnded(RECORD | {"validation": dict.fromkeys(metrics, 0.7613)}))
     heading, line = on_terminal().splitlines()
     assert len(heading) == len(line) <= width
     every = f"epoch images images/s ceiling wait loss lr {headings} seconds".split()
@@ -213,8 +227,8 @@ def test_a_narrow_terminal_gets_fewer_columns(
 def test_facts_are_wrapped_between_words(on_terminal: Output, clock: list[float], monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     console = Console()
-    console.show({"kind": "epoch", "record": RECORD | {"verdict": "loader-bound by decoding: slow"}})
-    console.show(pulse(0, 0.02))
+    console.show(EpochEnded(RECORD | {"verdict": "loader-bound by decoding: slow"}))
+    console.show(figures(0, 0.02))
     console.show(progress(100, 3200))
     clock[0] += 2.0
     console.show(progress(400, 6400000))
@@ -230,18 +244,18 @@ def test_facts_are_wrapped_between_words(on_terminal: Output, clock: list[float]
 
 def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output, clock: list[float]) -> None:
     console = Console()
-    console.show(progress(100, 3200) | {"epochs": 2})
+    console.show(progress(100, 3200, epochs=2))
     clock[0] += 2.0
-    console.show(progress(220, 7040, epoch=1) | {"epochs": 2})
+    console.show(progress(220, 7040, epoch=1, epochs=2))
     for rank, wait in enumerate((0.02, 0.04, 0.03, 0.61)):
-        console.show(pulse(rank, wait))
+        console.show(figures(rank, wait))
     console._display.refresh()
     text = on_terminal()
     assert "step 220/400" in text and "1920 images/s (mean 1920)" in text
     assert re.search(r"epoch 1 .*10%", text), "of the second epoch's 200 steps, 20 are done"
     assert "wait 18%, ceiling 90%, 3 s left" in text
     assert "rank 3 waits for its loader 61% of the time, the median 4%" in text and "rank 1 waits" not in text
-    console.show({"kind": "epoch", "record": RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}})
+    console.show(EpochEnded(RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}))
     console._display.refresh()
     text = on_terminal()
     assert "loss 2.7183" in text and "straggler, rank 3 on node a\n" in text
@@ -256,7 +270,7 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
 def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> None:
     console = Console()
     for rank in range(20):
-        console.show(pulse(rank, rank / 20 if rank > 13 else 0.0))
+        console.show(figures(rank, rank / 20 if rank > 13 else 0.0))
     strays = console._display.strays()
     assert [line.split(" waits")[0] for line in strays] == [
         "rank 19",
@@ -265,9 +279,8 @@ def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> 
         "rank 16",
         "and 2 more",
     ]
-    facts = {"step": 0, "steps": 400, "world_size": 2, "device": "cpu", "seconds": 1.0}
-    console.show({"kind": "event", "event": "start", **facts})
-    console.show(pulse(0, None))
+    console.show(Started(step=0, steps=400, world_size=2, device="cpu", seconds=1.0))
+    console.show(figures(0, None))
     assert console._display.strays() == []
 
 
@@ -275,7 +288,7 @@ def test_a_rank_with_slow_steps_is_shown_with_the_current_loss(on_terminal: Outp
     console = Console()
     console.show(progress(10, 320))
     for rank, seconds in enumerate((0.2, 0.21, 0.3)):
-        console.show(pulse(rank, 0.0) | {"own_step_seconds": seconds, "loss": 1.0 + rank})
+        console.show(figures(rank, 0.0, own_step_seconds=seconds, loss=1.0 + rank))
     assert console._display.strays() == ["rank 2 takes 0.3 s for its part of a step, the median 0.21 s"]
     assert "loss 2.0000" in console._display.line()
 
@@ -314,15 +327,15 @@ def test_a_new_bar_after_the_end_of_another(on_terminal: Output) -> None:
 def test_slow_models_have_rates_other_than_zero(output: Output) -> None:
     console = Console()
     for rate in (0.0663, 9.94, 1234.5):
-        console.show({"kind": "event", "event": "rehearsal", "ceiling_images_per_second": rate})
+        console.show(Rehearsed(ceiling_images_per_second=rate, rehearsal_seconds=1.0))
     assert re.findall(r"ceiling: (\S+) images/s", output()) == ["0.066", "9.9", "1234"]
-    console.show({"kind": "epoch", "record": RECORD | {"images_per_second": 0.0663}})
+    console.show(EpochEnded(RECORD | {"images_per_second": 0.0663}))
     assert output().splitlines()[1].split()[2] == "0.066"
 
 
 def test_what_is_chosen_and_rehearsed_is_said(output: Output) -> None:
     console = Console()
-    console.show({"kind": "event", "event": "chosen", "precision": "bf16", "compile": True})
-    console.show({"kind": "event", "event": "chosen", "compile": False})
-    console.show({"kind": "note", "text": "rehearsing"})
+    console.show(OptionsChosen(options={"precision": "bf16", "compile": True}))
+    console.show(OptionsChosen(options={"compile": False}))
+    console.show(Note("rehearsing"))
     assert output().splitlines() == ["chosen for this hardware, and kept: --precision bf16 --compile", "rehearsing"]

@@ -16,19 +16,21 @@ MOST = 0.05
 
 DRIVER = """
 import sys, time
+from raydali.measure.records import Figures
 from raydali.report.console import Console
+from raydali.run.events import EpochEnded, Progress, RankFigures
 
 ranks, seconds = int(sys.argv[1]), float(sys.argv[2])
 console = Console()
 record = {"epoch": 0, "images": 1281167, "loss": 2.7, "validation": None, "verdict": "step-bound: at the ceiling"}
-console.show({"kind": "epoch", "record": record})
+console.show(EpochEnded(record))
 begun = None
 for tick in range(int(2 * seconds) + 2):  # progress comes twice a second, a rank's figures every 5 s
     facts = {"step": 10 * tick + 1, "steps": 450360, "epoch": 0, "epochs": 90}
-    console.show({"kind": "progress", **facts, "samples_consumed": 2560 * tick + 256})
+    console.show(Progress(**facts, samples_consumed=2560 * tick + 256))
     for rank in range(tick % 10, ranks, 10) if begun else range(ranks):
         wait = 0.5 if rank % 50 == 7 else 0.01
-        console.show({"kind": "pulse", "rank": rank, "loader_wait_fraction": wait, "of_ceiling": 0.95})
+        console.show(RankFigures(rank, Figures(images=0, loader_wait_fraction=wait, of_ceiling=0.95)))
     if tick == 1:  # the first frame is slow, once
         begun = time.process_time(), time.perf_counter()
     time.sleep(0.5)

@@ -15,7 +15,7 @@ import torch
 
 from raydali.run.folder import RunFolder
 from tests.support import checkpoint_stores
-from tests.support.checkpoint_stores import Told, state_of, store_of
+from tests.support.checkpoint_stores import Rows, state_of, store_of
 from tests.support.object_stores import PutObjects
 from tests.support.ranks import context, folder_of
 
@@ -30,9 +30,9 @@ def save(folder: RunFolder, steps: range, size: int) -> None:
 
 def newest(folder: RunFolder) -> int:
     """The step of the newest checkpoint, which is whole; nothing broken was met on the way to it."""
-    told = Told()
-    step = checkpoint_stores.newest(folder, told)
-    assert told == []
+    rows = Rows()
+    step = checkpoint_stores.newest(folder, rows)
+    assert rows == []
     return step
 
 

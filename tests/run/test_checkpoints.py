@@ -15,7 +15,7 @@ from raydali.errors import StorageError
 from raydali.run.checkpoints import KEPT, CheckpointStore
 from raydali.run.folder import RunFolder
 from raydali.train import checkpoint_file
-from tests.support.checkpoint_stores import Told, newest, save, state_of, store_of
+from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.ranks import folder_of
 
 
@@ -35,7 +35,7 @@ def test_the_newest_comes_back_and_the_three_newest_are_kept(folder: RunFolder) 
 def test_those_that_are_to_be_kept_stay(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     worker = store_of(folder)._worker
-    store = CheckpointStore(folder, worker, Told(), lambda step: step % 10 == 0)
+    store = CheckpointStore(folder, worker, Rows(), lambda step: step % 10 == 0)
     for step in range(5, 50, 5):
         store.save(step, state_of(step))
     store.finish()
@@ -46,8 +46,8 @@ def test_a_half_written_checkpoint_is_ignored_and_then_removed(folder: RunFolder
     save(folder, 5)
     folder.write("checkpoint_000000010/state.pt", b"half")
     folder.write("checkpoint_000000007/state.pt.partial-1", b"half")
-    told = Told()
-    assert newest(folder, told) == 5 and told == []
+    rows = Rows()
+    assert newest(folder, rows) == 5 and rows == []
     save(folder, 10)
     assert newest(folder) == 10
     assert folder.folders() == ["checkpoint_000000005", "checkpoint_000000010"]
@@ -122,15 +122,15 @@ def come_from_the_future(folder: RunFolder) -> None:
 def test_a_broken_one_is_told_and_the_one_before_is_taken(folder: RunFolder, harm: Any, reason: str) -> None:
     save(folder, 5, 10)
     harm(folder)
-    told = Told()
-    assert newest(folder, told) == 5
-    (event,) = told
+    rows = Rows()
+    assert newest(folder, rows) == 5
+    (event,) = rows
     assert event["event"] == "bad checkpoint" and event["path"] == f"{folder}/{NEW}"
     assert re.search(reason, event["reason"])
     # It was put aside: were it readable again, the rows that the run has written since would not go with it.
     assert "refused.json" in folder.files(NEW) and not folder.exists(f"{NEW}/manifest.json")
-    told.clear()
-    assert newest(folder, told) == 5 and told == []
+    rows.clear()
+    assert newest(folder, rows) == 5 and rows == []
     save(folder, 7)
     assert newest(folder) == 7
     save(folder, 10)
@@ -154,9 +154,9 @@ def test_a_planted_pickle_is_refused_and_not_executed(folder: RunFolder, tmp_pat
     mark.rmdir()
     folder.write(f"{NEW}/state.pt", contents)
     folder.write(f"{NEW}/manifest.json", described(contents))
-    told = Told()
-    assert newest(folder, told) == 5
-    assert "state.pt holds more than tensors and plain values" in told[0]["reason"]
+    rows = Rows()
+    assert newest(folder, rows) == 5
+    assert "state.pt holds more than tensors and plain values" in rows[0]["reason"]
     assert not mark.exists()
 
 
@@ -165,12 +165,12 @@ def test_without_a_usable_checkpoint_nothing_is_touched(folder: RunFolder) -> No
     for name in folder.folders():
         folder.write(f"{name}/state.pt", b"lost")
     for _ in range(2):
-        told = Told()
+        rows = Rows()
         with pytest.raises(
             StorageError, match=r"no checkpoint in .*run can be used \(checkpoint_0+10, checkpoint_0+5;"
         ):
-            store_of(folder, told).newest()
-        assert [event["path"][-2:] for event in told] == ["10", "05"]
+            store_of(folder, rows).newest()
+        assert [event["path"][-2:] for event in rows] == ["10", "05"]
         assert all(folder.exists(f"{name}/manifest.json") for name in folder.folders())
 
 

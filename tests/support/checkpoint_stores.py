@@ -5,19 +5,21 @@ from typing import Any
 import torch
 
 from raydali.run.checkpoints import CheckpointStore
+from raydali.run.events import Event
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
 
-class Told(list[dict[str, Any]]):
-    def __call__(self, kind: str, **facts: Any) -> None:
-        assert kind == "event"
-        self.append(facts)
+class Rows(list[dict[str, Any]]):
+    """Collects the rows of events."""
+
+    def __call__(self, event: Event) -> None:
+        self.append(event.row())
 
 
-def store_of(folder: RunFolder, told: Told | None = None) -> CheckpointStore:
+def store_of(folder: RunFolder, rows: Rows | None = None) -> CheckpointStore:
     worker = Worker(rank=0, world_size=1, device=torch.device("cpu"), cpus=1, node="local")
-    return CheckpointStore(folder, worker, Told() if told is None else told)
+    return CheckpointStore(folder, worker, Rows() if rows is None else rows)
 
 
 def state_of(step: int, size: int = 1000) -> dict[str, Any]:
@@ -31,9 +33,9 @@ def save(folder: RunFolder, *steps: int) -> None:
     store.finish()
 
 
-def newest(folder: RunFolder, told: Told | None = None) -> int:
+def newest(folder: RunFolder, rows: Rows | None = None) -> int:
     """Its step; its tensors are those of that step."""
-    state = store_of(folder, told).newest()
+    state = store_of(folder, rows).newest()
     assert state is not None
     weight = state["state"]["model"]["weight"]
     assert torch.equal(weight, torch.full((len(weight),), float(state["step"])))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raydali.launch.channel import Notice
-from raydali.measure.live_metrics import Figures
+from raydali.measure.records import Figures
 from raydali.run.checkpoints import CheckpointStore
+from raydali.run.events import Event, Message, Notice, RankWarning, Started
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
@@ -36,18 +36,18 @@ class Stopped(Exception):
 
 
 class LocalSession:
-    """A Session of a plain process: what the driver hears is kept."""
+    """A Session of a plain process, which keeps the messages to the driver."""
 
     def __init__(
         self, folder: RunFolder, *, stop_at: int | None = None, device: torch.device = CPU, cpus: int = 1
     ) -> None:
         self.folder = folder
         self.worker = Worker.join(device, cpus=cpus, node="local")
-        self.told: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
         self.published: list[Figures] = []
         self.noticed: Notice | None = None
         self._stop_at = stop_at
-        self._checkpoints = CheckpointStore(folder, self.worker, self.tell)
+        self._checkpoints = CheckpointStore(folder, self.worker, self.emit)
 
     def latest(self) -> dict[str, Any] | None:
         return self._checkpoints.newest()
@@ -63,13 +63,22 @@ class LocalSession:
     def finish(self) -> None:
         self._checkpoints.finish()
 
-    def tell(self, kind: str, **facts: Any) -> None:
-        self.told.append({"kind": kind, **facts})
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the events among the messages."""
+        return [message.row() for message in self.messages if isinstance(message, Event)]
 
-    def tell_start(self, **facts: Any) -> None:
-        self.tell("start", **facts)
+    def emit(self, message: Message) -> None:
+        self.messages.append(message)
 
-    def tell_progress(self, *, step: int, **facts: Any) -> None:
+    def warn(self, text: str) -> None:
+        self.emit(RankWarning(self.worker.rank, text))
+
+    def report_start(self, *, step: int, steps: int) -> None:
+        device = self.worker.device.type
+        self.emit(Started(step=step, steps=steps, world_size=self.worker.world_size, device=device))
+
+    def report_progress(self, *, step: int, **facts: Any) -> None:
         if step == self._stop_at:
             raise Stopped
 

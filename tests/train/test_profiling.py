@@ -9,6 +9,7 @@ import pytest
 
 from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
+from raydali.run.events import RankWarning
 from raydali.run.folder import RunFolder
 from tests.support.digits import digits_data
 from tests.support.job_ranks import train_rank
@@ -40,7 +41,7 @@ def test_each_rank_writes_what_it_did_in_these_steps(tmp_path: Path, asked: str,
 def warnings_of(config: Config, folder: RunFolder) -> list[str]:
     session = LocalSession(folder)
     train(config, digits_data(), session)
-    return [told["text"] for told in session.told if told["kind"] == "warning"]
+    return [message.text for message in session.messages if isinstance(message, RankWarning)]
 
 
 def test_steps_that_the_run_will_not_do_are_told(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""The end of a worker group before its time, as Ray Train's controller sees it: the facts of one event."""
+"""The early end of a worker group, as Ray Train's controller sees it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from ray.train import PreemptionError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
@@ -11,7 +10,8 @@ from ray.train.v2._internal.execution.controller.state import (
     TrainControllerState,
 )
 
-from raydali.launch.channel import Interrupted, WorkerAddress
+from raydali.launch.channel import Interrupted
+from raydali.run.events import Failure, Preemption, WorkerAddress
 
 
 def only_waits(state: TrainControllerState) -> bool:
@@ -20,8 +20,8 @@ def only_waits(state: TrainControllerState) -> bool:
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
 
-def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> dict[str, Any] | None:
-    """The event "failure" or "preemption" that led to this state; None where it was no end, or the driver's own wish.
+def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> Failure | Preemption | None:
+    """Return the end that led to this state; None where it was no end, or the driver asked for it.
 
     Args:
         state: the controller's new one.
@@ -30,16 +30,12 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
     if isinstance(state, ReschedulingState):
         error = state.training_failed_error
         cause = getattr(error, "controller_failure", error)
-        return {"event": "failure", "ranks": [], "killed": [], "error": _last_line(cause), "starting": True}
+        return Failure(ranks=[], killed=[], error=_last_line(cause), starting=True)
     if not isinstance(state, RestartingState):
         return None
     end = state.training_failed_error
     if isinstance(end, PreemptionError):
-        return {
-            "event": "preemption",
-            "ranks": sorted(end.preemption_info.preempted_ranks),
-            "error": _last_line(end),
-        }
+        return Preemption(ranks=sorted(end.preemption_info.preempted_ranks), error=_last_line(end))
     errors: dict[int, Exception] = getattr(end, "worker_failures", {})
     killed = sorted(rank for rank, error in errors.items() if hasattr(error, "health_check_failure"))
     causes = [getattr(error, "_base_exc", error) for error in errors.values()]
@@ -47,13 +43,13 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
     if "stop" in notices:
         return None
     lines = "; ".join(sorted({_last_line(error) for error in errors.values()} - {""})) or _last_line(end)
-    return {
-        "event": "preemption" if notices or any(map(_is_preempted, causes)) else "failure",
-        "ranks": sorted(errors),
-        "killed": killed,
-        "places": {rank: places[rank] for rank in sorted(errors) if rank in places},
-        "error": "left behind a checkpoint" if notices else lines,
-    }
+    end_type = Preemption if notices or any(map(_is_preempted, causes)) else Failure
+    return end_type(
+        ranks=sorted(errors),
+        killed=killed,
+        places={rank: places[rank] for rank in sorted(errors) if rank in places},
+        error="left after a checkpoint" if notices else lines,
+    )
 
 
 def _last_line(error: object) -> str:

@@ -1,7 +1,7 @@
 """When Ray Train starts a worker group, of how many workers and on which nodes. Runs in Ray Train's controller.
 
 The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py);
-it writes that on the mailbox's board. The controller posts the end of each worker group with its number, and starts
+it writes that on the channel's board. The controller posts the end of each worker group with its number, and starts
 the next one when the board permits it. Runs of MIN:MAX workers start with what is free beside other tenants: Ray's
 own policy counts what nodes have, whoever holds it, and would wait for ever.
 """
@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -35,8 +36,9 @@ from ray.train.v2.api import data_parallel_trainer
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
-from raydali.launch.channel import Board, DriverChannel, WorkerAddress
+from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
+from raydali.run.events import GroupEnded, Placed, Resize, WorkerAddress
 
 _log = logging.getLogger(__name__)
 
@@ -54,14 +56,14 @@ MAX_TIMEOUT_SECONDS = 120.0
 class Trainer(TorchTrainer):
     """A TorchTrainer whose worker groups start as the driver permits, and whose failures the driver alone judges."""
 
-    def __init__(self, *args: Any, mailbox: DriverChannel, **options: Any) -> None:
+    def __init__(self, *args: Any, channel: DriverChannel, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._mailbox = mailbox
+        self._channel = channel
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         of_ray = arguments["scaling_policy"]
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
-        arguments["scaling_policy"] = policy(of_ray.scaling_config, self._mailbox)
+        arguments["scaling_policy"] = policy(of_ray.scaling_config, self._channel)
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
         return super()._initialize_and_run_controller(**arguments)
@@ -89,9 +91,9 @@ class _Retry(FailurePolicy):
 class _Supervised(ScalingPolicy):
     """Starts a worker group when the driver permits it, and posts the ends of groups."""
 
-    def __init__(self, scaling_config: ScalingConfig, mailbox: DriverChannel) -> None:
+    def __init__(self, scaling_config: ScalingConfig, channel: DriverChannel) -> None:
         super().__init__(scaling_config)
-        self._mailbox = mailbox
+        self._channel = channel
         self._board = Board()
         self._ends = 0
         self._places: dict[int, WorkerAddress] = {}
@@ -99,7 +101,7 @@ class _Supervised(ScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """See Ray; nothing as long as the driver does not permit a start."""
-        self._board = self._mailbox.board()
+        self._board = self._channel.board()
         if self._board.permitted >= self._ends:
             decision = super().make_decision_for_non_running_worker_group()  # type: ignore[safe-super]
         else:
@@ -132,12 +134,12 @@ class _Supervised(ScalingPolicy):
         """See Ray; lets a running group leave behind a checkpoint first."""
         if self._resize_to is None:
             return
-        self._mailbox.ask_to_resize(True)
+        self._channel.ask_to_resize(True)
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not (board := self._mailbox.board()).left and board.training and time.monotonic() < deadline:
+        while not (board := self._channel.board()).left and board.training and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        self._post_end({"event": "resize", "workers": self._resize_to})
-        self._mailbox.ask_to_resize(False)
+        self._post_end(Resize(workers=self._resize_to))
+        self._channel.ask_to_resize(False)
         self._resize_to = None
 
     def after_controller_state_update(
@@ -152,10 +154,10 @@ class _Supervised(ScalingPolicy):
             self._post_end(end_of(current_state, self._places))
             self._places = {}
 
-    def _post_end(self, event: Mapping[str, Any] | None) -> None:
+    def _post_end(self, end: GroupEnded | None) -> None:
         self._ends += 1
-        if event is not None:
-            self._mailbox.post(kind="event", end=self._ends, **event)
+        if end is not None:
+            self._channel.post(replace(end, number=self._ends))
 
 
 class FixedPolicy(_Supervised, FixedScalingPolicy):
@@ -165,8 +167,8 @@ class FixedPolicy(_Supervised, FixedScalingPolicy):
 class ElasticPolicy(_Supervised, ElasticScalingPolicy):
     """For MIN:MAX workers."""
 
-    def __init__(self, scaling_config: ScalingConfig, mailbox: DriverChannel) -> None:
-        super().__init__(scaling_config, mailbox)
+    def __init__(self, scaling_config: ScalingConfig, channel: DriverChannel) -> None:
+        super().__init__(scaling_config, channel)
         self._own: Mapping[str, int] = {}
         self._scarce_since: float | None = None
         self._timeouts = 0
@@ -178,7 +180,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         """See Ray; a group that has not got to its first step is let alone."""
         self._own = Counter(worker.metadata.node_id for worker in worker_group_state.workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if isinstance(decision, ResizeDecision) and not self._mailbox.board().training:
+        if isinstance(decision, ResizeDecision) and not self._channel.board().training:
             return NoopDecision()
         return decision
 
@@ -215,8 +217,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         seconds = (self._timeout + resize_decision.num_workers / WORKERS_A_SECOND) * 2**self._timeouts
         os.environ[START_TIMEOUT] = str(max(self._timeout, min(seconds, MAX_TIMEOUT_SECONDS)))
         if resize_decision.num_workers < self.scaling_config.max_workers:
-            workers, most = resize_decision.num_workers, self.scaling_config.max_workers
-            self._mailbox.post(kind="placed", workers=workers, most=most)
+            self._channel.post(Placed(resize_decision.num_workers, self.scaling_config.max_workers))
 
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydali.launch.channel import WorkerAddress
+from raydali.run.events import WorkerAddress
 
 POLL_SECONDS = 10.0
 """For the node to say what the process left in its log."""

@@ -1,49 +1,28 @@
-"""Hangs: how the driver tells that a run stands still, and who holds it up.
+"""Detects that a run makes no progress, and which ranks hold it up.
 
-Each worker has a thread that says every few seconds how far training is. A process that is frozen says nothing; one
-that waits says what it waits for. All ranks stand still when one does, so the one that did least is to blame, unless it
-only waits for the others.
+Every worker sends heartbeats with its progress. A frozen process sends none; one that is stuck sends its stack. Since
+all ranks stop when one does, the ranks with the least progress are to blame, unless they only wait for others.
 """
 
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from raydali.launch.worker.heartbeat import BEAT_SECONDS, started
+from raydali.host.processes import start_ticks
+from raydali.run.events import HEARTBEAT_SECONDS, Heartbeat, StuckRank
 
-_SILENT_BEATS = 4
-"""So many beats late, a process is frozen, or its host is."""
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """A rank that holds a run up.
-
-    Attributes:
-        started: when its process did, see `started`.
-        frozen: whether its process says nothing any more.
-        stack: where it is; None where it does not say.
-    """
-
-    rank: int
-    node: str
-    node_id: str
-    pid: int
-    started: int | None
-    frozen: bool
-    stack: str | None
+_MISSED_HEARTBEATS = 4
+"""A process that missed so many is frozen, or its host is."""
 
 
 class HangWatch:
-    """The driver's side: takes beats, and says who holds the run up.
+    """Takes heartbeats, and finds the ranks that hold up the run.
 
     Args:
-        timeout: seconds for which no rank may get on; 0: for ever.
+        timeout: seconds without progress of any rank; 0: no limit.
         now: a monotonic clock.
-        start_timeout: seconds from a group's first beat to its first step; 0: for ever.
+        start_timeout: seconds from a group's first heartbeat to its first step; 0: no limit.
     """
 
     def __init__(
@@ -51,55 +30,63 @@ class HangWatch:
     ) -> None:
         self._timeouts = {True: timeout, False: start_timeout}
         self._now = now
-        self._beats: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._heartbeats: dict[int, tuple[float, Heartbeat]] = {}
         self._since: float | None = None
         self._training = False
 
     def begun(self) -> None:
-        """A worker group has done its first step: from now on it must get on."""
+        """A worker group has completed its first step: from now on it must make progress."""
         self._since, self._training = self._now(), True
 
     def over(self) -> None:
         """The worker group is gone."""
-        self._since, self._beats, self._training = None, {}, False
+        self._since, self._heartbeats, self._training = None, {}, False
 
-    def beat(self, message: Mapping[str, Any]) -> None:
-        """Take a beat."""
-        rank, last = message["rank"], self._beats.get(message["rank"])
-        if message["count"] < 0:  # it has left
-            self._beats.pop(rank, None)
-            return
-        if self._since is None or (self._training and (last is None or last[1]["count"] != message["count"])):
+    def heartbeat(self, message: Heartbeat) -> None:
+        """Take a heartbeat."""
+        _, last = self._heartbeats.get(message.rank, (0.0, None))
+        if self._since is None or (self._training and (last is None or last.count != message.count)):
             self._since = self._now()
-        self._beats[rank] = self._now(), message
+        self._heartbeats[message.rank] = self._now(), message
 
-    def stuck(self) -> Sequence[Stuck]:
-        """Who holds the run up, where it has stood still for too long; the clock begins anew then."""
+    def forget(self, rank: int) -> None:
+        """A rank has finished, and sends no more heartbeats."""
+        self._heartbeats.pop(rank, None)
+
+    def stuck(self) -> Sequence[StuckRank]:
+        """Return the ranks that hold up the run, if it made no progress for too long; then the timeout starts anew."""
         now = self._now()
-        if self._since is None or not self._beats or not 0 < self._timeouts[self._training] <= now - self._since:
+        if self._since is None or not self._heartbeats or not 0 < self._timeouts[self._training] <= now - self._since:
             return ()
-        silent = {rank for rank, (at, _) in self._beats.items() if now - at > _SILENT_BEATS * BEAT_SECONDS}
-        least = min(message["place"] for _, message in self._beats.values())
-        behind = {rank for rank, (_, message) in self._beats.items() if message["place"] == least}
-        blamed = silent or {rank for rank in behind if not self._beats[rank][1]["waits"]} or behind
+        silent_after = _MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+        silent = {rank for rank, (at, _) in self._heartbeats.items() if now - at > silent_after}
+        least = min(message.progress for _, message in self._heartbeats.values())
+        behind = {rank for rank, (_, message) in self._heartbeats.items() if message.progress == least}
+        blamed = silent or {rank for rank in behind if not self._heartbeats[rank][1].waits} or behind
         self._since = now
-        return [self._describe(rank, rank in silent) for rank in sorted(blamed)]
-
-    def _describe(self, rank: int, frozen: bool) -> Stuck:
-        _, message = self._beats[rank]
-        stack = None if frozen else message["stack"]
-        where = message["node"], message["node_id"], message["pid"], message["started"]
-        return Stuck(rank, *where, frozen, stack)
+        return [_stuck(self._heartbeats[rank][1], frozen=rank in silent) for rank in sorted(blamed)]
 
 
-def kill_process(pid: int, its_start: int | None) -> None:
-    """SIGKILL to a process of this machine, unless the id is another's: workers may have process ids of their own."""
-    if its_start is not None and started(pid) == its_start:
+def _stuck(last: Heartbeat, *, frozen: bool) -> StuckRank:
+    return StuckRank(
+        rank=last.rank,
+        node=last.node,
+        node_id=last.node_id,
+        pid=last.pid,
+        started=last.started,
+        frozen=frozen,
+        stack=None if frozen else last.stack,
+    )
+
+
+def kill_process(pid: int, started: int | None) -> None:
+    """Send SIGKILL to a process of this machine, unless another one has its id by now."""
+    if started is not None and start_ticks(pid) == started:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill(stuck: Sequence[Stuck], timeout: float = 10) -> None:
-    """SIGKILL to these processes, each from its own node; one whose node does not answer is left to Ray."""
+def kill(stuck: Sequence[StuckRank], timeout: float = 10) -> None:
+    """Send SIGKILL to these processes, each from its own node; if a node does not answer, that is left to Ray."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,8 @@ from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
+from raydali.run.events import SettingsChanged
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
-
-if TYPE_CHECKING:
-    pass
 
 STREAM_SETTINGS = (
     "fingerprint",
@@ -155,7 +153,7 @@ def _begin(
     folder = attempt.fenced(folder)
     folder.remove_partial_files()
     if changed:
-        folder.append(EVENTS, {"time": round(time.time(), 3), "event": "settings", "changed": changed})
+        folder.append(EVENTS, {"time": round(time.time(), 3), **SettingsChanged(changed=changed).row()})
     if earlier is not None and changes(earlier, settings, settings):
         folder.write_json(CONFIG, settings)
     return folder

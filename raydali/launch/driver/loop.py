@@ -18,9 +18,12 @@ from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, look
 from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.restart_policy import RestartPolicy
+from raydali.launch.driver.run_recorder import RunRecorder
+from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
+from raydali.run.events import RunFinished, RunInterrupted, RunStopped, WorkerError
 from raydali.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ def train_in_workers(
     from raydali.launch.worker.ray_session import run_worker
 
     silence_ray()
-    mailbox = DriverChannel(f"raydali-{uuid.uuid4().hex}")
+    channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
     elastic = placement.minimum < placement.reachable
     if elastic:
         # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
@@ -77,8 +80,8 @@ def train_in_workers(
     workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
     trainer = Trainer(
         run_worker,
-        mailbox=mailbox,
-        train_loop_config=dict(work, options=options, folder=folder, mailbox=mailbox, data=ray.put(work["data"])),
+        channel=channel,
+        train_loop_config=dict(work, options=options, folder=folder, channel=channel, data=ray.put(work["data"])),
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
@@ -103,31 +106,32 @@ def train_in_workers(
         options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
     )
     watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
-    metrics = RunMetrics(folder.name)
-    ear = EventRouter(mailbox, folder, console, waiting, track, metrics, report, policy, watch, describe_deaths)
+    groups = WorkerGroups(channel, policy, waiting, describe_deaths)
+    recorder = RunRecorder(folder, report, RunMetrics(folder.name), track, console.warn)
+    router = EventRouter(channel, groups, watch, recorder, console)
     driver_node = DriverNode()
     try:
-        while not (fit.over.wait(POLL_SECONDS) or ear.why or interrupt.requested()):
-            ear.dispatch()
+        while not (fit.over.wait(POLL_SECONDS) or groups.stop_reason or interrupt.requested()):
+            router.dispatch()
             waiting.poll()
             report.poll()
             if elastic:
                 reservations.poll()
             if draining := driver_node.poll():
                 interrupt.request(draining)
-        ear.dispatch()
+        router.dispatch()
         if interrupt.requested() and not fit.over.is_set():
-            _leave(ear, mailbox, fit.over, interrupt, console)
-            ear.end("interrupt", why=interrupt.why)
+            _leave(router, groups, channel, fit.over, interrupt, console)
+            router.close(RunInterrupted(why=interrupt.why))
             raise KeyboardInterrupt(left_behind(folder))
     finally:
         console.close()
     # Where Ray Train would go on, the workers end with this process's Ray.
-    if ear.why is not None or fit.error is not None:
-        error = explained(fit.error, ear.errors, ear.failure, ear.why)
-        ear.end("stop", error=str(error).splitlines()[-1], why=ear.why)
+    if groups.stop_reason is not None or fit.error is not None:
+        error = explained(fit.error, groups.errors, groups.failure, groups.stop_reason)
+        router.close(RunStopped(error=str(error).splitlines()[-1], why=groups.stop_reason))
         raise error
-    ear.end("finish")
+    router.close(RunFinished())
     console.say(f"finished: {folder}")
 
 
@@ -159,20 +163,25 @@ class _Background:
 
 
 def _leave(
-    ear: EventRouter, mailbox: "DriverChannel", over: threading.Event, interrupt: Interrupt, console: Console
+    router: EventRouter,
+    groups: WorkerGroups,
+    channel: "DriverChannel",
+    over: threading.Event,
+    interrupt: Interrupt,
+    console: Console,
 ) -> None:
-    """Let workers that train make a checkpoint before they end."""
-    if not ear.training:
+    """Let workers that train save a checkpoint before they end."""
+    if not groups.training:
         return
     console.say(f"{interrupt.why}: saving a checkpoint; interrupt again to leave without it")
-    mailbox.stop()
+    channel.stop()
     deadline = time.monotonic() + LEAVE_SECONDS
-    while not (ear.left or interrupt.again() or over.wait(POLL_SECONDS / 4)):
+    while not (groups.has_left or interrupt.again() or over.wait(POLL_SECONDS / 4)):
         if time.monotonic() > deadline:
             console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
             return
-        ear.dispatch()
-    ear.dispatch()
+        router.dispatch()
+    router.dispatch()
 
 
 def left_behind(folder: RunFolder) -> str:
@@ -185,24 +194,20 @@ def left_behind(folder: RunFolder) -> str:
     return f"interrupted: the same command with --name {folder.name} resumes it"
 
 
-def explained(
-    outcome: BaseException | None, errors: Sequence[Mapping[str, Any]], failure: str, why: str | None
-) -> Exception:
-    """The first error that a worker itself had; the others' are often only its echo. Else what Ray knows.
+def explained(outcome: BaseException | None, errors: Sequence[WorkerError], failure: str, why: str | None) -> Exception:
+    """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
 
     Args:
         outcome: of Ray Train; None where it would go on.
-        errors: what workers of the last group said.
-        failure: what Ray Train said of its end; empty for nothing.
-        why: why the run ends nevertheless.
+        errors, failure, why: see `WorkerGroups`: `errors`, `failure`, `stop_reason`.
     """
     because = f" ({why})" if why else ""
     if not errors:
         text = (str(outcome).strip() or type(outcome).__name__) if outcome is not None else failure
         return TrainingFailed(text + because)
     first = errors[0]
-    if first["usage"]:
-        return UsageError(first["error"])
-    if first["final"]:
+    if first.usage:
+        return UsageError(first.error)
+    if first.final:
         because = ""
-    return TrainingFailed(f"{first['traceback']}rank {first['rank']}: {first['error']}{because}")
+    return TrainingFailed(f"{first.traceback}rank {first.rank}: {first.error}{because}")

@@ -9,9 +9,10 @@ anything                           is counted up to --max-failures, with pauses 
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from raydali.run.events import Failure, WorkerError
 
 PAUSES = (0.0, 15.0, 60.0, 300.0)
 """Seconds before the start after the first failure without progress, the second one, and so on; the last one stays."""
@@ -74,34 +75,32 @@ class RestartPolicy:
         if step > self._start:
             self._start, self._without_progress = step, 0
 
-    def failed(self, event: Mapping[str, Any], errors: Sequence[Mapping[str, Any]], step: int) -> Decision:
+    def failed(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
         """Judge a failure.
 
         Args:
-            event: the controller's.
-            errors: what workers said of it themselves, the first one first.
-            step: the last one that is known to be done.
+            failure: as the controller reports it.
+            errors: those that its workers reported, oldest first.
         """
-        decision = self._judge(event, errors, step)
+        decision = self._judge(failure, errors)
         self.left_out += decision.leave_out
         return decision
 
-    def _judge(self, event: Mapping[str, Any], errors: Sequence[Mapping[str, Any]], step: int) -> Decision:
-        killed = event["killed"] or event.get("starting", False)
-        error = None if killed or not errors else errors[0]
-        if error is not None and error.get("storage"):
-            return self._outage(error)
-        if error is not None and error.get("node_fault"):
-            at_fault = tuple(sorted({each["node_id"] for each in errors if each.get("node_fault")}))
+    def _judge(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
+        is_silent = failure.killed or failure.starting
+        error = None if is_silent or not errors else errors[0]
+        if error is not None and error.storage:
+            return self._outage()
+        if error is not None and error.node_fault:
+            at_fault = tuple(sorted({each.node_id for each in errors if each.node_fault}))
             if self._can_leave_out(at_fault):
                 return Decision(leave_out=at_fault, cause="node")
             return Decision(stop_reason="no other nodes suffice for the workers")
         self._without_progress += 1
-        places: Mapping[Any, Any] = event.get("places", {})
-        nodes = {places[rank][0] for rank in event["killed"] if rank in places}
+        nodes = {failure.places[rank][0] for rank in failure.killed if rank in failure.places}
         if error is not None:
             alike = [each for each in errors if _text(each) == _text(error)]
-            nodes = {each["node_id"] for each in alike if each.get("node_id")}
+            nodes = {each.node_id for each in alike if each.node_id}
             if why := self._recurs(error, nodes):
                 return Decision(stop_reason=why)
         suspects, self._last_nodes = tuple(sorted(nodes & self._last_nodes)), nodes
@@ -110,7 +109,7 @@ class RestartPolicy:
         leave_out = suspects if len(nodes) == 1 and self._can_leave_out(suspects) else ()
         return Decision(pause=_nth(PAUSES, self._without_progress), leave_out=leave_out)
 
-    def _outage(self, error: Mapping[str, Any]) -> Decision:
+    def _outage(self) -> Decision:
         if not self._outages:
             self._away_since = self._now()
         self._outages += 1
@@ -122,19 +121,19 @@ class RestartPolicy:
             )
         return Decision(pause=_nth(STORAGE_PAUSES, self._outages), cause="storage")
 
-    def _recurs(self, error: Mapping[str, Any], nodes: set[str]) -> str | None:
+    def _recurs(self, error: WorkerError, nodes: set[str]) -> str | None:
         """Why an error of the code would come again; None where it may not, or where one node may be at fault."""
-        same = _text(error), error["step"]
+        same = _text(error), error.step
         if same != self._error:
             self._error, self._same, self._error_nodes = same, 0, set()
         self._same += 1
         self._error_nodes |= nodes
-        starts_again = error["step"] == 0 and self._has_trained
+        starts_again = error.step == 0 and self._has_trained
         if self._same < (SAME_START_ERROR if starts_again else SAME_ERROR):
             return None
         if len(self._error_nodes) == 1 and self._can_leave_out(tuple(nodes)):
             return None
-        return f"the same failure came {self._same} times in a row behind step {error['step']}, so it would come again"
+        return f"the same failure came {self._same} times in a row behind step {error.step}, so it would come again"
 
     def _can_leave_out(self, nodes: Collection[str]) -> bool:
         new = set(nodes) - set(self.left_out)
@@ -149,9 +148,9 @@ class RestartPolicy:
         )
 
 
-def _text(error: Mapping[str, Any]) -> str:
+def _text(error: WorkerError) -> str:
     """An error's text without its numbers, which vary."""
-    return _VARYING.sub("#", error["error"])
+    return _VARYING.sub("#", error.error)
 
 
 def _nth(pauses: Sequence[float], count: int) -> float:

@@ -1,31 +1,26 @@
-"""What Prometheus sees of a run that only the driver knows; see launch/worker/rank_metrics.py for the rest."""
+"""Metrics of a run that only the driver knows, for Prometheus; launch/worker/rank_metrics.py has the others."""
 
-from ray.util.metrics import Counter
-
-from raydali.launch.worker.rank_metrics import begin
+from raydali.launch.counters import counter
+from raydali.run.events import Event, Quarantined, Started
 
 RESTARTS = "raydali_restarts"
 QUARANTINED = "raydali_quarantined"
 
 
 class RunMetrics:
-    """What only the driver knows of the run of that name."""
+    """Counters of the run of that name."""
 
     def __init__(self, run: str) -> None:
         text = "How often the workers of this run started again, after a failure or for another number of them."
-        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
-        text = "Samples of this run that were found broken."
-        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
+        self._restarts = counter(RESTARTS, text, {"run": run})
+        self._quarantined = counter(QUARANTINED, "Samples of this run that were found broken.", {"run": run})
         self._started = False
-        begin(self._restarts)
-        begin(self._quarantined)
 
-    def started(self) -> None:
-        """The workers have taken their first step, or the first one since they were started again."""
-        if self._started:
-            self._restarts.inc()
-        self._started = True
-
-    def quarantined(self) -> None:
-        """One more sample was found broken."""
-        self._quarantined.inc()
+    def count(self, event: Event) -> None:
+        """Count restarts, which are starts but the first, and broken samples."""
+        if isinstance(event, Quarantined):
+            self._quarantined.inc()
+        elif isinstance(event, Started):
+            if self._started:
+                self._restarts.inc()
+            self._started = True

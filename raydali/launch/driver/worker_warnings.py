@@ -1,22 +1,21 @@
-"""What code in workers warns of, by `warnings` and by `logging`: said by the driver once, with the ranks.
+"""Warnings that code in workers gives by `warnings` and `logging`: shown once for all ranks that gave them.
 
-Such warnings otherwise end in a log of the worker's, where nobody looks. What C++ prints stays there.
+Otherwise they would only stand in the workers' logs, which nobody reads. What C++ prints stays there.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from raydali.launch.worker.log_forwarding import MORE
+from raydali.run.events import MORE_WARNINGS, ForwardedWarning
 
 GATHER_SECONDS = 1.0
-"""Between hearing a text from the first rank and saying it, with all the ranks that it came from by then."""
+"""Delay before a warning is shown, to collect all ranks that gave it."""
 MAX_LINES, MAX_RANKS = 100, 8
-"""That the driver says of a run, and that a line names."""
+"""Limits: lines per run, ranks named per line."""
 
 
 class WorkerWarnings:
-    """The driver's side: a text that several ranks hand on is one line, and comes no more in the same run.
+    """Merges equal warnings into one line, which is shown once in a run.
 
     Args:
         now: a monotonic clock.
@@ -27,19 +26,19 @@ class WorkerWarnings:
         self._known: set[str] = set()
         self._gathering: dict[str, tuple[float, set[int]]] = {}
 
-    def take(self, message: dict[str, Any]) -> None:
-        """A worker's, with its `rank` and `text`."""
-        text = message["text"]
+    def add(self, warning: ForwardedWarning) -> None:
+        """Take a warning of one rank."""
+        text = warning.text
         if text not in self._known and len(self._known) >= MAX_LINES:
-            text = MORE
+            text = MORE_WARNINGS
         if text not in self._known:
             self._known.add(text)
             self._gathering[text] = self._now(), set()
         if text in self._gathering:
-            self._gathering[text][1].add(message["rank"])
+            self._gathering[text][1].add(warning.rank)
 
     def lines(self, *, at_end: bool = False) -> list[str]:
-        """What is to be said now; `at_end`: without gathering any longer."""
+        """Return the lines that are due; with `at_end` all that are left."""
         due = [text for text, (since, _) in self._gathering.items() if at_end or self._now() - since >= GATHER_SECONDS]
         return [f"{_ranks(self._gathering.pop(text)[1])}: {text}" for text in due]
 

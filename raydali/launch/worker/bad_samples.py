@@ -1,4 +1,4 @@
-"""The broken samples of a run: what its ranks found, put together, told to the driver, limited and saved.
+"""The broken samples of a run: what its ranks found is merged, reported to the driver, limited and saved.
 
 Each rank finds out for itself and needs no other to replace a sample (data/loading/quarantine.py). What they found they
 put together now and then, and decide on that alone: so all of them stop at the same step.
@@ -20,6 +20,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.session import Session
+from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 
 EXCHANGE_STEPS = 16
@@ -44,7 +45,7 @@ class BrokenSamples:
         self._quarantines = {TRAINING: Quarantine(samples, seed=options.seed)}
         self._agreed: dict[str, dict[int, BrokenSample]] = defaultdict(dict, {TRAINING: {}})
         self._sources: dict[str, list[Source]] = {TRAINING: [], VALIDATION: []}
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._asked: Callable[[], int] | None = None
 
     def of(self, order: Order) -> "_OfOrder":
@@ -76,10 +77,10 @@ class BrokenSamples:
         self._quarantines[TRAINING].add(self._agreed[TRAINING].values())
         if self._session.worker.rank == 0:
             rows = self._session.folder.rows(EVENTS)
-            self._told = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
+            self._reported = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
             for name, agreed in self._agreed.items():
                 for known in agreed.values():
-                    self._tell(name, known)
+                    self._report(name, known)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: those of training, which stand-ins depend on, and a bit for each sample that was
@@ -120,7 +121,7 @@ class BrokenSamples:
         news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
-        self._tell_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
+        self._report_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
         for _, sound, _ in exchanged:
             for name, ids in sound.items():
                 if name in self._quarantines:
@@ -129,7 +130,7 @@ class BrokenSamples:
             for name, samples in found.items():
                 for sample in (BrokenSample(**each) for each in samples):
                     if self._agreed[name].setdefault(sample.id, sample) is sample:
-                        self._tell(name, sample)
+                        self._report(name, sample)
         for name, quarantine in self._quarantines.items():
             quarantine.add(self._agreed[name].values())
         for name, quarantine in self._quarantines.items():
@@ -139,7 +140,7 @@ class BrokenSamples:
         """How many of all validation samples are broken, as of the last exchange."""
         return sum(len(samples) for name, samples in self._agreed.items() if name.startswith(VALIDATION))
 
-    def _tell_outages(self, of_ranks: list[list[Outage]]) -> None:
+    def _report_outages(self, of_ranks: list[list[Outage]]) -> None:
         """One event for each storage, whichever ranks waited for it."""
         if self._session.worker.rank:
             return
@@ -147,13 +148,13 @@ class BrokenSamples:
         for storage in dict.fromkeys(outage.storage for _, outage in every):
             ranks = sorted({rank for rank, outage in every if outage.storage == storage})
             longest = max((outage for _, outage in every if outage.storage == storage), key=lambda each: each.seconds)
-            facts = {"path": storage, "reason": longest.reason, "waited_seconds": longest.seconds, "ranks": ranks}
-            self._session.tell("event", event="storage retry", **facts)
+            waited = StorageRetried(path=storage, reason=longest.reason, waited_seconds=longest.seconds, ranks=ranks)
+            self._session.emit(waited)
 
-    def _tell(self, name: str, sample: BrokenSample) -> None:
-        if self._session.worker.rank == 0 and (name, sample.id) not in self._told:
-            self._told.add((name, sample.id))
-            self._session.tell("event", event="quarantine", of=name, **asdict(sample))
+    def _report(self, name: str, sample: BrokenSample) -> None:
+        if self._session.worker.rank == 0 and (name, sample.id) not in self._reported:
+            self._reported.add((name, sample.id))
+            self._session.emit(Quarantined(of=name, **asdict(sample)))
 
     def _limit(self, name: str, samples: int) -> None:
         broken, share = self._agreed[name], self._options.max_bad_fraction

@@ -6,71 +6,80 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-BEAT_SECONDS = 2.0
+from raydali.host.processes import start_ticks
+from raydali.run.events import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
+
 _SHOWN_FRAMES = 12
-_OF_LIBRARIES = "site-packages"
-_EXCHANGES = os.path.join("raydali", "train", "worker.py")
-"""The file in which ranks wait for each other, outside of a backward pass."""
+_LIBRARIES = "site-packages"
+_COLLECTIVES = os.path.join("raydali", "train", "worker.py")
+"""The file in which ranks wait for each other, outside a backward pass."""
 
 
-class Heartbeat:
-    """A worker's thread that tells how far the thread that made it is.
+class HeartbeatThread:
+    """Background thread that reports the progress of the thread that creates it.
 
     Args:
-        tell: hands a message to the driver, without waiting.
-        count: what grows while training gets on: batches taken, those of validation too, and calls repeated.
-        place: how far it is, comparable with that of other ranks: steps done, and a half for the batch of the next.
-        patience: seconds of standing still from which on a beat holds the stack.
-        facts: who this is.
+        emit: sends a message to the driver without waiting.
+        count: returns the number of batches consumed so far, validation included, and of calls that were retried.
+        progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
+        stack_after: seconds without progress after which heartbeats include the stack trace.
+        rank, group, node, node_id: of this worker, see `run.events.Heartbeat`.
     """
 
     def __init__(
         self,
-        tell: Callable[..., None],
+        emit: Callable[[Message], None],
         count: Callable[[], int],
-        place: Callable[[], float],
-        patience: float,
-        **facts: Any,
+        progress: Callable[[], float],
+        stack_after: float,
+        *,
+        rank: int,
+        group: str,
+        node: str,
+        node_id: str,
     ) -> None:
-        self._tell, self._count, self._place, self._patience = tell, count, place, patience
-        self._facts = facts | {"pid": os.getpid(), "started": started(os.getpid())}
+        self._emit, self._count, self._progress, self._stack_after = emit, count, progress, stack_after
+        self._rank, self._group, self._node, self._node_id = rank, group, node, node_id
+        self._started = start_ticks(os.getpid())
         self._thread = threading.get_ident()
-        self._over = threading.Event()
-        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
 
     def close(self) -> None:
-        """Fall silent, for good."""
-        self._over.set()
-        self._tell("beat", **self._facts, count=-1, place=0.0, stack=None, waits=False)
+        """Stop for good."""
+        self._closed.set()
+        self._emit(HeartbeatEnded(rank=self._rank, group=self._group))
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         last, since = -1, time.monotonic()
-        while not self._over.wait(BEAT_SECONDS):
+        while not self._closed.wait(HEARTBEAT_SECONDS):
             count = self._count()
             if count != last:
                 last, since = count, time.monotonic()
-            stuck = time.monotonic() - since > self._patience
-            stack, waits = self._stack() if stuck else (None, False)
-            self._tell("beat", **self._facts, count=count, place=self._place(), stack=stack, waits=waits)
+            is_stuck = time.monotonic() - since > self._stack_after
+            stack, waits = self._stack() if is_stuck else (None, False)
+            self._emit(
+                Heartbeat(
+                    rank=self._rank,
+                    group=self._group,
+                    node=self._node,
+                    node_id=self._node_id,
+                    pid=os.getpid(),
+                    started=self._started,
+                    count=count,
+                    progress=self._progress(),
+                    stack=stack,
+                    waits=waits,
+                )
+            )
 
     def _stack(self) -> tuple[str, bool]:
         """Return the thread's stack, and whether it waits for other ranks there."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
-        ours = [each for each in frames if _OF_LIBRARIES not in each.filename] or frames
-        # Where it is inside a library counts too: a collective, a read.
+        ours = [each for each in frames if _LIBRARIES not in each.filename] or frames
+        # The innermost frame counts even if it is a library's: a collective, a read.
         shown = [*ours[-_SHOWN_FRAMES:], *([frames[-1]] if frames and frames[-1] not in ours else [])]
-        waits = any(each.filename.endswith(_EXCHANGES) for each in frames)
+        waits = any(each.filename.endswith(_COLLECTIVES) for each in frames)
         return "".join(traceback.format_list(shown)), waits
-
-
-def started(pid: int) -> int | None:
-    """When a process started, in ticks since the machine's start: what tells it from another one of the same id; None
-    where there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None

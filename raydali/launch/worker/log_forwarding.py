@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from raydali.run.events import MORE_WARNINGS
+
 MAX_TEXTS = 20
 """Of a worker: texts that tell the step or the file may have no end."""
-MORE = "there are more warnings, which Ray's logs of the workers have"
 
 
 @contextmanager
-def forwarded_warnings(tell: Callable[[str], None]) -> Iterator[None]:
+def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
     """Meanwhile, hand on each warning and error that this process's code gives, each text once; the logs get them too.
 
     Args:
-        tell: takes a text, at any time and from any thread.
+        emit: takes a text, at any time and from any thread.
     """
-    handler, shows = _Handler(tell), warnings.showwarning
+    handler, shows = _Handler(emit), warnings.showwarning
 
     def show(
         message: Warning | str,
@@ -51,10 +52,10 @@ def forwarded_warnings(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, emit: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
-        self._told: set[str] = set()
+        self._emit = emit
+        self._sent: set[str] = set()
         self._process = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -65,8 +66,8 @@ class _Handler(logging.Handler):
     def hand_on(self, text: str) -> None:
         if os.getpid() != self._process:  # a fork, which must not speak on its parent's connections
             return
-        if text in self._told or len(self._told) > MAX_TEXTS:
+        if text in self._sent or len(self._sent) > MAX_TEXTS:
             return
-        self._told.add(text)
+        self._sent.add(text)
         with suppress(Exception):  # a warning must not end what it warns of
-            self._tell(text if len(self._told) <= MAX_TEXTS else MORE)
+            self._emit(text if len(self._sent) <= MAX_TEXTS else MORE_WARNINGS)

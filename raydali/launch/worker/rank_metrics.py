@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 import torch
-from ray.util.metrics import Counter, Gauge
+from ray.util.metrics import Gauge
 
-from raydali.measure.live_metrics import Figures
+from raydali.launch.counters import counter
+from raydali.measure.records import Figures
 
 RANK_TAGS = ("run", "rank")
 IMAGES = "raydali_images"
@@ -40,9 +41,8 @@ class RankMetrics:
     def __init__(self, run: str, rank: int, device: torch.device) -> None:
         tags = {"run": run, "rank": str(rank)}
         self._device = device
-        self._images = Counter(IMAGES, "Images that this rank trained on.", RANK_TAGS).set_default_tags(tags)
+        self._images = counter(IMAGES, "Images that this rank trained on.", tags)
         self._gauges = {name: Gauge(name, text, RANK_TAGS).set_default_tags(tags) for name, text in GAUGES.items()}
-        begin(self._images)
 
     def publish(self, figures: Figures) -> None:
         """Set everything that was measured; some 60 microseconds, without waiting for the device."""
@@ -61,11 +61,6 @@ class RankMetrics:
             "raydali_gpu_memory_bytes": torch.cuda.memory_reserved(self._device) if on_gpu else None,
         }.items():
             self._gauges[name].set(value)
-
-
-def begin(counter: Counter) -> None:
-    """Show a counter at 0 from the start, as Prometheus wants it to see the first increment; `inc` refuses 0."""
-    counter._record(0.0)
 
 
 def resident_bytes() -> int:

@@ -15,16 +15,27 @@ from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
 from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
 from raydali.host.checks import failed_checks
-from raydali.launch.channel import DriverChannel, Interrupted, Notice
-from raydali.launch.choices import chosen
+from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.launch.options import LaunchOptions
 from raydali.launch.worker.environment import Place, environment, place_of
-from raydali.launch.worker.heartbeat import Heartbeat
+from raydali.launch.worker.hardware_choices import chosen
+from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.rank_metrics import RankMetrics
-from raydali.measure.live_metrics import Figures
+from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
+from raydali.run.events import (
+    ForwardedWarning,
+    Message,
+    Notice,
+    Progress,
+    RankFigures,
+    RankWarning,
+    Resumed,
+    Started,
+    WorkerError,
+)
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
@@ -36,7 +47,7 @@ class RaySession:
     place, is fatal where that write fails."""
 
     def __init__(
-        self, folder: RunFolder, mailbox: DriverChannel, options: LaunchOptions, samples: int, driver: str
+        self, folder: RunFolder, channel: DriverChannel, options: LaunchOptions, samples: int, driver: str
     ) -> None:
         context = ray.get_runtime_context()
         self.worker = Worker.join(
@@ -46,11 +57,11 @@ class RaySession:
             timeout=options.group_timeout,
         )
         self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
-        self._mailbox = mailbox
-        folder = replace(folder, warn=self._warn)
+        self._channel = channel
+        folder = replace(folder, warn=self.warn)
         self.folder = self._attempt(driver, folder).fenced(folder)
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
-        self._checkpoints = CheckpointStore(self.folder, self.worker, self.tell, options.kept_steps(samples))
+        self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, options.kept_steps(samples))
         self._resumed = False
         self.step = 0
         """The last one that is done."""
@@ -61,7 +72,7 @@ class RaySession:
         """This worker group's, which rank 0 has taken the folder for."""
         number = 0
         if self.worker.rank == 0:
-            number = self._mailbox.next_group()
+            number = self._channel.next_group()
             with folder.must_answer():
                 Attempt(driver, number).take(folder)
         return Attempt(driver, self.worker.from_first(number))
@@ -83,43 +94,51 @@ class RaySession:
         """See Session."""
         self._checkpoints.finish()
 
-    def _warn(self, text: str) -> None:
-        self.tell("warning", rank=self.worker.rank, text=text)
-
-    def tell(self, kind: str, **facts: Any) -> None:
+    def emit(self, message: Message) -> None:
         """See Session."""
-        self._mailbox.post(kind=kind, **facts)
+        self._channel.post(message)
 
-    def tell_start(self, *, step: int, steps: int) -> None:
+    def warn(self, text: str) -> None:
+        """See Session."""
+        self.emit(RankWarning(self.worker.rank, text))
+
+    def report_start(self, *, step: int, steps: int) -> None:
         """See Session."""
         if self.worker.rank == 0:
-            facts = {"world_size": self.worker.world_size, "device": self.worker.device.type} | self._environment
-            facts["train_run"] = get_train_context().train_run_context.run_id
-            self.tell("event", event="resume" if self._resumed else "start", step=step, steps=steps, **facts)
+            started = Resumed if self._resumed else Started
+            self.emit(
+                started(
+                    step=step,
+                    steps=steps,
+                    world_size=self.worker.world_size,
+                    device=self.worker.device.type,
+                    **self._environment,
+                    train_run=get_train_context().train_run_context.run_id,
+                )
+            )
 
-    def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
+    def report_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
         """See Session."""
         self.step, self._taken = step, Loader.batches_taken
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
-            where = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs}
-            self.tell("progress", **where, samples_consumed=samples_consumed)
+            self.emit(Progress(step=step, steps=steps, epoch=epoch, epochs=epochs, samples_consumed=samples_consumed))
 
     def progress(self) -> float:
-        """How far this rank is, see hangs.Heartbeat."""
+        """How far this rank is; see HeartbeatThread."""
         return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
         """See Session."""
         if get_train_context().preemption_context.preemption_info is not None:
             return "preemption"
-        return self._mailbox.notice() if self.worker.rank == 0 else None
+        return self._channel.notice() if self.worker.rank == 0 else None
 
     def publish(self, figures: Figures) -> None:
-        """See Session. To Ray's metrics, which Prometheus collects, and to the driver's display."""
+        """See Session: to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
-        self.tell("pulse", rank=self.worker.rank, **asdict(figures))
+        self.emit(RankFigures(self.worker.rank, figures))
 
 
 def _device() -> torch.device:
@@ -129,54 +148,63 @@ def _device() -> torch.device:
 
 
 def run_worker(config: dict[str, Any]) -> None:
-    """What each Ray Train worker runs: the job's training function, its own error told to the driver first."""
-    mailbox: DriverChannel = config["mailbox"]
+    """Run the job's training function in a Ray Train worker; report an error to the driver before it is raised."""
+    channel: DriverChannel = config["channel"]
     session: RaySession | None = None
     try:
-        session = RaySession(config["folder"], mailbox, config["options"], config["samples"], config["driver"])
-        beat = _heartbeat(session, config["options"])
+        session = RaySession(config["folder"], channel, config["options"], config["samples"], config["driver"])
+        heartbeat = _heartbeat(session, config["options"])
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
-                session.tell("warning", rank=session.worker.rank, text=text)
+                session.warn(text)
         rank = session.worker.rank
-        with forwarded_warnings(lambda text: mailbox.post(kind="overheard", rank=rank, text=text)):
+        with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
             options = chosen(config["options"], session, samples=config["samples"])
             config["train"](options, ray.get(config["data"]), session)
             session.finish()
-        beat.close()
+        heartbeat.close()
     except Interrupted:
         raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        facts = {"group": _group(), "node_id": ray.get_runtime_context().get_node_id()} | _described(error)
-        mailbox.post_and_wait(kind="error", rank=rank, step=session.step if session else 0, **facts)
+        step, node_id = session.step if session else 0, ray.get_runtime_context().get_node_id()
+        channel.post_and_wait(worker_error(error, rank=rank, step=step, group=_group(), node_id=node_id))
         raise
 
 
-def _heartbeat(session: RaySession, options: LaunchOptions) -> Heartbeat:
-    worker, node_id = session.worker, ray.get_runtime_context().get_node_id()
-    facts = {"rank": worker.rank, "node": worker.node, "node_id": node_id, "group": _group()}
-    patience = min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout))
-    return Heartbeat(session.tell, lambda: Loader.batches_taken + retries(), session.progress, patience, **facts)
+def _heartbeat(session: RaySession, options: LaunchOptions) -> HeartbeatThread:
+    return HeartbeatThread(
+        session.emit,
+        lambda: Loader.batches_taken + retries(),
+        session.progress,
+        min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
+        rank=session.worker.rank,
+        group=_group(),
+        node=session.worker.node,
+        node_id=ray.get_runtime_context().get_node_id(),
+    )
 
 
 def _group() -> str:
-    """What the workers of one group have in common, and those of the next one have not."""
+    """Return an id that the workers of one group share."""
     return str(ray.get_runtime_context().get_placement_group_id())
 
 
-def _described(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the driver: our own need no traceback, others only the frames outside libraries.
-
-    `final`: it would come again. `storage`: it will pass once the storage answers. `node_fault`: other nodes can do it.
-    """
-    ours = isinstance(error, UsageError | DataError | DivergedError | StorageError | StorageAway | NodeFault)
-    kind = {"usage": isinstance(error, UsageError), "final": False}
-    kind |= {"storage": isinstance(error, StorageAway), "node_fault": isinstance(error, NodeFault)}
-    if ours:
-        kind["final"] = not (kind["storage"] or kind["node_fault"])
-        return {"error": str(error), "traceback": "", **kind}
+def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:
+    """Describe an error for the driver: our own need no traceback, others only the frames outside libraries."""
+    passing = isinstance(error, StorageAway | NodeFault)
+    ours = passing or isinstance(error, UsageError | DataError | DivergedError | StorageError)
     frames = traceback.extract_tb(error.__traceback__)[1:]
     outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return {"error": text, "traceback": "".join(traceback.format_list(outside)), **kind}
+    return WorkerError(
+        rank=rank,
+        group=group,
+        step=step,
+        node_id=node_id,
+        error=str(error) if ours else "".join(traceback.format_exception_only(error)).strip(),
+        traceback="" if ours else "".join(traceback.format_list(outside)),
+        usage=isinstance(error, UsageError),
+        final=ours and not passing,
+        storage=isinstance(error, StorageAway),
+        node_fault=isinstance(error, NodeFault),
+    )

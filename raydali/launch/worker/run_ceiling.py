@@ -7,6 +7,7 @@ from typing import Any
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
+from raydali.run.events import CeilingMeasured, Note, Rehearsed
 
 MAX_MEASURED_AGAIN = 3
 """Times, of a start: a machine may be busy with other things all the time."""
@@ -41,7 +42,7 @@ class RunCeiling:
             self._note(f"the ceiling is void: {measured.why}; it is measured again behind the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
-        self._tell("rehearsal", measured.images_per_second, began)
+        self._report(Rehearsed, measured.images_per_second, began)
 
     def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> None:
         """Measure again after an epoch where the machine was busy, or the epoch faster. It counts to no epoch's time.
@@ -62,16 +63,16 @@ class RunCeiling:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = self._rehearse(1, True).images_per_second
-            self._tell("ceiling", self._state.ceiling, began)
+            self._report(CeilingMeasured, self._state.ceiling, began)
 
     def _note(self, text: str) -> None:
         if self._session.worker.rank == 0:
-            self._session.tell("note", text=text)
+            self._session.emit(Note(text))
 
-    def _tell(self, event: str, ceiling: float | None, began: float) -> None:
+    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
         if self._session.worker.rank == 0:
-            facts = {"ceiling_images_per_second": ceiling, "rehearsal_seconds": round(time.perf_counter() - began, 3)}
-            self._session.tell("event", event=event, **facts)
+            seconds = round(time.perf_counter() - began, 3)
+            self._session.emit(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:

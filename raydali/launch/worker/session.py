@@ -1,15 +1,15 @@
-"""What the launcher gives to a job's training function: the worker, the run's folder, checkpoints, the driver's ear."""
+"""The training function's interface to the launcher: worker, run folder, checkpoints, messages to the driver."""
 
 from typing import Any, Protocol
 
-from raydali.launch.channel import Notice
-from raydali.measure.live_metrics import Figures
+from raydali.measure.records import Figures
+from raydali.run.events import Message, Notice
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
 
 class Session(Protocol):
-    """All that a training function needs from its surroundings; ray_session.py has Ray's."""
+    """What a training function needs from the launcher; `RaySession` is the implementation on Ray."""
 
     @property
     def worker(self) -> Worker:
@@ -55,22 +55,26 @@ class Session(Protocol):
         """
         ...
 
-    def tell(self, kind: str, **facts: Any) -> None:
-        """Tell the driver something, without waiting."""
+    def emit(self, message: Message) -> None:
+        """Send a message to the driver, without waiting."""
         ...
 
-    def tell_start(self, *, step: int, steps: int) -> None:
-        """Tell the driver, from rank 0, that the first step is done: it began at `step` of `steps`."""
+    def warn(self, text: str) -> None:
+        """Show a warning on the driver's console, with this rank."""
         ...
 
-    def tell_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """Tell the driver, from rank 0 and now and then, how far training is; cheap enough for every step."""
+    def report_start(self, *, step: int, steps: int) -> None:
+        """Report the first completed step to the driver, from rank 0: it began at `step` of `steps`."""
+        ...
+
+    def report_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
+        """Report progress to the driver, from rank 0 and at intervals; cheap enough for every step."""
         ...
 
     def notice(self) -> Notice | None:
-        """What this rank was told to heed between two steps, if anything; cheap enough for every step."""
+        """Return why this rank should leave between two steps, if it should; cheap enough for every step."""
         ...
 
     def publish(self, figures: Figures) -> None:
-        """Hand on what this rank measured in the last seconds, to whoever watches the cluster."""
+        """Publish what this rank measured in the last seconds, for monitoring and the console."""
         ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from raydali.launch.channel import Notice
+from raydali.run.events import Notice
 from raydali.train.worker import Worker
 
 

@@ -28,7 +28,7 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
-from raydali.launch.channel import Interrupted, Notice
+from raydali.launch.channel import Interrupted
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
@@ -41,6 +41,7 @@ from raydali.measure.ceiling import Ceiling
 from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import RankRecord, epoch_record
+from raydali.run.events import EpochEnded, Left, Notice
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
@@ -241,7 +242,7 @@ class TrainingRun:
         steps = range(max(asked.start, self.start), min(asked.stop, self.stream.steps))
         if asked and not steps and self.worker.rank == 0:
             left = f"steps {self.start} to {self.stream.steps - 1} are left to do"
-            self._session.tell("warning", rank=0, text=f"--profile-steps {self._config.profile_steps}: only {left}")
+            self._session.warn(f"--profile-steps {self._config.profile_steps}: only {left}")
         trace = StepTrace(steps, self.worker.rank, self.worker.device, self._folder.write)
         if steps:
             self.meter.on_stage = trace.stage
@@ -253,7 +254,7 @@ class TrainingRun:
             self._checkpoint()
         self._session.finish()
         if self.worker.rank == 0:
-            self._session.tell("event", event="left", notice=notice, step=self._done)
+            self._session.emit(Left(notice=notice, step=self._done))
         self.worker.barrier()
         raise Interrupted(notice)
 
@@ -286,9 +287,9 @@ class TrainingRun:
         self.meter.end_step()
         self._broken.after_step(self._done)
         if step == self.start:
-            self._session.tell_start(step=step, steps=steps)
+            self._session.report_start(step=step, steps=steps)
         consumed = self.stream.state(self._done)["samples_consumed"]
-        self._session.tell_progress(
+        self._session.report_progress(
             step=self._done,
             steps=steps,
             epoch=self.stream.epoch_of(step),
@@ -320,7 +321,7 @@ class TrainingRun:
         record = self._state.close_epoch(self.meter.record(), line)
         self._pulse.end_epoch()
         if record is not None:
-            self._session.tell("epoch", record=record)
+            self._session.emit(EpochEnded(record))
         if self._ceiling is not None:
             self._ceiling.doubt(record, is_last=self._done == self.stream.steps)
             self._pulse.ceiling_images_per_second = self._ceiling_of_rank()

@@ -13,12 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.measure.ceiling import VOID_ABOVE
+from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 from raydali.run.folder import CONFIG, EPOCHS, EVENTS, SAMPLES, RunFolder
-
-END_EVENTS = ("finish", "stop", "interrupt")
-"""Those with which a driver ends."""
-GROUP_END_EVENTS = ("failure", "preemption", "resize")
-"""Those with which a group of workers ends before its time; where the driver goes on, another one starts."""
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydali.errors import Superseded
-from raydali.report.html.history import END_EVENTS, History
+from raydali.report.html.history import History
 from raydali.report.html.page import run_page
+from raydali.run.events import END_EVENTS
 from raydali.run.folder import REPORT, SAMPLES, RunFolder
 
 PAUSE_SECONDS = 5.0

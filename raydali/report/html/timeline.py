@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydali.report.html.charts import Mark
-from raydali.report.html.history import END_EVENTS, GROUP_END_EVENTS, History, number
+from raydali.report.html.history import History, number
 from raydali.report.html.text import DASH, changed_settings, event, moment, seconds
+from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 
 MAX_EVENTS = 200
 """Limit of the table and of the marks, which show the newest."""

@@ -19,20 +19,21 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from raydali.launch.channel import Board
 from raydali.launch.controller import scaling
 from raydali.launch.controller.scaling import START_TIMEOUT, ElasticPolicy, FixedPolicy
+from raydali.run.events import Failure, Message, Placed, Resize
 
 
 class Desk:
-    """A mailbox that keeps what is posted, and a board that the test writes."""
+    """A channel that keeps what is posted, and a board that the test writes."""
 
     def __init__(self) -> None:
         self.on_board = Board()
-        self.posted: list[dict[str, Any]] = []
+        self.posted: list[Message] = []
         self.asked: list[bool] = []
 
     def board(self) -> Board:
         return self.on_board
 
-    def post(self, **message: Any) -> None:
+    def post(self, message: Message) -> None:
         self.posted.append(message)
 
     def ask_to_resize(self, wanted: bool) -> None:
@@ -74,8 +75,8 @@ def test_a_group_starts_when_the_driver_permits_it(monkeypatch: pytest.MonkeyPat
     failed = RestartingState(training_failed_error=WorkerGroupError("it died", {1: ValueError("no")}))
     fixed.after_controller_state_update(RunningState(), failed)
     fixed.after_controller_state_update(failed, failed)  # Ray's loop, while nothing is decided
-    ((event, end),) = [(message["event"], message["end"]) for message in desk.posted]
-    assert (event, end) == ("failure", 1)
+    (end,) = desk.posted
+    assert isinstance(end, Failure) and end.number == 1 and end.ranks == [1]
     assert isinstance(fixed.make_decision_for_non_running_worker_group(), NoopDecision)
     desk.on_board = Board(permitted=1, left_out=("x", "y"))
     assert started(fixed.make_decision_for_non_running_worker_group()) == 3
@@ -118,7 +119,7 @@ def test_starts_that_time_out_get_more_time(free: dict[str, dict[str, float]], m
     assert timeout(2) == scaling.MAX_TIMEOUT_SECONDS
     elastic.after_controller_state_update(full, RunningState())
     assert timeout(2) == before
-    assert not elastic._mailbox.posted or {message["kind"] for message in elastic._mailbox.posted} == {"placed"}
+    assert all(isinstance(message, Placed) for message in elastic._channel.posted)
 
 
 def test_a_group_saves_a_checkpoint_before_it_is_resized(
@@ -131,6 +132,6 @@ def test_a_group_saves_a_checkpoint_before_it_is_resized(
     elastic.after_controller_state_update(RunningState(), ResizingState(ResizeDecision(3, {"CPU": 1})))
     elastic.before_controller_execute_resize_decision(ResizeDecision(3, {"CPU": 1}))
     assert desk.asked == [True, False]
-    assert desk.posted == [{"kind": "event", "end": 1, "event": "resize", "workers": 3}]
+    assert desk.posted == [Resize(number=1, workers=3)]
     elastic.before_controller_execute_resize_decision(ResizeDecision(3, {"CPU": 1}))  # an ordinary start
     assert desk.asked == [True, False]

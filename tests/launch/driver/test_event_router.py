@@ -1,4 +1,4 @@
-"""What the driver makes of its news: whose errors count, and when an interrupted run has left."""
+"""What the driver does with messages: which errors count, when workers have left, and when the next group may start."""
 
 from pathlib import Path
 from typing import Any
@@ -9,109 +9,118 @@ import pytest
 from raydali.launch.driver.event_router import EventRouter
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.restart_policy import RestartPolicy
+from raydali.launch.driver.run_recorder import RunRecorder
+from raydali.launch.driver.worker_groups import WorkerGroups
+from raydali.report.console import Console
+from raydali.report.html.live import LiveReport
+from raydali.run.events import (
+    Failure,
+    Left,
+    Message,
+    Preemption,
+    Progress,
+    Resize,
+    Resumed,
+    Started,
+    WorkerError,
+)
 from raydali.run.folder import RunFolder
 from tests.support.ranks import folder_of
 
 
-class News:
-    """An Ear over a mailbox that the test fills."""
+class Driver:
+    """A router over a channel that the test fills."""
 
     def __init__(self, folder: RunFolder, max_failures: int = -1) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
         self.board: dict[str, Any] = {}
         self.folder = folder
-        self.ear = EventRouter(
-            self,  # type: ignore[arg-type]  # the mailbox
-            folder,
-            MagicMock(),
-            MagicMock(),
-            MagicMock(),
-            MagicMock(),
-            MagicMock(),
-            RestartPolicy(max_failures, 0, lambda left_out: False),
-            HangWatch(0),
-            lambda killed, places, error, hung: error,
-        )
+        channel: Any = self
+        policy = RestartPolicy(max_failures, 0, lambda left_out: False)
+        self.groups = WorkerGroups(channel, policy, MagicMock(), lambda killed, places, error, hung: error)
+        recorder = RunRecorder(folder, LiveReport(folder, print), MagicMock(), print, print)
+        self.router = EventRouter(channel, self.groups, HangWatch(0), recorder, Console())
 
-    def empty(self) -> list[dict[str, Any]]:
+    def empty(self) -> list[Message]:
         messages, self.messages = self.messages, []
         return messages
 
     def write(self, **facts: Any) -> None:
         self.board |= facts
 
-    def hear(self, kind: str, **facts: Any) -> None:
-        self.messages.append({"kind": kind, **facts})
-        self.ear.dispatch()
-
-    def event(self, event: str, **facts: Any) -> None:
-        self.hear("event", event=event, **facts)
+    def receive(self, *messages: Message) -> None:
+        self.messages += messages
+        self.router.dispatch()
 
     def error(self, text: str, group: str, *, final: bool = False) -> None:
-        self.hear("error", rank=0, step=7, error=text, traceback="", usage=False, final=final, group=group)
+        self.receive(WorkerError(rank=0, group=group, step=7, node_id="", error=text, final=final))
 
-    def failure(self, killed: tuple[int, ...] = (), error: str = "it is gone") -> None:
-        self.event("failure", ranks=[0, 1], killed=list(killed), error=error)
+    def failure(self, killed: tuple[int, ...] = (), error: str = "it is gone", number: int = 0) -> None:
+        self.receive(Failure(ranks=[0, 1], killed=killed, error=error, number=number))
+
+
+def started(step: int, kind: type[Started] = Resumed) -> Started:
+    return kind(step=step, steps=400, world_size=2, device="cpu")
 
 
 @pytest.fixture
-def news(tmp_path: Path) -> News:
-    return News(folder_of(tmp_path))
+def driver(tmp_path: Path) -> Driver:
+    return Driver(folder_of(tmp_path))
 
 
-def test_a_group_that_trains_again_has_not_left(news: News) -> None:
-    news.event("start", step=0)
-    news.event("left", notice="preemption", step=9)
-    assert news.ear.left
-    news.event("preemption", ranks=[0])
-    news.event("resume", step=9)
-    assert (news.ear.left, news.ear.training) == (False, True)
+def test_a_group_that_trains_again_has_not_left(driver: Driver) -> None:
+    driver.receive(started(0, Started))
+    driver.receive(Left(notice="preemption", step=9))
+    assert driver.groups.has_left
+    driver.receive(Preemption(ranks=[0], error="left"))
+    driver.receive(started(9))
+    assert (driver.groups.has_left, driver.groups.training) == (False, True)
 
 
-def test_errors_are_of_the_group_that_ended_last(news: News) -> None:
-    news.error("OSError: a hiccup", "first")
-    news.failure()
-    news.event("resume", step=5)
-    news.error("RuntimeError: connection closed", "second")
-    news.failure(killed=(1,), error="killed by 9")
-    assert news.ear.errors == [] and news.ear.failure == "killed by 9"
-    news.error("ValueError: no", "third")
-    news.error("RuntimeError: connection closed", "third")
-    assert [error["error"] for error in news.ear.errors] == ["ValueError: no", "RuntimeError: connection closed"]
+def test_errors_are_of_the_group_that_ended_last(driver: Driver) -> None:
+    driver.error("OSError: a hiccup", "first")
+    driver.failure()
+    driver.receive(started(5))
+    driver.error("RuntimeError: connection closed", "second")
+    driver.failure(killed=(1,), error="killed by 9")
+    assert driver.groups.errors == [] and driver.groups.failure == "killed by 9"
+    driver.error("ValueError: no", "third")
+    driver.error("RuntimeError: connection closed", "third")
+    assert [error.error for error in driver.groups.errors] == ["ValueError: no", "RuntimeError: connection closed"]
 
 
-def test_a_late_error_of_an_old_group_is_not_the_next_groups(news: News) -> None:
+def test_a_late_error_of_an_old_group_is_not_the_next_groups(driver: Driver) -> None:
     for group in ("first", "second"):
-        assert news.ear.why is None
-        news.error("ValueError: no", group)
-        news.failure()
-        news.error("RuntimeError: connection closed", group)
-    assert news.ear.why is not None and "2 times in a row" in news.ear.why
-    assert [error["error"] for error in news.ear.errors] == ["ValueError: no"]
+        assert driver.groups.stop_reason is None
+        driver.error("ValueError: no", group)
+        driver.failure()
+        driver.error("RuntimeError: connection closed", group)
+    assert driver.groups.stop_reason is not None and "2 times in a row" in driver.groups.stop_reason
+    assert [error.error for error in driver.groups.errors] == ["ValueError: no"]
 
 
 def test_workers_that_die_at_start_are_not_restarted_forever(tmp_path: Path) -> None:
-    news = News(folder_of(tmp_path), max_failures=2)
+    driver = Driver(folder_of(tmp_path), max_failures=2)
     for _ in range(3):
-        assert news.ear.why is None
-        news.event("failure", ranks=[], killed=[], error="the actor died", starting=True)
-    assert news.ear.why is not None and "--max-failures is 2" in news.ear.why
+        assert driver.groups.stop_reason is None
+        driver.receive(Failure(ranks=[], killed=[], error="the actor died", starting=True))
+    assert driver.groups.stop_reason is not None and "--max-failures is 2" in driver.groups.stop_reason
 
 
-def test_restarts_are_permitted_only_while_the_run_continues(news: News) -> None:
-    news.event("failure", ranks=[0], killed=[0], error="it died", end=1)
-    assert news.board["permitted"] == 1
-    news.event("failure", ranks=[0], killed=[0], error="it died", end=2)
-    assert news.board["permitted"] == 1
-    assert news.folder.rows("events.jsonl")[-1]["pause"] == 15
-    news.event("resize", workers=2, end=3)
-    assert news.board["permitted"] == 3
-    news.error("ValueError: no", "third", final=True)
-    news.event("failure", ranks=[0], killed=[], error="ValueError: no", end=4)
-    assert news.board["permitted"] == 3
+def test_restarts_are_permitted_only_while_the_run_continues(driver: Driver) -> None:
+    driver.failure(killed=(0,), number=1)
+    assert driver.board["permitted"] == 1
+    driver.failure(killed=(0,), number=2)
+    assert driver.board["permitted"] == 1
+    assert driver.folder.rows("events.jsonl")[-1]["pause"] == 15
+    driver.receive(Resize(workers=2, number=3))
+    assert driver.board["permitted"] == 3
+    driver.error("ValueError: no", "third", final=True)
+    driver.failure(error="ValueError: no", number=4)
+    assert driver.board["permitted"] == 3
 
 
-def test_a_failure_says_how_far_the_run_was(news: News) -> None:
-    news.hear("progress", step=40)
-    news.failure()
-    assert news.folder.rows("events.jsonl")[-1]["step"] == 40
+def test_the_row_of_a_failure_has_the_last_completed_step(driver: Driver) -> None:
+    driver.receive(Progress(step=40, steps=400, epoch=0, epochs=1, samples_consumed=40))
+    driver.failure()
+    assert driver.folder.rows("events.jsonl")[-1]["step"] == 40

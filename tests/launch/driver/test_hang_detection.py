@@ -1,4 +1,4 @@
-"""Who is told to hold a run up, and what a worker's heartbeat says."""
+"""Which ranks are found to hold up a run, and what the heartbeats of a worker contain."""
 
 import itertools
 import os
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from raydali.host.processes import start_ticks
 from raydali.launch.driver import hang_detection
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.worker import heartbeat
-from raydali.launch.worker.heartbeat import BEAT_SECONDS, Heartbeat
+from raydali.launch.worker.heartbeat import HeartbeatThread
+from raydali.run.events import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -35,26 +37,29 @@ def run(
     seconds: float,
     counts: dict[int, Any],
     stack: str | None = None,
-    places: dict[int, float] | None = None,
+    progress: dict[int, float] | None = None,
     waiting: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Let time pass with a beat of each rank every BEAT_SECONDS; of whom it says that they hold the run up."""
+    """Let time pass with a heartbeat of each rank every HEARTBEAT_SECONDS; return the ranks that are found stuck."""
     found: list[Any] = []
     end = clock.now + seconds
     while clock.now < end:
-        clock.now += BEAT_SECONDS
+        clock.now += HEARTBEAT_SECONDS
         for rank, count in counts.items():
             taken = count(clock.now) if callable(count) else count
-            facts = {
-                "rank": rank,
-                "node": "n",
-                "node_id": "nn",
-                "pid": 1,
-                "started": 1,
-                "stack": stack,
-                "waits": rank in waiting,
-            }
-            watch.beat(facts | {"count": taken, "place": places[rank] if places else taken})
+            message = Heartbeat(
+                rank=rank,
+                group="g",
+                node="n",
+                node_id="nn",
+                pid=1,
+                started=1,
+                count=taken,
+                progress=progress[rank] if progress else taken,
+                stack=stack,
+                waits=rank in waiting,
+            )
+            watch.heartbeat(message)
         found += watch.stuck()
     return found
 
@@ -70,7 +75,7 @@ def test_a_start_has_its_own_timeout_whatever_batches_it_takes() -> None:
     clock = Clock()
     watch = HangWatch(60, clock, start_timeout=300)
     assert run(watch, clock, 298, {0: 1, 1: int}) == []
-    (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", places={0: 0.0, 1: 0.5})
+    (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", progress={0: 0.0, 1: 0.5})
     assert stuck.rank == 0 and stuck.stack == "read(...)"
     watch.over()
     clock.now += 1000
@@ -123,7 +128,7 @@ def test_validation_batches_and_larger_shares_blame_nobody() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
     watch.begun()
-    (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, places={0: 31.5, 1: 31.0, 2: 31.5})
+    (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, progress={0: 31.5, 1: 31.0, 2: 31.5})
     assert stuck.rank == 1
 
 
@@ -145,39 +150,44 @@ def test_a_timeout_of_0_is_none() -> None:
     assert run(watch, clock, 10_000, {0: 3}) == []
 
 
-def test_a_heartbeat_reports_progress_and_the_stack() -> None:
-    told: list[dict[str, Any]] = []
-    heartbeat.BEAT_SECONDS, before = 0.02, heartbeat.BEAT_SECONDS
-    try:
-        count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
+def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeats: list[Heartbeat] = []
+    messages: list[Message] = []
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
 
-        def tell(kind: str, **facts: Any) -> None:
-            told.append(facts)
-            if facts["stack"]:
+    def emit(message: Message) -> None:
+        messages.append(message)
+        if isinstance(message, Heartbeat):
+            heartbeats.append(message)
+            if message.stack:
                 stuck.set()
 
-        beat = Heartbeat(tell, lambda: next(count), lambda: 7.5, 0.2, rank=4)
-        assert stuck.wait(120)
-        beat.close()
-    finally:
-        heartbeat.BEAT_SECONDS = before
-    assert [each["count"] for each in told[:3]] == [1, 2, 3] and told[0]["pid"] == os.getpid() and told[0]["rank"] == 4
-    assert told[0]["place"] == 7.5
-    assert told[0]["stack"] is None and "stuck.wait(120)" in told[-2]["stack"] and told[-1]["count"] == -1
-    assert not told[-2]["waits"]
+    thread = HeartbeatThread(emit, lambda: next(count), lambda: 7.5, 0.2, rank=4, group="g", node="n", node_id="nn")
+    assert stuck.wait(120)
+    thread.close()
+    first, last = heartbeats[0], heartbeats[-1]
+    assert [each.count for each in heartbeats[:3]] == [1, 2, 3]
+    assert (first.pid, first.rank, first.progress, first.stack) == (os.getpid(), 4, 7.5, None)
+    assert last.stack is not None and "stuck.wait(120)" in last.stack and not last.waits
     time.sleep(0.1)
-    assert told[-1]["count"] == -1, "it goes on"
+    assert messages[-1] == HeartbeatEnded(rank=4, group="g"), "it goes on"
 
 
 def wait_at_a_barrier(seen: Path) -> None:
-    """Rank 1 comes once the heartbeat of rank 0 has said that it waits."""
-    heartbeat.BEAT_SECONDS = 0.02
+    """Rank 1 comes once a heartbeat of rank 0 says that it waits."""
+    vars(heartbeat)["HEARTBEAT_SECONDS"] = 0.02
     worker = Worker.join(torch.device("cpu"), cpus=1, node="")
     while worker.rank == 1 and not seen.exists():
         time.sleep(0.02)
-    beat = Heartbeat(lambda _, waits, **facts: seen.touch() if waits else None, lambda: 1, lambda: 0.0, 0.05)
+
+    def emit(message: Message) -> None:
+        if isinstance(message, Heartbeat) and message.waits:
+            seen.touch()
+
+    thread = HeartbeatThread(emit, lambda: 1, lambda: 0.0, 0.05, rank=worker.rank, group="g", node="n", node_id="nn")
     worker.barrier()
-    beat.close()
+    thread.close()
 
 
 def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
 def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        begun = heartbeat.started(process.pid)
+        begun = start_ticks(process.pid)
         assert begun is not None
         killed: list[int] = []
         with monkeypatch.context() as patched:
@@ -198,6 +208,6 @@ def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.M
         assert not killed
         hang_detection.kill_process(process.pid, begun)
         assert process.wait(60) == -signal.SIGKILL
-        assert heartbeat.started(process.pid) is None
+        assert start_ticks(process.pid) is None
     finally:
         process.kill()

@@ -1,6 +1,5 @@
 """Which error a failed run ends with: the worker's own, not its echoes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,13 @@ import pytest
 
 from raydali.errors import TrainingFailed, UsageError
 from raydali.launch.driver.loop import explained, health_check_seconds, left_behind
+from raydali.run.events import WorkerError
 from tests.support.checkpoint_stores import save
 from tests.support.ranks import folder_of
 
 
-def error_of(rank: int, error: str, **facts: Any) -> Mapping[str, Any]:
-    return {"kind": "error", "rank": rank, "error": error, "traceback": "", "usage": False, "final": False, **facts}
+def error_of(rank: int, error: str, **facts: Any) -> WorkerError:
+    return WorkerError(rank=rank, group="", step=0, node_id="", error=error, **facts)
 
 
 def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, WorkerWarnings
-from raydali.launch.worker.log_forwarding import MAX_TEXTS, MORE, forwarded_warnings
+from raydali.launch.worker.log_forwarding import MAX_TEXTS, forwarded_warnings
+from raydali.run.events import MORE_WARNINGS, ForwardedWarning
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    sent: list[str] = []
     in_log: list[object] = []
     monkeypatch.setattr(warnings, "showwarning", lambda *args: in_log.append(args))
     apart = logging.getLogger("tests.worker_warnings.apart")
     apart.propagate = False
     shows = warnings.showwarning
-    with forwarded_warnings(told.append):
+    with forwarded_warnings(sent.append):
         for _ in range(3):
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
@@ -32,7 +33,7 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
             logging.getLogger("my.job").exception("odd")
     logging.warning("too late")
     line = Path(__file__).read_text().partition("the loss")[0].count("\n") + 1
-    assert told == [
+    assert sent == [
         f"UserWarning: the loss jumps ({__file__}:{line})",
         "slow disk",
         "no labels (my.job)",
@@ -44,41 +45,41 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
 
 
 def test_texts_without_end_come_to_one() -> None:
-    told: list[str] = []
-    with forwarded_warnings(told.append):
+    sent: list[str] = []
+    with forwarded_warnings(sent.append):
         for step in range(1000):
             logging.warning("step %d is odd", step)
-    assert len(told) == MAX_TEXTS + 1
-    assert told[-2:] == [f"step {MAX_TEXTS - 1} is odd", MORE]
+    assert len(sent) == MAX_TEXTS + 1
+    assert sent[-2:] == [f"step {MAX_TEXTS - 1} is odd", MORE_WARNINGS]
 
 
 def test_the_driver_says_a_text_once_with_its_ranks() -> None:
     now = [0.0]
-    heard = WorkerWarnings(lambda: now[0])
+    merged = WorkerWarnings(lambda: now[0])
     for rank in (1, 0):
-        heard.take({"rank": rank, "text": "slow disk"})
-    assert heard.lines() == []
+        merged.add(ForwardedWarning(rank, "slow disk"))
+    assert merged.lines() == []
     now[0] += GATHER_SECONDS / 2
-    heard.take({"rank": 3, "text": "odd"})
+    merged.add(ForwardedWarning(3, "odd"))
     now[0] += GATHER_SECONDS / 2
-    assert heard.lines() == ["ranks 0, 1: slow disk"]
-    heard.take({"rank": 2, "text": "slow disk"})
-    assert heard.lines(at_end=True) == ["rank 3: odd"]
-    assert heard.lines(at_end=True) == []
+    assert merged.lines() == ["ranks 0, 1: slow disk"]
+    merged.add(ForwardedWarning(2, "slow disk"))
+    assert merged.lines(at_end=True) == ["rank 3: odd"]
+    assert merged.lines(at_end=True) == []
     for rank in range(256):
-        heard.take({"rank": rank, "text": "everywhere"})
-    assert heard.lines(at_end=True) == ["ranks 0, 1, 2, 3, 4, 5, 6, 7 and 248 more: everywhere"]
+        merged.add(ForwardedWarning(rank, "everywhere"))
+    assert merged.lines(at_end=True) == ["ranks 0, 1, 2, 3, 4, 5, 6, 7 and 248 more: everywhere"]
 
 
 def test_lines_without_end_come_to_one() -> None:
-    heard = WorkerWarnings()
+    merged = WorkerWarnings()
     for rank in range(1000):
-        heard.take({"rank": rank, "text": f"rank {rank} is odd"})
-    lines = heard.lines(at_end=True)
+        merged.add(ForwardedWarning(rank, f"rank {rank} is odd"))
+    lines = merged.lines(at_end=True)
     assert len(lines) == MAX_LINES + 1
-    assert lines[-1] == f"ranks 100, 101, 102, 103, 104, 105, 106, 107 and 892 more: {MORE}"
-    heard.take({"rank": 0, "text": "rank 0 is odd"})
-    assert heard.lines(at_end=True) == []
+    assert lines[-1] == f"ranks 100, 101, 102, 103, 104, 105, 106, 107 and 892 more: {MORE_WARNINGS}"
+    merged.add(ForwardedWarning(0, "rank 0 is odd"))
+    assert merged.lines(at_end=True) == []
 
 
 def test_a_warning_that_cannot_be_handed_on_harms_nothing() -> None:

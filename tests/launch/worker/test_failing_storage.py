@@ -30,7 +30,7 @@ class Disturbed(LocalSession):
         super().__init__(folder)
         self._before = before
 
-    def tell_progress(self, *, step: int, **facts: Any) -> None:
+    def report_progress(self, *, step: int, **facts: Any) -> None:
         if step in self._before and self.worker.rank == 0:
             self._before[step]()
         self.worker.barrier()
@@ -40,7 +40,7 @@ def full_from_7_to_18(config: Config, data: Data, folder: RunFolder, disk: Disk)
     session = Disturbed(folder, {7: lambda: disk.fill(leave=0), 18: disk.clear})
     train(config, data, session)
     session.finish()
-    return session.told
+    return session.rows
 
 
 def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
@@ -51,11 +51,12 @@ def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) 
         session.finish()
     finally:
         disk.read_only(False)
-    return session.told
+    return session.rows
 
 
-def events(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [message for message in told if message["kind"] == "event" and message["event"] != "rehearsal"]
+def others(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events that not every run has."""
+    return [row for row in rows if row["event"] not in ("start", "rehearsal")]
 
 
 def assert_complete(folder: RunFolder, data: Data) -> None:
@@ -68,11 +69,11 @@ def assert_complete(folder: RunFolder, data: Data) -> None:
 def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, digits: Data) -> None:
     with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
         folder = folder_of(disk.path)
-        told = events(run_ranks(2, full_from_7_to_18, EVERY_4, digits, folder, disk)[0])
-        assert [(event["event"], event["step"]) for event in told] == [
+        failed = others(run_ranks(2, full_from_7_to_18, EVERY_4, digits, folder, disk)[0])
+        assert [(event["event"], event["step"]) for event in failed] == [
             ("checkpoint failed", step) for step in (8, 12, 15, 16)
         ]
-        assert all("No space left on device" in event["reason"] for event in told)
+        assert all("No space left on device" in event["reason"] for event in failed)
         assert folder.folders()[-4:] == [
             "checkpoint_000000024",
             "checkpoint_000000028",
@@ -98,12 +99,12 @@ def train_until(config: Config, data: Data, folder: RunFolder, stop_at: int | No
     session = LocalSession(folder, stop_at=stop_at)
     train(config, data, session)
     session.finish()
-    return session.told
+    return session.rows
 
 
 def resumed_at(folder: RunFolder, data: Data) -> int:
-    told = run_ranks(2, train_until, EVERY_4, data, folder)[0]
-    return int(next(message["step"] for message in told if message["kind"] == "start"))
+    rows = run_ranks(2, train_until, EVERY_4, data, folder)[0]
+    return int(next(row["step"] for row in rows if row["event"] == "start"))
 
 
 def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path, digits: Data) -> None:
@@ -113,10 +114,10 @@ def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path, digits:
         run_ranks(2, train_until, EVERY_4, digits, folder, 16)
     assert len(folder.rows("epochs.jsonl")) == 1
     folder.write("checkpoint_000000015/state.pt", b"lost")
-    told = run_ranks(2, train_until, EVERY_4, digits, folder)[0]
-    bad = events(told)[0]
+    rows = run_ranks(2, train_until, EVERY_4, digits, folder)[0]
+    bad = others(rows)[0]
     assert bad["event"] == "bad checkpoint" and bad["path"] == f"{folder}/checkpoint_000000015"
-    assert next(message["step"] for message in told if message["kind"] == "start") == 12
+    assert next(row["step"] for row in rows if row["event"] == "start") == 12
     assert_complete(folder, digits)
 
 

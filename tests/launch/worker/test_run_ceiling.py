@@ -14,6 +14,7 @@ from torch import nn
 
 from jobs.imagenet import train
 from raydali.measure import ceiling
+from raydali.run.events import CeilingMeasured, Message, Note, Rehearsed
 from raydali.run.folder import RunFolder
 from raydali.train import warmup
 from raydali.train.precision import Precision
@@ -25,8 +26,8 @@ from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks
 CONFIG = replace(SHORT, learning_rate=0.01, epochs=3, mixup=0.2, ema_decay=0.9, name="run")
 
 
-def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The weights, and what was told; the first ceiling is measured on a machine that is 100 times as slow."""
+def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], list[Message]]:
+    """The weights and the messages; the first ceiling is measured on a machine that is 100 times as slow."""
     measure = ceiling.ceiling_images_per_second
     measured: list[float] = []
 
@@ -47,25 +48,26 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
         f"momentum {key}": each["momentum_buffer"] for key, each in state["state"]["optimizer"]["state"].items()
     }
     tensors = {**state["state"]["model"], **optimizer, **{f"ema {k}": v for k, v in state["state"]["ema"].items()}}
-    return {name: tensor.numpy() for name, tensor in tensors.items()}, session.told
+    return {name: tensor.numpy() for name, tensor in tensors.items()}, session.messages
 
 
 @pytest.mark.slow
 def test_it_is_measured_again_and_leaves_no_trace(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "measured")
-    (weights, told), (_, told_by_other) = run_ranks(2, slowed_at_first, folder, True)
+    (weights, messages), (_, of_other) = run_ranks(2, slowed_at_first, folder, True)
     undisturbed, _ = run_ranks(2, slowed_at_first, folder_of(tmp_path, "not"), False)[0]
     for name, tensor in weights.items():
         np.testing.assert_array_equal(tensor, undisturbed[name], err_msg=name)
     rows = folder.rows("epochs.jsonl")
     assert rows[0]["ceiling_images_per_second"] is None and rows[0]["of_ceiling"] is None
     assert "ceiling is not known" in rows[0]["verdict"] or "step-bound" not in rows[0]["verdict"]
-    notes = [message["text"] for message in told if message["kind"] == "note"]
+    notes = [message.text for message in messages if isinstance(message, Note)]
     assert "measuring the ceiling" in notes[0] and "void" in notes[1] and len(notes) == 2
-    again = [message for message in told if message.get("event") == "ceiling"]
-    assert again and rows[1]["ceiling_images_per_second"] == again[0]["ceiling_images_per_second"] > 0
+    again = [message for message in messages if isinstance(message, CeilingMeasured)]
+    assert again and again[0].ceiling_images_per_second
+    assert rows[1]["ceiling_images_per_second"] == again[0].ceiling_images_per_second > 0
     assert 0 < rows[1]["of_ceiling"] <= 5
-    assert not [message for message in told_by_other if message["kind"] in ("note", "event")]
+    assert not [message for message in of_other if isinstance(message, Note | Rehearsed)]
 
 
 def rehearsed() -> ceiling.Ceiling:

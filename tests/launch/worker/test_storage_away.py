@@ -14,9 +14,9 @@ from jobs.imagenet import Config, Data, train
 from raydali.data.sources import retry
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
-from raydali.launch.worker.ray_session import _described
+from raydali.launch.worker.ray_session import worker_error
 from raydali.run.folder import RunFolder
-from tests.support.checkpoint_stores import Told, newest, save, store_of
+from tests.support.checkpoint_stores import Rows, newest, save, store_of
 from tests.support.digits import SHORT, digits_data
 from tests.support.failing_disk import FailingDisk, failing_disk
 from tests.support.object_stores import FlakyS3
@@ -39,10 +39,10 @@ def test_the_driver_is_told_whether_the_storage_is_away(error: Exception, final:
     try:
         raise error
     except Exception as raised:
-        described = _described(raised)
-    assert str(error) in described["error"]
-    assert (described["final"], described["storage"]) == (final, storage)
-    assert described["usage"] is isinstance(error, UsageError)
+        described = worker_error(raised, rank=0, step=0, group="", node_id="")
+    assert str(error) in described.error
+    assert (described.final, described.storage) == (final, storage)
+    assert described.usage is isinstance(error, UsageError)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def saved(tmp_path: Path) -> Iterator[tuple[RunFolder, FailingDisk]]:
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 def test_checkpoints_are_read_after_the_file_server_recovers(saved: tuple[RunFolder, FailingDisk], number: int) -> None:
     folder, disk = saved
-    told, warnings = Told(), list[str]()
+    told, warnings = Rows(), list[str]()
     disk.fail(number, seconds=0.8)
     assert newest(replace(folder, warn=warnings.append), told) == 15
     assert told == [] and len(warnings) == 1 and os.strerror(number) in warnings[0]
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_refused(tmp_path: Path, mon
         return self._patiently(call)
 
     monkeypatch.setattr(RunFolder, "read", failing)
-    told = Told()
+    told = Rows()
     with pytest.raises(StorageAway, match="Stale file handle"):
         store_of(folder, told).newest()
     monkeypatch.setattr(RunFolder, "read", read)
@@ -121,7 +121,7 @@ def test_checkpoints_are_read_once_a_busy_store_answers_again(flaky_s3: FlakyS3,
     folder.create()
     save(folder, 5, 10)
     urllib.request.urlopen(f"{flaky_s3.url}/_busy/{seconds}").close()
-    told = Told()
+    told = Rows()
     assert newest(folder, told) == 10 and told == [] and flaky_s3.refused
 
 
@@ -132,7 +132,7 @@ class AwayAt(LocalSession):
         super().__init__(folder)
         self._disk, self._step, self._seconds = disk, step, seconds
 
-    def tell_progress(self, *, step: int, **facts: object) -> None:
+    def report_progress(self, *, step: int, **facts: object) -> None:
         if step == self._step and self.worker.rank == 0:
             self._disk.fail(errno.ESTALE, seconds=self._seconds)
 
@@ -141,7 +141,7 @@ def train_meanwhile(config: Config, data: Data, folder: RunFolder, disk: Failing
     session = AwayAt(folder, disk, step=3, seconds=1.5)
     train(config, data, session)
     session.finish()
-    return session.told
+    return session.rows
 
 
 @pytest.mark.slow
@@ -149,10 +149,10 @@ def test_training_waits_for_its_data_and_says_so_in_one_event(tmp_path: Path) ->
     with failing_disk(Path(digits_folder()), tmp_path / "seen") as disk:
         config, data = replace(SHORT, data=str(disk.path), epochs=1), digits_data(disk.path)
         folder = folder_of(tmp_path)
-        told, others = run_ranks(2, train_meanwhile, config, data, folder, disk)
-        events = [message for message in told if message["kind"] == "event" and message["event"] != "rehearsal"]
+        rows, of_other = run_ranks(2, train_meanwhile, config, data, folder, disk)
+        events = [row for row in rows if row["event"] not in ("start", "rehearsal")]
         assert {event["event"] for event in events} == {"storage retry"}, events
         assert all(event["path"] == f"{disk.path}/train" and event["ranks"] for event in events)
         assert sum(event["waited_seconds"] for event in events) > 0.3
-        assert not [message for message in others if message["kind"] == "event"]
+        assert [row["event"] for row in of_other] == ["start"]
         assert_whole(folder, config.stream(len(data.train)))

@@ -1,0 +1,52 @@
+"""Records what happens to a run: in `events.jsonl`, in `report.html`, for Prometheus and for trackers."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raydali.report.html.live import LiveReport
+from raydali.run.events import Event
+from raydali.run.folder import EVENTS, RunFolder
+
+if TYPE_CHECKING:
+    from raydali.launch.driver.run_metrics import RunMetrics
+
+
+class RunRecorder:
+    """Records events and epochs.
+
+    Args:
+        report: the page to keep up to date.
+        metrics: counts events.
+        track: takes the record of each epoch.
+        warn: takes a line for the console.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        report: LiveReport,
+        metrics: "RunMetrics",
+        track: Callable[[Mapping[str, Any]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._folder, self._report, self._metrics, self._track, self._warn = folder, report, metrics, track, warn
+        self._unwritten: list[dict[str, Any]] = []
+
+    def event(self, event: Event) -> None:
+        """Record an event. A row that cannot be written, to a full disk for example, is written with the next one."""
+        row = {"time": round(time.time(), 3), **event.row()}
+        self._metrics.count(event)
+        self._report.event(row)
+        self._unwritten.append(row)
+        try:
+            while self._unwritten:
+                self._folder.append(EVENTS, self._unwritten[0])
+                del self._unwritten[0]
+        except OSError as error:
+            self._warn(f"an event could not be written to {self._folder}: {error}")
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
+        self._track(record)
+        self._report.epoch(record)

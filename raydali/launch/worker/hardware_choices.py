@@ -1,0 +1,43 @@
+"""Options that are chosen for the hardware of all workers: precision and compilation."""
+
+from dataclasses import replace
+from typing import Any
+
+from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
+from raydali.launch.choices import CHOSEN, Options, unchosen, with_kept
+from raydali.launch.worker.session import Session
+from raydali.run.events import OptionsChosen
+from raydali.run.folder import CONFIG
+
+
+def chosen(options: Options, session: Session, *, samples: int) -> Options:
+    """Return the options with everything chosen. All ranks must call it.
+
+    What `config.json` lacks is chosen for the hardware of all workers, written there and reported to the driver before
+    anything is trained: a worker group that takes over, however soon, finds it there.
+
+    Raises:
+        StorageAway: the storage does not answer, for a minute.
+    """
+    worker, folder = session.worker, session.folder
+    first, device = worker.rank == 0, worker.device.type
+    bf16 = all(worker.exchange(has_bf16(worker.device)))
+    if unchosen(options):
+        settings: dict[str, Any] = {}
+        if first:
+            with folder.must_answer():
+                settings = folder.read_json(CONFIG)
+        options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
+        if names := unchosen(options):
+            pays = device == "cuda" and options.stream(samples).steps >= COMPILE_PAYS_FROM
+            here: dict[str, Any] = {"precision": fastest_precision(device, bf16=bf16), "compile": pays}
+            values = {name: here[name] for name in names}
+            options = replace(options, **values)
+            if first:
+                with folder.must_answer():
+                    folder.write_json(CONFIG, settings | values)
+                session.emit(OptionsChosen(options=values))
+    if first and not bf16 and getattr(options, "precision", None) == "bf16":
+        faster = fastest_precision(device, bf16=False)
+        session.warn(f"bf16 is slow here, since not every device supports it: --precision {faster} is faster")
+    return options

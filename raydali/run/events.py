@@ -1,0 +1,429 @@
+"""Messages to the driver from workers and from Ray Train's controller, and the rows of `events.jsonl`.
+
+An `Event` is a message that the driver also records: it knows its row. Everything else only passes through.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from raydali.measure.records import Figures
+
+END_EVENTS = ("finish", "stop", "interrupt")
+"""The events with which a driver ends."""
+GROUP_END_EVENTS = ("failure", "preemption", "resize")
+"""The events with which a worker group ends early. Another group starts, unless the driver ends."""
+HEARTBEAT_SECONDS = 2.0
+"""Interval between two heartbeats of a worker."""
+MORE_WARNINGS = "there are more warnings; Ray's logs of the workers have them"
+"""Takes the place of the warnings beyond a limit."""
+
+Notice = Literal["preemption", "stop", "resize"]
+"""Why workers leave between two steps, after a checkpoint."""
+WorkerAddress = tuple[str, int]
+"""Node id and process id of a worker."""
+
+
+class Message:
+    """A message to the driver."""
+
+
+# -- Messages that are not recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerMessage(Message):
+    """A message of which the driver must know the worker group: it ignores those of groups that have ended.
+
+    Attributes:
+        group: an id that the workers of one group share.
+    """
+
+    rank: int
+    group: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(WorkerMessage):
+    """How far a rank is, every `HEARTBEAT_SECONDS`.
+
+    Attributes:
+        node, node_id, pid, started: where its process runs; see `host.processes.start_ticks`.
+        count: batches taken so far, validation included, and calls that were retried.
+        progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
+        stack: of the training thread, once it has made no progress for a while.
+        waits: whether it waits for other ranks there.
+    """
+
+    node: str
+    node_id: str
+    pid: int
+    started: int | None
+    count: int
+    progress: float
+    stack: str | None
+    waits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatEnded(WorkerMessage):
+    """A rank has finished; it sends no more heartbeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerError(WorkerMessage):
+    """The exception that ended a worker.
+
+    Attributes:
+        step: the last one that the rank completed.
+        traceback: only the frames outside libraries; empty for errors of our own, which explain themselves.
+        usage: whether it is a UsageError.
+        final: whether a restart would end in the same way.
+        storage: whether it passes once the storage answers.
+        node_fault: whether other nodes do not have it.
+    """
+
+    step: int
+    node_id: str
+    error: str
+    traceback: str = ""
+    usage: bool = False
+    final: bool = False
+    storage: bool = False
+    node_fault: bool = False
+
+
+@dataclass(frozen=True)
+class Note(Message):
+    """A line for the console."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RankWarning(Message):
+    """A warning of a rank, for the console."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ForwardedWarning(Message):
+    """What code in a worker passed to `warnings` or `logging`; the driver merges equal ones."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Placed(Message):
+    """A group of fewer workers than the maximum is about to start, for lack of room."""
+
+    workers: int
+    maximum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Message):
+    """How far training is, from rank 0.
+
+    Attributes:
+        step: completed ones of the run's `steps`.
+        epoch: the one under way, of `epochs`.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    samples_consumed: int
+
+
+@dataclass(frozen=True)
+class RankFigures(Message):
+    """What a rank measured in the last seconds."""
+
+    rank: int
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class EpochEnded(Message):
+    """The record of an epoch, as `epochs.jsonl` will hold it."""
+
+    record: Mapping[str, Any]
+
+
+# -- Events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event(Message):
+    """A message that `events.jsonl` holds as a row.
+
+    Attributes:
+        event: what the row calls it.
+        seconds: since the driver began to listen; added by the driver, None for its own events.
+    """
+
+    event: ClassVar[str]
+    _unrecorded: ClassVar[tuple[str, ...]] = ()
+    seconds: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the row, to which the driver adds the time."""
+        facts = {name: value for name, value in asdict(self).items() if name not in self._unrecorded}
+        seconds = facts.pop("seconds")
+        return {"event": self.event, **facts} | ({} if seconds is None else {"seconds": seconds})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """A worker group has completed its first step.
+
+    Attributes:
+        step: the step that it began at.
+        versions, nodes: see `launch.worker.environment`.
+        train_run: Ray Train's own id of the run.
+    """
+
+    event = "start"
+    step: int
+    steps: int
+    world_size: int
+    device: str
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    nodes: Sequence[Mapping[str, Any]] = ()
+    train_run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Started):
+    """The same, from a checkpoint."""
+
+    event = "resume"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsChosen(Event):
+    """Options that were left open are set for the hardware that the workers found."""
+
+    event = "chosen"
+    options: Mapping[str, Any]
+
+    def row(self) -> dict[str, Any]:
+        """Return the row, in which each option has its own name."""
+        row = super().row()
+        return {"event": self.event, **row.pop("options"), **row}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed(Event):
+    """The warm-up before the first step is done.
+
+    Attributes:
+        ceiling_images_per_second: over all ranks; None if it was not measured.
+    """
+
+    event = "rehearsal"
+    ceiling_images_per_second: float | None
+    rehearsal_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeilingMeasured(Rehearsed):
+    """The ceiling was measured again after an epoch."""
+
+    event = "ceiling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined(Event):
+    """A sample turned out to be broken.
+
+    Attributes:
+        of: "training" or "validation", with a number for further validation sets.
+        id, path, reason, replaced_by: see `data.loading.quarantine.BrokenSample`.
+    """
+
+    event = "quarantine"
+    of: str
+    id: int
+    path: str
+    reason: str
+    replaced_by: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageRetried(Event):
+    """A storage that holds samples did not answer, and answered again."""
+
+    event = "storage retry"
+    path: str
+    reason: str
+    waited_seconds: float
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be saved; training goes on."""
+
+    event = "checkpoint failed"
+    step: int
+    path: str
+    reason: str
+    in_a_row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRefused(Event):
+    """A checkpoint cannot be used; the previous one is tried."""
+
+    event = "bad checkpoint"
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """All workers are about to leave; a checkpoint covers every step up to this one."""
+
+    event = "left"
+    notice: Notice
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupEnded(Event):
+    """A worker group ended early.
+
+    Attributes:
+        number: counts such ends, from 1.
+    """
+
+    _unrecorded: ClassVar[tuple[str, ...]] = ("number",)
+    number: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure(GroupEnded):
+    """Workers failed.
+
+    Attributes:
+        ranks, error: those that ended with an error, and the error as Ray Train describes it.
+        killed: those among them whose process died.
+        starting: whether the group failed before its workers ran.
+        places: where the ranks ran.
+        step, pause, cause, nodes, left_out: added by the driver: the last step that it knows to be completed, and its
+            decision, see `launch.driver.restart_policy`; nodes by the first 8 characters of their ids.
+    """
+
+    event = "failure"
+    _unrecorded = ("number", "places")
+    ranks: Sequence[int]
+    killed: Sequence[int]
+    error: str
+    starting: bool = False
+    places: Mapping[int, WorkerAddress] = field(default_factory=dict)
+    step: int = 0
+    pause: float = 0.0
+    cause: str | None = None
+    nodes: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    def row(self) -> dict[str, Any]:
+        """Return the row, where `starting` is only named if it is true."""
+        return {name: value for name, value in super().row().items() if name != "starting" or value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemption(GroupEnded):
+    """Nodes are taken away, or the workers left on notice.
+
+    Attributes:
+        killed, places: see `Failure`; None where the group ended before Ray Train took it down.
+    """
+
+    event = "preemption"
+    ranks: Sequence[int]
+    killed: Sequence[int] | None = None
+    places: Mapping[int, WorkerAddress] | None = None
+    error: str
+
+    def row(self) -> dict[str, Any]:
+        """Return the row without what is None."""
+        return {name: value for name, value in super().row().items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize(GroupEnded):
+    """The workers left for a group of another size."""
+
+    event = "resize"
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StuckRank:
+    """A rank that holds up the run.
+
+    Attributes:
+        node, node_id, pid, started: where its process runs; see `Heartbeat`.
+        frozen: whether its heartbeats have stopped.
+        stack: of its training thread; None where it sent none.
+    """
+
+    rank: int
+    node: str
+    node_id: str
+    pid: int
+    started: int | None
+    frozen: bool
+    stack: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang(Event):
+    """The run has made no progress for `--hang-timeout`, or not started within `--start-timeout`."""
+
+    event = "hang"
+    starting: bool
+    ranks: Sequence[StuckRank]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsChanged(Event):
+    """A resume changed settings: by name, their old and new values."""
+
+    event = "settings"
+    changed: Mapping[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinished(Event):
+    """The driver ends: the run is complete."""
+
+    event = "finish"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStopped(Event):
+    """The driver ends with an error.
+
+    Attributes:
+        why: why it did not start the workers again; None where Ray Train ended.
+    """
+
+    event = "stop"
+    error: str
+    why: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInterrupted(Event):
+    """The driver was asked to end."""
+
+    event = "interrupt"
+    why: str
