@@ -9,8 +9,6 @@ Images are fitted into squares. The loop below is all there is to it: copy this 
 `main`, every worker `train`.
 """
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +16,7 @@ from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import train_and_val
 from raydali.data.sources.exclusion import exclude
-from raydali.data.stream.stream import OrderedPass
-from raydali.data.tasks.boxes import PADDING
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.detection import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from raydali.extras import require_extra
@@ -101,13 +98,8 @@ SHAPES = Config(
 """Defaults where no --data is given."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """The indexes, made by the driver and shared by the workers of a node."""
-
-    train: Coco
-    val: Coco
-
+Data = TrainAndVal[Coco]
+"""The indexes, made by the driver and shared by the workers of a node."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
@@ -115,117 +107,36 @@ class Data:
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loading.loader import Batch
-    from raydali.data.loading.make import make_loader
-    from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.measure.meter import EpochMeter
-    from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.evaluation.detection import Detection, evaluate
-    from raydali.train.models.detection import build_detector
-    from raydali.train.optim import learning_rate, parameter_groups
-    from raydali.train.precision import Precision
+    from raydali.train.evaluation.detection import evaluate
+    from raydali.train.models.detection import build_detector, detection_loss
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node draws the shapes for itself
-        root = shapes_folder()
-        data = Data(data.train.relocate(f"{root}/train"), data.val.relocate(f"{root}/val"))
+        data = data.relocate(shapes_folder())
     run = TrainingRun(config, session, samples=len(data.train))
-    worker, stream = run.worker, run.stream
+    model = build_detector(config.model, len(data.train.classes))
+    model = run.synchronized(model.to(run.worker.device).to(memory_format=torch.channels_last))
+    per_16_images = {"sgd": 0.01, "adamw": 1e-4}[config.optimizer]
+    peak = config.learning_rate or per_16_images * run.stream.global_batch_size / 16
+    optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
+    run.register_state(model=model, optimizer=optimizer)
 
-    # -- Model and optimiser: the same on every rank, whatever their number
-
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    model = build_detector(config.model, len(data.train.classes)).to(worker.device)
-    model = model.to(memory_format=torch.channels_last)
-    if config.sync_bn:
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
-    statistics = RunningStatistics(
-        model, micro_batches=run.micro_batches, all_micro_batches=stream.micro_batches_per_step
-    )
-    groups, fused = parameter_groups(model, config.weight_decay), worker.device.type == "cuda"
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "sgd":
-        peak = config.learning_rate or 0.01 * stream.global_batch_size / 16
-        optimizer = torch.optim.SGD(groups, lr=peak, momentum=0.9, fused=fused)
-    else:
-        peak = config.learning_rate or 1e-4 * stream.global_batch_size / 16
-        optimizer = torch.optim.AdamW(groups, lr=peak, fused=fused)
-    precision = Precision(config.precision, worker.device)
-
-    # -- Checkpoints: a run resumes on any number of workers, to the image
-
-    run.register_state(
-        before_saving=lambda: statistics.average(worker),
-        model=model,
-        optimizer=optimizer,
-        scaler=precision.scaler,
-    )
-
-    # -- Data
-
-    augment, whole = make_pipelines(config, max_boxes=data.train.most_boxes)
-    where = run.loader_settings()
-    loader = make_loader(config.loader, data.train, augment, stream, start=run.start, **where)
-    in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
-    val_loader = make_loader(config.loader, data.val, whole, in_order, **where)
-
-    # -- A step, as it is trained and as it is rehearsed
-
-    parallel = worker.parallel(model)
-    share = worker.world_size / stream.micro_batches_per_step
-
-    def forward_backward(batch: Batch, *, last: bool) -> torch.Tensor:
-        """The loss of a micro-batch: the sum of the detector's own. It leaves gradients that DDP's mean over ranks
-        makes the mean over the global batch; ranks exchange them behind the last micro-batch of a step alone."""
-        boxes, labels = batch["boxes"], batch["labels"]
-        counts = (labels != PADDING).sum(1).tolist()
-        targets = [{"boxes": boxes[i, :count], "labels": labels[i, :count]} for i, count in enumerate(counts)]
-        with nullcontext() if last or parallel is None else parallel.no_sync():
-            with precision.autocast():
-                losses = (parallel or model)(batch["images"], targets)
-                loss = torch.stack([*losses.values()]).sum()
-            precision.scaler.scale(loss * share).backward()
-        return loss.detach()
-
-    def train_step(batches: Iterator[Batch], meter: EpochMeter) -> list[MicroBatch]:
-        """One step of the optimiser on this rank's next micro-batches."""
-        consumed = []
-        statistics.begin_step()
-        for index, batch in run.take_step(batches, meter):
-            loss = forward_backward(batch, last=index == run.micro_batches - 1)
-            statistics.after_micro_batch(index)
-            meter.add(loss, len(batch.ids))
-            consumed.append(batch.micro_batch)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        meter.enter("loop")
-        return consumed
-
-    def validate() -> Detection:
-        run.meter.enter("validation")
-        statistics.average(worker)
-        result = evaluate(model, val_loader, data.val, worker, precision)
-        run.meter.enter("loop")
-        return result
-
-    # -- Loop
-
-    with loader, val_loader:
-        run.warm_up(loader, train_step, [model], optimizer, precision)
-        batches = iter(loader)
-        for step in run.steps():
-            rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            run.trained(train_step(batches, run.meter))
-            if step.closes_epoch:
-                validation = validate()
-                run.close_epoch(validation, learning_rate=rate, score=validation["map"], weights=model)
+    differentiated = run.differentiated(model, detection_loss(model))
+    train_pipeline, val_pipeline = make_pipelines(config, max_boxes=data.train.most_boxes)
+    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            for batch in step:
+                step.backward(differentiated, batch["images"], batch["boxes"], batch["labels"])
+            step.update(optimizer)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(model, val_loader, data.val, run.worker, run.precision)
+                run.close_epoch(metrics, score="map", weights=model)
 
 
 def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, ValidationImages]:

@@ -10,7 +10,6 @@
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
-from raydali.data.stream.stream import OrderedPass
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
@@ -99,13 +98,8 @@ DIGITS = Config(
 """Defaults where no --data is given."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """The indexes, made by the driver and shared by the workers of a node."""
-
-    train: LabeledSource
-    val: LabeledSource
-
+Data = TrainAndVal[LabeledSource]
+"""The indexes, made by the driver and shared by the workers of a node."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
@@ -113,123 +107,51 @@ class Data:
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    from raydali.data.loading.loader import Batch
-    from raydali.data.loading.make import make_loader
-    from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.measure.meter import EpochMeter
-    from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.evaluation.classification import Validation, evaluate
+    from raydali.train.evaluation.classification import evaluate
     from raydali.train.mixing import mixing
     from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
-    from raydali.train.optim import learning_rate, parameter_groups
-    from raydali.train.precision import Precision
-    from raydali.train.step import ForwardBackward
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes the digits for itself
-        root = digits_folder()
-        data = Data(data.train.relocate(f"{root}/train"), data.val.relocate(f"{root}/val"))
+        data = data.relocate(digits_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
-    worker, stream = run.worker, run.stream
-
-    # -- Model and optimiser: the same on every rank, whatever their number
-
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    model = build_model(config.model, len(data.train.classes), config.image_size).to(worker.device)
-    model = model.to(memory_format=torch.channels_last)
+    device, classes = run.worker.device, len(data.train.classes)
+    model = build_model(config.model, classes, config.image_size).to(device).to(memory_format=torch.channels_last)
     # Before SyncBatchNorm, whose process group cannot be copied; the average is only ever evaluated.
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
-    if config.sync_bn:
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
-    evaluated = ema.module if ema is not None else model
-    statistics = RunningStatistics(
-        model, micro_batches=run.micro_batches, all_micro_batches=stream.micro_batches_per_step
+    model = run.synchronized(model)
+    peak = config.learning_rate or 0.1 * run.stream.global_batch_size / 256
+    optimizer = build_optimizer(
+        "sgd",
+        model,
+        learning_rate=peak,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
     )
-    peak = config.learning_rate or 0.1 * stream.global_batch_size / 256
-    groups = parameter_groups(model, config.weight_decay)
-    nesterov, fused = config.momentum > 0, worker.device.type == "cuda"
-    optimizer = torch.optim.SGD(groups, lr=peak, momentum=config.momentum, nesterov=nesterov, fused=fused)
-    precision = Precision(config.precision, worker.device)
+    run.register_state(model=model, optimizer=optimizer, ema=ema)
+
+    mix = mixing(config.mixup, config.cutmix, classes)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-    mix = mixing(config.mixup, config.cutmix, len(data.train.classes))
-
-    # -- Checkpoints: a run resumes on any number of workers, to the sample
-
-    run.register_state(
-        before_saving=lambda: statistics.average(worker),
-        model=model,
-        optimizer=optimizer,
-        scaler=precision.scaler,
-        ema=ema,
-    )
-
-    # -- Data
-
-    augment, centre = make_pipelines(config)
-    where = run.loader_settings()
-    loader = make_loader(config.loader, data.train, augment, stream, start=run.start, **where)
-    in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
-    val_loader = make_loader(config.loader, data.val, centre, in_order, **where)
-
-    # -- A step, as it is trained and as it is rehearsed
-
-    forward_backward = ForwardBackward(
-        Normalized(model).to(worker.device),
-        criterion,
-        worker,
-        precision,
-        micro_batches=stream.micro_batches_per_step,
-        compiled=config.compile,
-        graph=run.can_capture,
-    )
-
-    def train_step(batches: Iterator[Batch], meter: EpochMeter) -> list[MicroBatch]:
-        """One step of the optimiser on this rank's next micro-batches."""
-        consumed = []
-        statistics.begin_step()
-        for index, batch in run.take_step(batches, meter):
-            images, labels = mix(batch["images"], batch["labels"])
-            loss = forward_backward(images, labels, last=index == run.micro_batches - 1)
-            statistics.after_micro_batch(index)
-            meter.add(loss, len(images))
-            consumed.append(batch.micro_batch)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        if ema is not None:
-            ema.update_parameters(model)
-        meter.enter("loop")
-        return consumed
-
-    def validate() -> Validation:
-        run.meter.enter("validation")
-        statistics.average(worker)
-        if ema is not None:
-            for averaged, current in zip(ema.module.buffers(), model.buffers(), strict=True):
-                averaged.copy_(current)
-        result = evaluate(Normalized(evaluated).to(worker.device), val_loader, worker, precision)
-        run.meter.enter("loop")
-        return result
-
-    # -- Loop
-
-    with loader, val_loader:
-        run.warm_up(loader, train_step, [model, *([ema] if ema is not None else [])], optimizer, precision)
-        batches = iter(loader)
-        for step in run.steps():
-            rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            run.trained(train_step(batches, run.meter))
-            if step.closes_epoch:
-                validation = validate()
-                run.close_epoch(validation, learning_rate=rate, score=validation["top1"], weights=evaluated)
+    network, evaluated = Normalized(model).to(device), Normalized(ema.module if ema else model).to(device)
+    differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
+    train_pipeline, val_pipeline = make_pipelines(config)
+    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            for batch in step:
+                step.backward(differentiated, *mix(batch["images"], batch["labels"]))
+            step.update(optimizer, ema)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
+                run.close_epoch(metrics, score="top1", weights=evaluated.model)
 
 
 def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:

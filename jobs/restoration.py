@@ -11,16 +11,14 @@ samples.png shows some of test/: input, output and truth.
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
 """
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.validation_set import warn_of_overlap
-from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
 
 SSIM_WINDOW = 11
-ROWS_SHOWN = 6
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -91,12 +88,8 @@ BLURRED = Config(
 """Defaults where no --data is given."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """The indexes, made by the driver and shared by the workers of a node."""
-
-    train: ImagePairs
-    test: ImagePairs
+Data = TrainAndVal[ImagePairs]
+"""The indexes, made by the driver and shared by the workers of a node."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -105,118 +98,41 @@ class Data:
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loading.loader import Batch
-    from raydali.data.loading.make import make_loader
-    from raydali.data.stream.permutation import Permutation
-    from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.measure.meter import EpochMeter
-    from raydali.report.comparison_grid import draw
-    from raydali.run.folder import SAMPLES
-    from raydali.train.evaluation.restoration import Restoration, RestorationNetwork, charbonnier, evaluate, restore
+    from raydali.report.comparison_grid import Examples
+    from raydali.train.evaluation.restoration import RestorationNetwork, charbonnier, evaluate, restore
     from raydali.train.models.normalized import Normalized
-    from raydali.train.optim import learning_rate, parameter_groups
-    from raydali.train.precision import Precision
-    from raydali.train.step import ForwardBackward
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes the photographs for itself
-        root = blurred_folder()
-        data = Data(data.train.relocate(f"{root}/train"), data.test.relocate(f"{root}/test"))
+        data = data.relocate(blurred_folder(), val="test")
     run = TrainingRun(config, session, samples=len(data.train))
-    worker, stream = run.worker, run.stream
-
-    # -- Model and optimiser: the same on every rank, whatever their number
-
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    model = RestorationNetwork(channels=config.channels, blocks=config.blocks).to(worker.device)
-    model = model.to(memory_format=torch.channels_last)
-    from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(worker.device)
+    device = run.worker.device
+    model = RestorationNetwork(channels=config.channels, blocks=config.blocks)
+    model = model.to(device).to(memory_format=torch.channels_last)
     peak = config.learning_rate or 5e-4
-    groups = parameter_groups(model, config.weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=peak, fused=worker.device.type == "cuda")
-    precision = Precision(config.precision, worker.device)
+    optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
+    run.register_state(model=model, optimizer=optimizer)
 
-    # -- Checkpoints: a run resumes on any number of workers, to the sample
-
-    run.register_state(
-        model=model,
-        optimizer=optimizer,
-        scaler=precision.scaler,
-    )
-
-    # -- Data
-
-    augment, centre = make_pipelines(config)
-    where = run.loader_settings()
-    loader = make_loader(config.loader, data.train, augment, stream, start=run.start, **where)
-    in_order = OrderedPass(samples=len(data.test), batch_size=config.batch_size)
-    test_loader = make_loader(config.loader, data.test, centre, in_order, **where)
-    shown = Permutation(len(data.test), seed=0, epoch=0)(range(min(ROWS_SHOWN, len(data.test)))).tolist()
-
-    # -- A step, as it is trained and as it is rehearsed
-
-    forward_backward = ForwardBackward(
-        from_8_bits,
-        charbonnier,
-        worker,
-        precision,
-        micro_batches=stream.micro_batches_per_step,
-        compiled=config.compile,
-        graph=run.can_capture,
-    )
-
-    def train_step(batches: Iterator[Batch], meter: EpochMeter) -> list[MicroBatch]:
-        """One step of the optimiser on this rank's next micro-batches."""
-        consumed = []
-        for index, batch in run.take_step(batches, meter):
-            loss = forward_backward(batch["inputs"], batch["targets"], last=index == run.micro_batches - 1)
-            meter.add(loss, len(batch.ids))
-            consumed.append(batch.micro_batch)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        meter.enter("loop")
-        return consumed
-
-    def draw_shown() -> None:
-        """Write samples.png, of those that can be read."""
-        readable = [id for id in shown if not test_loader.quarantine.examine([id])]
-        if not readable:
-            return
-        inputs, targets = map(torch.stack, zip(*(centre.sample(data.test, id, 0) for id in readable), strict=True))
-        outputs = restore(from_8_bits, inputs.to(worker.device), precision)
-        try:
-            session.folder.write(SAMPLES, draw(inputs, outputs, targets))
-        except OSError as error:
-            session.warn(f"{SAMPLES} could not be written: {error}")
-
-    def validate() -> Restoration:
-        run.meter.enter("validation")
-        began = time.perf_counter()
-        if worker.rank == 0:
-            draw_shown()  # before `evaluate`, at whose end ranks wait for each other: validation's time on all of them
-        result = evaluate(from_8_bits, test_loader, worker, precision)
-        result["seconds"] = time.perf_counter() - began
-        run.meter.enter("loop")
-        return result
-
-    # -- Loop
-
-    with loader, test_loader:
-        run.warm_up(loader, train_step, [model], optimizer, precision)
-        batches = iter(loader)
-        for step in run.steps():
-            rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            run.trained(train_step(batches, run.meter))
-            if step.closes_epoch:
-                validation = validate()
-                run.close_epoch(validation, learning_rate=rate, score=validation["psnr"], weights=model)
+    from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(device)
+    differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(from_8_bits(inputs), targets))
+    train_pipeline, val_pipeline = make_pipelines(config)
+    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+        examples = Examples(session.folder, val_loader)
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            for batch in step:
+                step.backward(differentiated, batch["inputs"], batch["targets"])
+            step.update(optimizer)
+            if step.ends_epoch:
+                with run.validation():
+                    if run.worker.rank == 0:
+                        examples.draw(lambda inputs: restore(from_8_bits, inputs.to(device), run.precision))
+                    metrics = evaluate(from_8_bits, val_loader, run.worker, run.precision)
+                run.close_epoch(metrics, score="psnr", weights=model)
 
 
 def make_pipelines(config: Config) -> tuple[TrainPairs, ValidationPairs]:
@@ -237,13 +153,13 @@ def main() -> None:
     root = config.data.rstrip("/") if config.data else blurred_folder()
     pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
     data = Data(*exclude(config.exclude, *pairs))
-    warn_of_overlap(data.train, data.test)
+    warn_of_overlap(data.train, data.val)
     make_pipelines(config)
     if config.data is None:
         console.say(
             "this is the demo, on blurred photographs; --data DIR trains on the pairs of DIR/train and DIR/test"
         )
-    console.say(f"{len(data.train)} training and {len(data.test)} test pairs")
+    console.say(f"{len(data.train)} training and {len(data.val)} test pairs")
 
     job = Job(
         name="restoration",

@@ -9,17 +9,15 @@ Each video is cut into clips, and each clip is a sample of the stream. The loop 
 file and change it. The driver runs `main`, every worker `train`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
-from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
@@ -102,13 +100,8 @@ DISCS = Config(
 """Defaults where no --data is given."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """The indexes, made by the driver and shared by the workers of a node."""
-
-    train: VideoClips
-    val: VideoClips
-
+Data = TrainAndVal[VideoClips]
+"""The indexes, made by the driver and shared by the workers of a node."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
@@ -116,116 +109,43 @@ class Data:
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and answers a mistyped option seconds sooner without them.
+    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
     import torch
 
-    from raydali.data.loading.loader import Batch
     from raydali.data.loading.video_loader import make_video_loader
-    from raydali.data.stream.stream import MicroBatch
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.measure.meter import EpochMeter
-    from raydali.train.batchnorm import RunningStatistics
-    from raydali.train.evaluation.classification import Validation, evaluate
+    from raydali.train.evaluation.classification import evaluate
     from raydali.train.models.normalized import Normalized
     from raydali.train.models.video import KINETICS_MEAN, KINETICS_STD, build_video_model
-    from raydali.train.optim import learning_rate, parameter_groups
-    from raydali.train.precision import Precision
-    from raydali.train.step import ForwardBackward
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes the discs for itself
-        root = moving_discs_folder()
-        data = Data(data.train.relocate(f"{root}/train"), data.val.relocate(f"{root}/val"))
-    labels = data.train.labels(np.arange(len(data.train)))
-    run = TrainingRun(config, session, samples=len(data.train), labels=labels)
-    worker, stream = run.worker, run.stream
+        data = data.relocate(moving_discs_folder())
+    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.all_labels)
+    device = run.worker.device
+    model = build_video_model(config.model, len(data.train.videos.classes))
+    model = run.synchronized(model.to(device).to(memory_format=torch.channels_last_3d))
+    per_64_clips = {"sgd": 0.01, "adamw": 1e-4}[config.optimizer]
+    peak = config.learning_rate or per_64_clips * run.stream.global_batch_size / 64
+    optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
+    run.register_state(model=model, optimizer=optimizer)
 
-    # -- Model and optimiser: the same on every rank, whatever their number
-
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    model = build_video_model(config.model, len(data.train.videos.classes)).to(worker.device)
-    model = model.to(memory_format=torch.channels_last_3d)
-    if config.sync_bn:
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
-    normalized = Normalized(model, KINETICS_MEAN, KINETICS_STD).to(worker.device)
-    statistics = RunningStatistics(
-        model, micro_batches=run.micro_batches, all_micro_batches=stream.micro_batches_per_step
-    )
-    groups, fused = parameter_groups(model, config.weight_decay), worker.device.type == "cuda"
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "sgd":
-        peak = config.learning_rate or 0.01 * stream.global_batch_size / 64
-        optimizer = torch.optim.SGD(groups, lr=peak, momentum=0.9, fused=fused)
-    else:
-        peak = config.learning_rate or 1e-4 * stream.global_batch_size / 64
-        optimizer = torch.optim.AdamW(groups, lr=peak, fused=fused)
-    precision = Precision(config.precision, worker.device)
+    network = Normalized(model, KINETICS_MEAN, KINETICS_STD).to(device)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-
-    # -- Checkpoints: a run resumes on any number of workers, to the clip
-
-    run.register_state(
-        before_saving=lambda: statistics.average(worker),
-        model=model,
-        optimizer=optimizer,
-        scaler=precision.scaler,
-    )
-
-    # -- Data
-
-    augment, centre = make_pipelines(config)
-    where = run.loader_settings() | {"decoders": config.decoders}
-    loader = make_video_loader(config.loader, data.train, augment, stream, start=run.start, **where)
-    in_order = OrderedPass(samples=len(data.val), batch_size=config.batch_size)
-    val_loader = make_video_loader(config.loader, data.val, centre, in_order, **where)
-
-    # -- A step, as it is trained and as it is rehearsed
-
-    forward_backward = ForwardBackward(
-        normalized,
-        criterion,
-        worker,
-        precision,
-        micro_batches=stream.micro_batches_per_step,
-        compiled=config.compile,
-        graph=run.can_capture,
-    )
-
-    def train_step(batches: Iterator[Batch], meter: EpochMeter) -> list[MicroBatch]:
-        """One step of the optimiser on this rank's next micro-batches."""
-        consumed = []
-        statistics.begin_step()
-        for index, batch in run.take_step(batches, meter):
-            loss = forward_backward(batch["clips"], batch["labels"], last=index == run.micro_batches - 1)
-            statistics.after_micro_batch(index)
-            meter.add(loss, len(batch.ids))
-            consumed.append(batch.micro_batch)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        meter.enter("loop")
-        return consumed
-
-    def validate() -> Validation:
-        run.meter.enter("validation")
-        statistics.average(worker)
-        result = evaluate(normalized, val_loader, worker, precision, inputs="clips")
-        run.meter.enter("loop")
-        return result
-
-    # -- Loop
-
-    with loader, val_loader:
-        run.warm_up(loader, train_step, [model], optimizer, precision)
-        batches = iter(loader)
-        for step in run.steps():
-            rate = learning_rate(step.progress, peak=peak, warmup=config.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            run.trained(train_step(batches, run.meter))
-            if step.closes_epoch:
-                validation = validate()
-                run.close_epoch(validation, learning_rate=rate, score=validation["top1"], weights=model)
+    differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
+    train_pipeline, val_pipeline = make_pipelines(config)
+    make = partial(make_video_loader, decoders=config.decoders)
+    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline), make=make) as loaders:
+        loader, val_loader = loaders
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            for batch in step:
+                step.backward(differentiated, batch["clips"], batch["labels"])
+            step.update(optimizer)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(network, val_loader, run.worker, run.precision, inputs="clips")
+                run.close_epoch(metrics, score="top1", weights=model)
 
 
 def make_pipelines(config: Config) -> tuple[TrainClips, ValidationClips]:
@@ -278,7 +198,7 @@ def main() -> None:
         data=data,
         samples=len(data.train),
         fingerprint=data.train.fingerprint,
-        labels=data.train.labels(np.arange(len(data.train))),
+        labels=data.train.all_labels,
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

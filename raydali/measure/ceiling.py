@@ -1,18 +1,20 @@
 """The ceiling: how fast the training step is when its batch lies on the device already."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raydali.measure.verdict import foreign_share
 
 if TYPE_CHECKING:
     import torch
 
-MAX_STEPS, FEWEST_STEPS = 60, 3
-LONGEST_SECONDS = 10.0
-"""The time for measuring, where it leaves a step at all; of steps that take longer no ceiling is measured."""
+Step = TypeVar("Step")
+
+MAX_STEPS, MIN_STEPS = 60, 3
+MAX_SECONDS = 10.0
+"""Duration of a measurement. No ceiling is measured of steps that take longer."""
 VOID_ABOVE = 1.1
 """The share of a ceiling from which on something must have slowed the machine down when it was measured."""
 MAX_FOREIGN = 0.5
@@ -53,40 +55,44 @@ def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ceiling_images_per_second(
-    step: Callable[[], object],
+    take: Callable[[], Step],
     images: int,
     device: "torch.device",
     total: Callable[["torch.Tensor"], "torch.Tensor"],
     *,
     seconds: float = 1.5,
-) -> float:
-    """Images a second of all ranks together, each running its steps over and over; every rank must call it.
+) -> Generator[Step, None, float]:
+    """Measure how fast all ranks together take steps, each its own over and over; every rank must call it.
 
     Args:
-        step: one whole optimiser step on a resident batch, everything compiled and tuned already.
-        images: that a rank's step consumes.
-        total: the sum over ranks of a small tensor, behind which none is ahead (`Worker.sum`).
-        seconds: how long to measure, about; at least FEWEST_STEPS and at most MAX_STEPS steps, but behind a first one
-            no longer than LONGEST_SECONDS if a step is shorter.
+        take: makes a step on a resident batch, everything compiled and tuned already. The caller trains on each step
+            that is yielded before it asks for the next one.
+        images: consumed by one step of this rank.
+        total: the sum over ranks of a small tensor, which no rank passes before the others reach it (`Worker.sum`).
+        seconds: approximate duration; at least MIN_STEPS and at most MAX_STEPS steps are measured, for no longer than
+            MAX_SECONDS after the first one if a step is shorter.
+
+    Returns:
+        Images per second of all ranks.
     """
     import torch
 
-    def timed(steps: int) -> float:
+    def timed(steps: int) -> Generator[Step, None, float]:
         synchronize(device)
         began = time.perf_counter()
         for _ in range(steps):
-            step()
+            yield take()
         synchronize(device)
         return time.perf_counter() - began
 
     def added_up(value: float) -> float:
         return total(torch.tensor(value, dtype=torch.float64)).item()
 
-    # All ranks take the same number of steps, though none is as fast as the other.
-    ranks, taken = added_up(1), added_up(timed(1))
-    in_time = max(1.0, LONGEST_SECONDS * ranks / taken)
-    steps = round(min(max(seconds * ranks / taken, FEWEST_STEPS), MAX_STEPS, in_time))
-    return added_up(images * steps / timed(steps))
+    # All ranks take the same number of steps, however fast each of them is.
+    ranks, taken = added_up(1), added_up((yield from timed(1)))
+    in_time = max(1.0, MAX_SECONDS * ranks / taken)
+    steps = round(min(max(seconds * ranks / taken, MIN_STEPS), MAX_STEPS, in_time))
+    return added_up(images * steps / (yield from timed(steps)))
 
 
 def synchronize(device: "torch.device") -> None:

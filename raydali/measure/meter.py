@@ -1,7 +1,8 @@
 """What one rank measures of an epoch, until its line falls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,13 @@ class EpochMeter:
         self._mark(stage)
         if self.on_stage is not None:
             self.on_stage(stage)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what happens inside as this stage, and what follows as the loop's own."""
+        self.enter(name)
+        yield
+        self.enter("loop")
 
     def _mark(self, stage: str) -> None:
         self._clock.enter(stage)

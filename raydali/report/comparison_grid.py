@@ -1,17 +1,50 @@
 """A sheet of restored images: a row each of the input, the output and the truth, with their PSNR."""
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from raydali.data.loading.loader import Loader
+from raydali.data.stream.permutation import Permutation
+from raydali.run.folder import SAMPLES, RunFolder
+
+ROWS_SHOWN = 6
 SMALLEST_SIDE = 192
 """Of a picture as it is drawn, pixels: smaller ones are enlarged by a whole number."""
 _GAP, _CAPTION = 8, 24
 
 Pixels = NDArray[np.uint8]
+
+
+class Examples:
+    """Some pairs of a validation set, drawn as a network restores them.
+
+    Args:
+        folder: the run's; it gets `samples.png`.
+        loader: of the pairs; broken ones are left out.
+    """
+
+    def __init__(self, folder: RunFolder, loader: Loader) -> None:
+        self._folder, self._loader = folder, loader
+        pairs = len(loader.source)
+        self._ids = Permutation(pairs, seed=0, epoch=0)(range(min(ROWS_SHOWN, pairs))).tolist()
+
+    def draw(self, restore: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Draw them with the outputs of `restore`, which takes and returns images (N, 3, H, W), uint8."""
+        loader = self._loader
+        readable = [id for id in self._ids if not loader.quarantine.examine([id])]
+        if not readable:
+            return
+        pairs = (loader.pipeline.sample(loader.source, id, 0) for id in readable)
+        inputs, targets = map(torch.stack, zip(*pairs, strict=True))
+        try:
+            self._folder.write(SAMPLES, draw(inputs, restore(inputs), targets))
+        except OSError as error:
+            self._folder.warn(f"{SAMPLES} could not be written: {error}")
 
 
 def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> bytes:

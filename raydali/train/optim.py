@@ -1,8 +1,9 @@
 """The optimiser and its learning rate. Both depend on samples consumed, never on the number of workers."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -27,6 +28,34 @@ def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
     if progress < warmup:
         return peak * progress / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give all groups of parameters this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def build_optimizer(
+    name: Literal["sgd", "adamw"],
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+) -> Optimizer:
+    """Build SGD with momentum, or AdamW; on a GPU with fused kernels.
+
+    Args:
+        weight_decay: of all parameters but those of one dimension, see `parameter_groups`.
+        momentum, nesterov: of SGD.
+    """
+    groups = parameter_groups(model, weight_decay)
+    fused = next(model.parameters()).is_cuda
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
+    return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -1,22 +1,25 @@
-"""Steps that leave no trace: to compile, to capture and to measure on the model itself, before or amid training."""
+"""Warm-up steps, which are undone afterwards: they compile, capture a CUDA graph, and measure the ceiling."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from raydali.host.cpu_times import CpuTimes, cpu_times
-from raydali.measure.ceiling import LONGEST_SECONDS, Ceiling, ceiling_images_per_second, disturbed
+from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed
 from raydali.train.checkpoint_file import snapshot
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS
 from raydali.train.worker import Worker
 
-LEAST_TOLD = 0.5
-"""Seconds of computing: the kernel counts those of all processes in steps of 0.01."""
+Step = TypeVar("Step")
+
+MIN_CPU_SECONDS = 0.5
+"""CPU time below which shares of it mean little: the kernel counts that of all processes in steps of 0.01 s."""
 
 
 def warm_up_steps(device: torch.device) -> int:
@@ -25,7 +28,7 @@ def warm_up_steps(device: torch.device) -> int:
 
 
 def warm_up(
-    step: Callable[[], object],
+    take: Callable[[], Step],
     modules: Sequence[nn.Module],
     optimizer: Optimizer,
     precision: Precision,
@@ -34,30 +37,30 @@ def warm_up(
     steps: int,
     images: int,
     measures_ceiling: bool,
-) -> Ceiling:
-    """Take the steps that compile, tune and capture, while the loader is not at work; all ranks must call it.
+) -> Generator[Step, None, Ceiling]:
+    """Yield the steps that compile, tune and capture, while the loader is idle; all ranks must call it.
 
     Args:
-        step: one optimiser step on a resident batch.
-        modules: all that it changes: the model, and its moving average.
-        steps: before measuring, see `warm_up_steps`.
-        images: that the step consumes on this rank.
+        take: makes a step on a resident batch.
+        modules: all that a step changes: the model, and its moving average.
+        steps: number of steps before the measurement, see `warm_up_steps`.
+        images: consumed by one step of this rank.
 
     Returns:
-        The ceiling, empty where it is not to be measured.
+        The ceiling, empty if it is not to be measured.
     """
     with _undone(modules, optimizer, precision):
         began = time.perf_counter()
         for _ in range(steps):
-            step()
+            yield take()
         if not measures_ceiling:
             return Ceiling()
         on_cpu = worker.device.type == "cpu"
         taken = max(worker.exchange(time.perf_counter() - began))
-        if on_cpu and taken > LONGEST_SECONDS:
-            return Ceiling(why=f"a step takes {taken:.0f} s, and none of more than {LONGEST_SECONDS:.0f} s is measured")
+        if on_cpu and taken > MAX_SECONDS:
+            return Ceiling(why=f"a step takes {taken:.0f} s, and none of more than {MAX_SECONDS:.0f} s is measured")
         before = cpu_times()
-        rate = ceiling_images_per_second(step, images, worker.device, worker.sum)
+        rate = yield from ceiling_images_per_second(take, images, worker.device, worker.sum)
         after = cpu_times()
         spent = after - before if before is not None and after is not None else None
         # A GPU's steps need the host for little.
@@ -66,7 +69,7 @@ def warm_up(
 
 
 def _on_host(worker: Worker, spent: CpuTimes | None) -> dict[str, str | float | None]:
-    known = spent if spent is not None and spent.busy >= LEAST_TOLD else None
+    known = spent if spent is not None and spent.busy >= MIN_CPU_SECONDS else None
     return {
         "node": worker.node,
         "cpu_seconds": known.own if known else None,
@@ -77,17 +80,14 @@ def _on_host(worker: Worker, spent: CpuTimes | None) -> dict[str, str | float | 
 
 @contextmanager
 def _undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precision) -> Iterator[None]:
-    """Whatever is trained inside is undone behind it: weights, buffers, momenta and the loss scale, bit for bit.
+    """Undo, bit for bit, what is trained inside: weights, buffers, momenta and the loss scale.
 
-    Inside, the learning rate is 0, so that weights stay what they are, and steps as long as in earnest. Tensors keep
-    their places in memory, where a CUDA graph finds them. Costs a copy of modules and momenta on the host while it
-    lasts.
+    Tensors keep their addresses, which a CUDA graph has captured. It costs a copy of modules and momenta on the host
+    while it lasts.
     """
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     copies, momenta = snapshot([tensors, optimizer.state_dict()])
     scale = precision.scaler.state_dict()
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """A captured step against the same step launched kernel by kernel, on one GPU."""
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,13 +28,17 @@ def network() -> nn.Module:
     return model.cuda().to(memory_format=torch.channels_last)
 
 
+def cross_entropy_of(model: nn.Module) -> Callable[..., torch.Tensor]:
+    return lambda images, labels: nn.functional.cross_entropy(model(images), labels)
+
+
 def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False) -> list[float]:
     """Of steps far beyond the capture, each with the random numbers of its own seed."""
     worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
     model, precision = network(), Precision(precision_name, worker.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
     forward_backward = ForwardBackward(
-        model, nn.CrossEntropyLoss(), worker, precision, micro_batches=1, compiled=compiled, graph=graph
+        model, cross_entropy_of(model), worker, precision, micro_batches=1, compiled=compiled, graph=graph
     )
     result = []
     for number in range(2 * WARM_UP_STEPS):
@@ -71,7 +76,7 @@ def test_a_model_that_cannot_be_captured_trains_eagerly(caplog: pytest.LogCaptur
     worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
     model = Asking().cuda()
     forward_backward = ForwardBackward(
-        model, nn.CrossEntropyLoss(), worker, Precision("fp32", worker.device), micro_batches=1, graph=True
+        model, cross_entropy_of(model), worker, Precision("fp32", worker.device), micro_batches=1, graph=True
     )
     with caplog.at_level(logging.WARNING):
         for number in range(WARM_UP_STEPS + 3):

@@ -1,5 +1,6 @@
 """A void ceiling is measured again behind an epoch, with the captured step, and the run knows nothing of it."""
 
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compi
     """The epochs of a run whose first ceiling is a tiny part of the true one."""
     measured: list[float] = []
 
-    def slow(*args: Any) -> float:
-        measured.append(ceiling.ceiling_images_per_second(*args) / (1 if measured else 10_000))
+    def slow(*args: Any) -> Generator[Any, None, float]:
+        measured.append((yield from ceiling.ceiling_images_per_second(*args)) / (1 if measured else 10_000))
         return measured[-1]
 
     monkeypatch.setattr(warmup, "ceiling_images_per_second", slow)

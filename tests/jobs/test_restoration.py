@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 
 from jobs import restoration
-from jobs.restoration import BLURRED, ROWS_SHOWN, Config, Data, main, train
+from jobs.restoration import BLURRED, Config, Data, main, train
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.permutation import Permutation
 from raydali.errors import UsageError
-from raydali.report.comparison_grid import draw
+from raydali.report.comparison_grid import ROWS_SHOWN, draw
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.pictures import photograph
 from tests.support.ranks import Stopped, folder_of, run_ranks
@@ -102,7 +102,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     data = scanned(blurred_folder())
     # Each node finds the photographs in a place of its own.
-    elsewhere = Data(data.train.relocate("/nowhere"), data.test.relocate("/nowhere"))
+    elsewhere = Data(data.train.relocate("/nowhere"), data.val.relocate("/nowhere"))
     run_ranks(1, in_single, config, elsewhere, folder)
     *_, validation = [row["validation"] for row in folder.rows("epochs.jsonl")]
     assert validation["images"] == 45

@@ -1,6 +1,7 @@
 """Forward and backward of a micro-batch against plain autograd, alone and on two ranks; rehearsals leave no trace."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support.job_ranks import undisturbed
 from tests.support.ranks import run_ranks
+from tests.support.warm_up_steps import take_all
 
 CPU = torch.device("cpu")
 
@@ -29,6 +31,10 @@ def network() -> nn.Module:
     return digits_network(10)
 
 
+def cross_entropy_of(model: nn.Module) -> Callable[..., torch.Tensor]:
+    return lambda images, labels: nn.functional.cross_entropy(model(images), labels)
+
+
 def gradients(model: nn.Module) -> dict[str, np.ndarray]:
     return {
         name: parameter.grad.numpy().copy()
@@ -41,7 +47,7 @@ def gradients_of_rank(micro_batches: int) -> dict[str, np.ndarray]:
     worker = Worker.join(CPU, cpus=1, node="")
     model = network()
     forward_backward = ForwardBackward(
-        model, nn.CrossEntropyLoss(), worker, Precision("fp32", CPU), micro_batches=micro_batches
+        model, cross_entropy_of(model), worker, Precision("fp32", CPU), micro_batches=micro_batches
     )
     mine = range(worker.rank, micro_batches, worker.world_size)
     for number in mine:
@@ -64,7 +70,7 @@ def test_gradients_are_the_mean_over_the_global_batch(world_size: int, micro_bat
 
 def test_the_loss_is_the_micro_batches_own_and_carries_no_graph() -> None:
     model, worker = network(), Worker.join(CPU, cpus=1, node="")
-    forward_backward = ForwardBackward(model, nn.CrossEntropyLoss(), worker, Precision("fp32", CPU), micro_batches=5)
+    forward_backward = ForwardBackward(model, cross_entropy_of(model), worker, Precision("fp32", CPU), micro_batches=5)
     images, labels = micro_batch(0)
     loss = forward_backward(images, labels)
     assert not loss.requires_grad
@@ -77,7 +83,9 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
     model, average = network(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     precision = Precision(precision_name, CPU)
-    forward_backward = ForwardBackward(model, nn.CrossEntropyLoss(), worker, precision, micro_batches=worker.world_size)
+    forward_backward = ForwardBackward(
+        model, cross_entropy_of(model), worker, precision, micro_batches=worker.world_size
+    )
     steps = 0
 
     def step() -> None:
@@ -101,7 +109,9 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
     places = [parameter.data_ptr() for parameter in model.parameters()]
     modules = [model, average]
     with undisturbed():
-        ceiling = warm_up(step, modules, optimizer, precision, worker, steps=1, images=4, measures_ceiling=measures)
+        ceiling = take_all(
+            warm_up(lambda: step, modules, optimizer, precision, worker, steps=1, images=4, measures_ceiling=measures)
+        )
     after = everything()
     same = all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
     same &= str(before[1:]) == str(after[1:])

@@ -171,8 +171,13 @@ def _make_step(task: StrategyTask, worker: "Worker", *, classes: int) -> "Callab
     model = Normalized(model).to(worker.device)
     if task.strategy == "dp":
         model = torch.nn.DataParallel(model, device_ids=list(task.gpus_of(worker.rank)))
+    criterion = torch.nn.CrossEntropyLoss()
     forward_backward = ForwardBackward(
-        model, torch.nn.CrossEntropyLoss(), worker, precision, micro_batches=worker.world_size
+        model,
+        lambda images, labels: criterion(model(images), labels),
+        worker,
+        precision,
+        micro_batches=worker.world_size,
     )
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:

@@ -123,9 +123,11 @@ def _make_step(
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=gpu)
     images, _ = feed.resident
+    network = Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model
+    criterion = torch.nn.CrossEntropyLoss()
     forward_backward = ForwardBackward(
-        Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model,
-        torch.nn.CrossEntropyLoss(),
+        model,
+        lambda images, labels: criterion(network(images), labels),
         worker,
         precision,
         micro_batches=worker.world_size,

@@ -1,7 +1,7 @@
 """What a checkpoint holds of a run: it is read where a run goes on, and saved with the rows that it covers."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -101,21 +101,19 @@ class RunState:
                 else:
                     part.load_state_dict(read)
 
-    def close_epoch(
-        self, record: RankRecord, line: Callable[[Sequence[Sequence[RankRecord]]], dict[str, Any]]
-    ) -> dict[str, Any] | None:
-        """The epoch's line, which the next checkpoint will write; None on other ranks than 0.
+    def gather(self, record: RankRecord) -> list[list[RankRecord]]:
+        """End an epoch: return the records of all ranks on rank 0, worker group by worker group.
 
         Args:
-            record: of this rank, since the line or the start before.
-            line: makes it of the records of all ranks, worker group by worker group.
+            record: of this rank, since the last epoch ended or the worker group began.
         """
-        self._segments.append(segment_of(self._worker.gather(asdict(record))))
-        made = line(self._segments) if self._worker.rank == 0 else None
-        if made is not None:
-            self._unwritten.append(made)
+        segments = [*self._segments, segment_of(self._worker.gather(asdict(record)))]
         self._segments.clear()
-        return made
+        return segments
+
+    def add_epoch(self, record: dict[str, Any]) -> None:
+        """Take an epoch's record on rank 0, which the next checkpoint writes."""
+        self._unwritten.append(record)
 
     def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
         """The weights to be kept as the best ones, on rank 0; None elsewhere, or where an earlier score is as high, or

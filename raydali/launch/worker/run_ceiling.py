@@ -1,51 +1,55 @@
-"""A run's ceiling: measured before its first step, doubted where an epoch is faster, and then measured again."""
+"""A run's ceiling: measured before its first step, and again if an epoch is faster."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
+from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
-from raydali.run.events import CeilingMeasured, Note, Rehearsed
 
 MAX_MEASURED_AGAIN = 3
-"""Times, of a start: a machine may be busy with other things all the time."""
+"""Repeated measurements of a start: a machine may be busy with other things all the time."""
 
 
 class RunCeiling:
     """One rank's part; all ranks must call the same methods. The ceiling itself is the run's state.
 
     Args:
-        rehearse: takes so many steps to warm up, measures the ceiling behind them if it is to, and leaves no trace.
+        warm_up: yields that many warm-up steps, then measures the ceiling if it is asked to, and undoes all of them.
     """
 
-    def __init__(self, session: Session, state: RunState, rehearse: Callable[[int, bool], Ceiling]) -> None:
-        self._session, self._state, self._rehearse = session, state, rehearse
+    def __init__(
+        self, session: Session, state: RunState, warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]]
+    ) -> None:
+        self._session, self._state, self._warm_up = session, state, warm_up
         self._is_void = False  # or it was once
         self._measured_again = 0
 
-    def begin(self, warm_up: int, *, measures: bool, what: str) -> None:
-        """Rehearse before the first step, and say so before.
+    def begin(self, steps: int, *, measures: bool, what: str) -> Iterator[Step]:
+        """Yield the warm-up steps before the first step, and report their purpose.
 
         Args:
-            warm_up: steps.
-            what: this is good for beside measuring, in words.
+            steps: number of steps before the measurement.
+            what: purposes other than the measurement.
         """
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
-        self._note(f"rehearsing steps on one batch: {', '.join(doing) or 'warming up'}")
+        self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
         began = time.perf_counter()
-        measured = self._rehearse(warm_up, measures)
+        measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
         self._is_void = measured.void
         if measured.void:
             self._note(f"the ceiling is void: {measured.why}; it is measured again behind the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
-        self._report(Rehearsed, measured.images_per_second, began)
+        self._tell("rehearsal", measured.images_per_second, began)
 
-    def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> None:
-        """Measure again after an epoch where the machine was busy, or the epoch faster. It counts to no epoch's time.
+    def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> Iterator[Step]:
+        """Yield the steps of another measurement, if the machine was busy in the last one or the epoch was faster.
+
+        They count to no epoch's time.
 
         Args:
             record: the epoch's, on rank 0.
@@ -62,17 +66,17 @@ class RunCeiling:
         if self._state.ceiling is None and is_due:
             self._measured_again += 1
             began = time.perf_counter()
-            self._state.ceiling = self._rehearse(1, True).images_per_second
-            self._report(CeilingMeasured, self._state.ceiling, began)
+            self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
+            self._tell("ceiling", self._state.ceiling, began)
 
     def _note(self, text: str) -> None:
         if self._session.worker.rank == 0:
-            self._session.emit(Note(text))
+            self._session.tell("note", text=text)
 
-    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
+    def _tell(self, event: str, ceiling: float | None, began: float) -> None:
         if self._session.worker.rank == 0:
-            seconds = round(time.perf_counter() - began, 3)
-            self._session.emit(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
+            facts = {"ceiling_images_per_second": ceiling, "rehearsal_seconds": round(time.perf_counter() - began, 3)}
+            self._session.tell("event", event=event, **facts)
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:

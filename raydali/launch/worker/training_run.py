@@ -1,19 +1,26 @@
-"""What every training function does beside training: where to start, what to measure, when to save, whom to tell.
-
-The loop stands in the job; it asks this for its steps and says what it did:
+"""The run as a job's training loop sees it: where to start, what to measure, when to save, what to report.
 
     run = TrainingRun(config, session, samples=len(data.train))
-    run.register_state(model=model, ...)    as the newest checkpoint has them, and for all that follow
-    run.warm_up(loader, train_step, ...)   compile, capture, measure the ceiling
-    for step in run.steps():
-        run.trained(train_step(batches, run.meter))
-        if step.closes_epoch:
-            run.close_epoch(validate(), ...)
+    run.register_state(model=model, optimizer=optimizer)
+    differentiated = run.differentiated(model, lambda images, labels: criterion(model(images), labels))
+    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+        for step in run.steps(loader):
+            for batch in step:
+                step.backward(differentiated, batch["images"], batch["labels"])
+            step.update(optimizer)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(model, val_loader)
+                run.close_epoch(metrics, score="top1", weights=model)
+
+A call that is left out, or made out of turn, ends the run with an error that names it.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -23,28 +30,34 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.loader import Batch, Loader, LoaderOptions
+from raydali.data.loading.make import make_loader
+from raydali.data.sources.source import Source
 from raydali.data.stream.class_mixing import useful_block
-from raydali.data.stream.counter_rng import keyed
-from raydali.data.stream.stream import MicroBatch
-from raydali.launch.channel import Interrupted
+from raydali.data.stream.stream import MicroBatch, OrderedPass
+from raydali.data.tasks.pipeline import Pipeline
+from raydali.errors import UsageError
+from raydali.launch.channel import Interrupted, Notice
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.launch.worker.session import Session
+from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
 from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
-from raydali.measure.records import RankRecord, epoch_record
-from raydali.run.events import EpochEnded, Left, Notice
+from raydali.measure.records import epoch_record
 from raydali.run.sample_trace import SampleTrace
+from raydali.train.batchnorm import RunningStatistics
 from raydali.train.precision import Precision
 from raydali.train.profiling import StepTrace
+from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up, warm_up_steps
 
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
@@ -59,41 +72,27 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "val_data",
     "root",
 }
-"""Settings that change nothing about how long a step takes on a batch that lies on the device."""
+"""Options that do not change the duration of a step on a batch that is on the device already."""
 
-TrainStep = Callable[[Iterator[Batch], EpochMeter], list[MicroBatch]]
-"""One step of the optimiser on this rank's next micro-batches; returns them."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A global batch about to be trained on.
-
-    Attributes:
-        index: its number in the run.
-        progress: share of the run's samples that are consumed in the middle of it, 0..1: what learning rates follow.
-        closes_epoch: whether an epoch's line falls behind it.
-    """
-
-    index: int
-    progress: float
-    closes_epoch: bool
+Fed = tuple[Source, Pipeline[Any]]
+"""What a loader reads, and what it makes of it."""
 
 
 class TrainingRun:
     """One worker's side of a run; all ranks must call the same methods in the same order.
 
+    It seeds torch's random numbers, the same on every rank: build the model afterwards.
+
     Args:
-        config: the job's.
-        session: what the launcher gave.
-        samples: of the training set.
-        labels: of the training set, int64 (N,), where each sample has one.
+        config: the job's options.
+        session: given by the launcher.
+        samples: number of training samples.
+        labels: of the training set, int64 (N,), if each sample has one.
 
     Attributes:
-        worker, stream: who this is, and the stream of ids of the run.
-        micro_batches: how many of a global batch's micro-batches this rank takes.
+        worker, stream: this worker, and the run's stream of ids.
+        precision: the mixed precision of the forward and backward pass.
         start: global batches that the newest checkpoint covers; 0 on a fresh run.
-        meter: of the epoch under way, from the first step on.
     """
 
     def __init__(
@@ -101,18 +100,24 @@ class TrainingRun:
     ) -> None:
         self._config, self._session, self._folder = config, session, session.folder
         self.worker, self.stream = session.worker, config.stream(samples)
-        self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self.precision = Precision(config.precision, self.worker.device)
+        self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, self.stream))
-        self._loader: Loader | None = None
-        self._exchange: AllReduceTimer | None = None
         self._broken = BrokenSamples(config, session, samples=samples)
-        self._notices = StopSignals(self.worker, session.notice)
+        self._stop_signals = StopSignals(self.worker, session.notice)
         self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, self._trace, self._ceiling_of())
         self.start = self._done = self._state.start
-        self.meter: EpochMeter
-        self._pulse: LiveMetrics
-        self._ceiling: RunCeiling | None = None
+        self._parts: dict[str, Stateful] = {}
+        self._context: StepContext
+        self._loader: Loader
+        self._meter: EpochMeter
+        self._live_metrics: LiveMetrics
+        self._ends_epoch = False
+        self._validation_seconds: float | None = None
+        self._closed: tuple[dict[str, Any] | None, dict[str, Any] | None] | None = None
+        torch.manual_seed(config.seed)
+        torch.backends.cudnn.benchmark = True
 
     @property
     def _on_gpu(self) -> bool:
@@ -126,209 +131,303 @@ class TrainingRun:
         on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else threads
         return settings | {"world_size": str(self.worker.world_size), "on": on}
 
-    def _new_meter(self) -> EpochMeter:
-        worker = self.worker
-        who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
-        return EpochMeter(worker.device, **who, loader=self._loader)
+    # What a job calls before its loop.
 
-    def _new_pulse(self) -> LiveMetrics:
-        return LiveMetrics(
-            self.meter,
-            batch_size=self._config.batch_size,
-            micro_batches=self.micro_batches,
-            ceiling_images_per_second=self._ceiling_of_rank(),
-            prepared=lambda: self._loader.prepared_batches if self._loader is not None else None,
-            publish=self._session.publish,
+    def synchronized(self, model: nn.Module) -> nn.Module:
+        """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
+        if not self._config.sync_bn:
+            return model
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, self.worker.gradients)
+        return converted
+
+    def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
+        """Load the model, the optimiser and others from the newest checkpoint, if any, and save them in later ones.
+
+        Args:
+            model: its BatchNorm statistics are kept independent of the number of workers.
+            optimizer: it keeps its settings; only its momenta are loaded.
+            others: by their names in checkpoints, such as the moving average `ema`; None for what the run lacks.
+        """
+        parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        statistics = RunningStatistics(
+            model, micro_batches=self._micro_batches, all_micro_batches=self.stream.micro_batches_per_step
+        )
+        self._context = StepContext(self._micro_batches, self._config.seed, model, statistics, self.precision)
+        self._state.keep(self._parts, lambda: statistics.average(self.worker))
+
+    def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
+        """Return what `step.backward` differentiates: compiled and captured as a CUDA graph, as the options say.
+
+        Args:
+            model: all parameters that the loss depends on.
+            loss: computes the mean loss of a micro-batch from its tensors by calling the model.
+
+        Raises:
+            UsageError: the state is not registered yet.
+        """
+        self._require(self._parts, "call `run.register_state` before `run.differentiated`")
+        if self.worker.world_size > 1:
+            self._context.allreduce = AllReduceTimer(model)
+        return ForwardBackward(
+            model,
+            loss,
+            self.worker,
+            self.precision,
+            micro_batches=self.stream.micro_batches_per_step,
+            compiled=self._config.compile,
+            graph=self._can_capture,
         )
 
-    def _ceiling_of_rank(self) -> float | None:
-        share = self.micro_batches / self.stream.micro_batches_per_step
-        return self._state.ceiling * share if self._state.ceiling else None
-
     @property
-    def can_capture(self) -> bool:
+    def _can_capture(self) -> bool:
         """Whether a step can be one CUDA graph: a GPU, one micro-batch a worker, statistics of its own."""
         config = self._config
         alone = self.stream.micro_batches_per_step == self.worker.world_size and not config.sync_bn
         return config.cuda_graph and self._on_gpu and alone
 
-    def loader_settings(self) -> dict[str, Any]:
-        """Keyword arguments of `make_loader` for this worker."""
-        return {
-            "rank": self.worker.rank,
-            "world_size": self.worker.world_size,
-            "device": self.worker.device,
-            "threads": self.worker.cpus,
-            "quarantine": self._broken.of,
-        }
-
-    def register_state(self, *, before_saving: Callable[[], None] = lambda: None, **parts: "Stateful | None") -> None:
-        """Load these parts from the newest checkpoint, if there is one, and save them in all that follow.
+    @contextmanager
+    def loaders(
+        self, *, train: Fed, val: Fed, make: Callable[..., Loader] = make_loader
+    ) -> Iterator[tuple[Loader, Loader]]:
+        """Make the loaders of the training and the validation set: each a source and its pipeline.
 
         Args:
-            before_saving: called on every rank.
-            parts: by the name they have in checkpoints; None for what this run does without. An optimiser keeps its
-                settings: only momenta are loaded.
+            make: called as `make_loader` is.
         """
-        kept = {name: part for name, part in parts.items() if part is not None}
-        if isinstance(model := kept.get("model"), nn.Module) and self.worker.world_size > 1:
-            self._exchange = AllReduceTimer(model)
-        self._state.keep(kept, before_saving)
+        options = LoaderOptions(
+            rank=self.worker.rank,
+            world_size=self.worker.world_size,
+            device=self.worker.device,
+            threads=self.worker.cpus,
+            quarantine=self._broken.of,
+        )
+        in_order = OrderedPass(samples=len(val[0]), batch_size=self._config.batch_size)
+        with (
+            make(self._config.loader, *train, self.stream, start=self.start, **options) as loader,
+            make(self._config.loader, *val, in_order, **options) as val_loader,
+        ):
+            yield loader, val_loader
 
-    def warm_up(
-        self,
-        loader: Loader,
-        train_step: TrainStep,
-        modules: Sequence[nn.Module],
-        optimizer: Optimizer,
-        precision: Precision,
-    ) -> None:
-        """Compile, capture and measure the ceiling on a resident batch, while no loader is at work; leaves no trace.
+    # The loop.
+
+    def steps(self, loader: Loader) -> Iterator[Step]:
+        """Yield the steps that are left; the first of them warm up on a resident batch and are undone.
+
+        Warm-up steps compile, capture a CUDA graph and measure the ceiling. Between two steps a checkpoint is made if
+        one is due, and the run ends if it was asked to.
 
         Args:
-            modules: all that a step changes: the model, and its moving average.
+            loader: of the training set, made by `loaders`.
 
         Raises:
+            UsageError: the loop left out a call.
             NodeFault: see `check_samples`.
         """
+        self._require(self._parts, "call `run.register_state` before `run.steps`")
+        self._require(
+            loader.order is self.stream and loader.start == self.start, "take the training loader from `run.loaders`"
+        )
         self._loader = loader
         check_samples(loader, self.worker)
-        micro_batch = self.stream.micro_batch(0, self.worker.rank)
-        resident_batch = cache(lambda: loader.resident_batch(self._config.batch_size))
-
-        def take_practice(steps: int, measures: bool) -> Ceiling:
-            resident, practice = repeat(Batch(resident_batch(), micro_batch)), self._new_meter()
-            return warm_up(
-                lambda: train_step(resident, practice),
-                modules,
-                optimizer,
-                precision,
-                self.worker,
-                steps=steps,
-                images=self.micro_batches * self._config.batch_size,
-                measures_ceiling=measures,
-            )
-
-        self._ceiling = RunCeiling(self._session, self._state, take_practice)
+        ceiling = RunCeiling(self._session, self._state, self._warm_up)
         measures = self._config.ceiling and not self._state.is_resumed
         if self._on_gpu or measures or self._config.compile:
-            doing = ["compiling"] * bool(self._config.compile) + ["capturing a CUDA graph"] * self.can_capture
-            self._ceiling.begin(warm_up_steps(self.worker.device), measures=measures, what=", ".join(doing))
-
-    def steps(self) -> Iterator[Step]:
-        """The steps that are left; between two of them a checkpoint is made where one is due."""
+            doing = ["compiling"] * bool(self._config.compile) + ["capturing a CUDA graph"] * self._can_capture
+            yield from ceiling.begin(warm_up_steps(self.worker.device), measures=measures, what=", ".join(doing))
         self._state.discard_checkpoint()
-        # Else a collection now and then walks all that imports and compilers left, and takes longer than a step.
+        # Otherwise a collection now and then walks all that imports and compilers left, which takes longer than a step.
         gc.collect()
         gc.freeze()
-        every = self._config.checkpoint_every
-        of_run = self._config.epochs * self.stream.samples
-        self.meter = self._new_meter()
-        self.meter.enter("loop")
-        self._pulse = self._new_pulse()
-        trace = self._step_trace()
+        self._meter = self._new_meter()
+        self._meter.enter("loop")
+        self._live_metrics = self._new_live_metrics()
+        every, of_run = self._config.checkpoint_every, self._config.epochs * self.stream.samples
+        trace, batches = self._step_trace(), iter(loader)
         for index in range(self.start, self.stream.steps):
             trace.before(index)
-            progress = (index + 0.5) * self.stream.global_batch_size / of_run
-            yield Step(index, progress, self.stream.epoch_closed_by(index) is not None)
+            self._ends_epoch = self.stream.epoch_closed_by(index) is not None
+            step = Step(
+                self._context,
+                batches,
+                self._meter,
+                index=index,
+                progress=(index + 0.5) * self.stream.global_batch_size / of_run,
+                ends_epoch=self._ends_epoch,
+                on_update=self._finish_step,
+            )
+            yield step
+            step.check_end()
+            if step.ends_epoch:
+                yield from self._finish_epoch(ceiling)
             trace.after(index)
             if every and self._done % every == 0 and self._state.saved < self._done:
                 self._checkpoint()
-            if notice := self._notices.poll():
+            if notice := self._stop_signals.poll():
                 self._leave(notice)
+
+    def _warm_up(self, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
+        """Yield warm-up steps, and return the ceiling; see `warm_up`."""
+        micro_batch = self.stream.micro_batch(0, self.worker.rank)
+        batch = Batch(self._loader.resident_batch(self._config.batch_size), micro_batch)
+        meter, optimizer = self._new_meter(), self._parts["optimizer"]
+        assert isinstance(optimizer, Optimizer)
+        newest: list[Step] = []
+
+        def take() -> Step:
+            while newest:
+                newest.pop().check_end()
+            newest.append(Step(self._context, repeat(batch), meter))
+            return newest[0]
+
+        measured = yield from warm_up(
+            take,
+            [part for part in self._parts.values() if isinstance(part, nn.Module)],
+            optimizer,
+            self.precision,
+            self.worker,
+            steps=steps,
+            images=self._micro_batches * self._config.batch_size,
+            measures_ceiling=measures,
+        )
+        return measured
+
+    def _new_meter(self) -> EpochMeter:
+        worker = self.worker
+        who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
+        return EpochMeter(worker.device, **who, loader=self._loader)
+
+    def _new_live_metrics(self) -> LiveMetrics:
+        return LiveMetrics(
+            self._meter,
+            batch_size=self._config.batch_size,
+            micro_batches=self._micro_batches,
+            ceiling_images_per_second=self._ceiling_of_rank(),
+            prepared=lambda: self._loader.prepared_batches,
+            publish=self._session.publish,
+        )
+
+    def _ceiling_of_rank(self) -> float | None:
+        share = self._micro_batches / self.stream.micro_batches_per_step
+        return self._state.ceiling * share if self._state.ceiling else None
 
     def _step_trace(self) -> StepTrace:
         asked = self._config.profiled or range(0)
         steps = range(max(asked.start, self.start), min(asked.stop, self.stream.steps))
         if asked and not steps and self.worker.rank == 0:
             left = f"steps {self.start} to {self.stream.steps - 1} are left to do"
-            self._session.warn(f"--profile-steps {self._config.profile_steps}: only {left}")
+            self._session.tell("warning", rank=0, text=f"--profile-steps {self._config.profile_steps}: only {left}")
         trace = StepTrace(steps, self.worker.rank, self.worker.device, self._folder.write)
         if steps:
-            self.meter.on_stage = trace.stage
+            self._meter.on_stage = trace.stage
         return trace
 
-    def _leave(self, notice: Notice) -> None:
-        """Make a checkpoint of all that is done, and go once it is saved."""
-        if self._state.saved < self._done:
-            self._checkpoint()
-        self._session.finish()
-        if self.worker.rank == 0:
-            self._session.emit(Left(notice=notice, step=self._done))
-        self.worker.barrier()
-        raise Interrupted(notice)
-
-    def take_step(self, batches: Iterator[Batch], meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
-        """This rank's batches of a step, numbered from 0; what draws random numbers is seeded for each of them."""
-        if self._exchange is not None:
-            self._exchange.sample(meter)
-        for index in range(self.micro_batches):
-            meter.enter("loader_wait")
-            batch = next(batches)
-            meter.first_batch()
-            meter.enter("step")
-            if self._exchange is not None:
-                self._exchange.expect(meter if index == self.micro_batches - 1 else None)
-            torch.manual_seed(int(keyed(self._config.seed, batch.micro_batch.number)) >> 1)
-            yield index, batch
-
-    def trained(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Say that a step is done, and what it trained on: for the trace and the driver.
+    def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
+        """Count a step, record its samples, and report the progress to the driver.
 
         Raises:
-            DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
+            DataError: see `Step.update`.
         """
-        self.meter.replaced += sum(micro_batch.replaced for micro_batch in micro_batches)
+        self._meter.replaced += sum(micro_batch.replaced for micro_batch in micro_batches)
         if self._trace is not None:
             for micro_batch in micro_batches:
                 self._trace.add(micro_batch)
         steps, step = self.stream.steps, self._done
         self._done += 1
-        self.meter.end_step()
+        self._meter.end_step()
         self._broken.after_step(self._done)
         if step == self.start:
-            self._session.report_start(step=step, steps=steps)
-        consumed = self.stream.state(self._done)["samples_consumed"]
-        self._session.report_progress(
+            self._session.tell_start(step=step, steps=steps)
+        self._session.tell_progress(
             step=self._done,
             steps=steps,
             epoch=self.stream.epoch_of(step),
             epochs=self._config.epochs,
-            samples_consumed=consumed,
+            samples_consumed=self.stream.state(self._done)["samples_consumed"],
         )
-        self._pulse.step()
+        self._live_metrics.step()
 
-    def close_epoch(
-        self, validation: Mapping[str, Any], *, learning_rate: float, score: float, weights: nn.Module
-    ) -> None:
-        """Write the epoch's line and a checkpoint, which keeps the weights in `best/` if the score is the highest."""
+    # The end of an epoch.
+
+    @contextmanager
+    def validation(self) -> Iterator[None]:
+        """Make the weights ready for validation, which happens inside; its time counts to no training rate.
+
+        BatchNorm's statistics become those of all ranks, and the moving average takes them over.
+        """
+        began = time.perf_counter()
+        with self._meter.stage("validation"):
+            self._context.statistics.average(self.worker)
+            for part in self._parts.values():
+                if isinstance(part, AveragedModel):
+                    for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
+                        averaged.copy_(current)
+            yield
+        self._validation_seconds = time.perf_counter() - began
+
+    def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
+        """Write the epoch's record and a checkpoint, which keeps the weights in `best/` if the score is the highest.
+
+        Args:
+            metrics: results of the validation.
+            score: name of the metric that tells which weights are the best: the higher, the better.
+            weights: the model, or its moving average.
+
+        Raises:
+            UsageError: the step ends no epoch, the epoch is closed already, or nothing was validated.
+        """
+        self._require(self._ends_epoch, "call `run.close_epoch` once, only where `step.ends_epoch`")
+        self._require(
+            self._validation_seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`"
+        )
+        self._require(score in metrics, f"score={score!r} is none of the metrics: {', '.join(metrics)}")
         self._broken.exchange()
-
-        def line(segments: Sequence[Sequence[RankRecord]]) -> dict[str, Any]:
-            return epoch_record(
+        segments = self._state.gather(self._meter.record())
+        record = None
+        if self.worker.rank == 0:
+            record = epoch_record(
                 segments,
                 epoch=self.stream.epoch_closed_by(self._done - 1) or 0,
                 step=self._done,
                 samples_consumed=self.stream.state(self._done)["samples_consumed"],
-                learning_rate=learning_rate,
-                validation={**validation, "broken": self._broken.in_validation()},
-                quarantined=sum(record.replaced for segment in segments for record in segment),
+                learning_rate=self._context.learning_rate,
+                validation={**metrics, "seconds": self._validation_seconds, "broken": self._broken.in_validation()},
+                quarantined=sum(each.replaced for segment in segments for each in segment),
                 ceiling_images_per_second=self._state.ceiling,
                 options=self._config,
                 useful_block=self._useful_block,
             )
-
-        record = self._state.close_epoch(self.meter.record(), line)
-        self._pulse.end_epoch()
+            self._state.add_epoch(record)
+        self._live_metrics.end_epoch()
         if record is not None:
-            self._session.emit(EpochEnded(record))
-        if self._ceiling is not None:
-            self._ceiling.doubt(record, is_last=self._done == self.stream.steps)
-            self._pulse.ceiling_images_per_second = self._ceiling_of_rank()
-        self.meter.reset()
-        self._checkpoint(self._state.best_of(score, weights))
+            self._session.tell("epoch", record=record)
+        self._ends_epoch, self._validation_seconds = False, None
+        self._closed = record, self._state.best_of(metrics[score], weights)
+
+    def _finish_epoch(self, ceiling: RunCeiling) -> Iterator[Step]:
+        """Make the epoch's checkpoint, and measure the ceiling again if the epoch disproves it."""
+        self._require(self._closed, f"call `run.close_epoch` at the end of an epoch, here step {self._done - 1}")
+        assert self._closed is not None
+        (record, best), self._closed = self._closed, None
+        yield from ceiling.doubt(record, is_last=self._done == self.stream.steps)
+        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank()
+        self._meter.reset()
+        self._checkpoint(best)
 
     def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
-        self.meter.enter("checkpoint")
-        self._state.save(self._done, self.meter.record(), best)
-        self.meter.enter("loop")
+        with self._meter.stage("checkpoint"):
+            self._state.save(self._done, self._meter.record(), best)
+
+    def _leave(self, notice: Notice) -> None:
+        """Make a checkpoint of all that is done, and leave once it is saved."""
+        if self._state.saved < self._done:
+            self._checkpoint()
+        self._session.finish()
+        if self.worker.rank == 0:
+            self._session.tell("event", event="left", notice=notice, step=self._done)
+        self.worker.barrier()
+        raise Interrupted(notice)
+
+    def _require(self, holds: object, otherwise: str) -> None:
+        if not holds:
+            raise UsageError(f"the training loop is wrong: {otherwise}")

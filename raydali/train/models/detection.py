@@ -5,7 +5,7 @@ and return losses by name; in evaluation, for each image, boxes, scores and labe
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.ssd import SSDHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
 
+from raydali.data.tasks.boxes import PADDING
 from raydali.train.models.classification import check_known
 from raydali.train.models.normalized import Normalized
 
@@ -29,6 +30,17 @@ Targets = list[dict[str, torch.Tensor]]
 
 _STRIDE = 8
 _HEADS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead, FastRCNNPredictor
+
+
+def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """Return the function of images (N, 3, side, side), boxes (N, M, 4) and labels (N, M) that adds up its losses."""
+
+    def loss(images: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        counts = (labels != PADDING).sum(1).tolist()
+        targets = [{"boxes": boxes[i, :count], "labels": labels[i, :count]} for i, count in enumerate(counts)]
+        return torch.stack([*model(images, targets).values()]).sum()
+
+    return loss
 
 
 def check_detector(name: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks
+from tests.support.warm_up_steps import take_all
 
 CONFIG = replace(SHORT, learning_rate=0.01, epochs=3, mixup=0.2, ema_decay=0.9, name="run")
 
@@ -31,8 +33,8 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
     measure = ceiling.ceiling_images_per_second
     measured: list[float] = []
 
-    def slow(*args: Any) -> float:
-        measured.append(measure(*args) / (1 if measured else 100))
+    def slow(*args: Any) -> Generator[Any, None, float]:
+        measured.append((yield from measure(*args)) / (1 if measured else 100))
         return measured[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -80,11 +82,13 @@ def rehearsed() -> ceiling.Ceiling:
         optimizer.step()
 
     worker, precision = Worker.join(CPU, cpus=1, node="here"), Precision("fp32", CPU)
-    return warm_up(step, [model], optimizer, precision, worker, steps=1, images=1, measures_ceiling=True)
+    return take_all(
+        warm_up(lambda: step, [model], optimizer, precision, worker, steps=1, images=1, measures_ceiling=True)
+    )
 
 
 def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(warmup, "MAX_SECONDS", 0.0)
     measured = rehearsed()
     assert measured.images_per_second is None and not measured.void and "a step takes" in measured.why
 

@@ -157,6 +157,11 @@ class VideoClips:
         """The classes of these clips, int64."""
         return self.videos.labels[self.places(ids)[0]]
 
+    @property
+    def all_labels(self) -> NDArray[np.int64]:
+        """The class of every clip, int64 (N,)."""
+        return self.labels(np.arange(len(self)))
+
     @cached_property
     def largest(self) -> dict[str, tuple[int, int]]:
         """The greatest height and the greatest width of all videos of a codec, in pixels."""

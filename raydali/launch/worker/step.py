@@ -1,0 +1,166 @@
+"""One step of the optimiser, as a job's training loop takes it. A call that the loop leaves out is an error."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from raydali.data.loading.loader import Batch
+from raydali.data.stream.counter_rng import keyed
+from raydali.data.stream.stream import MicroBatch
+from raydali.errors import UsageError
+from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.measure.meter import EpochMeter
+from raydali.train.batchnorm import RunningStatistics
+from raydali.train.precision import Precision
+from raydali.train.step import ForwardBackward
+
+
+@dataclass
+class StepContext:
+    """What all steps of a run on this rank share.
+
+    Attributes:
+        micro_batches: number of micro-batches that this rank takes of a global batch.
+        allreduce: the timer of the all-reduce; None with one worker.
+        learning_rate: of the newest step.
+    """
+
+    micro_batches: int
+    seed: int
+    model: nn.Module
+    statistics: RunningStatistics
+    precision: Precision
+    allreduce: AllReduceTimer | None = None
+    learning_rate: float = 0.0
+
+
+class Step:
+    """A global batch about to be trained on; made by `TrainingRun.steps`.
+
+        for batch in step:
+            step.backward(differentiated, batch["images"], batch["labels"])
+        step.update(optimizer)
+
+    Attributes:
+        index: number of the step in the run.
+        progress: share of the run's samples consumed in the middle of the step, 0..1, which learning rates follow.
+        ends_epoch: whether the epoch's record is written after it.
+        is_warm_up: whether the step trains on a resident batch and is undone afterwards.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        batches: Iterator[Batch],
+        meter: EpochMeter,
+        *,
+        index: int = 0,
+        progress: float = 0.0,
+        ends_epoch: bool = False,
+        on_update: Callable[[list[MicroBatch]], None] | None = None,
+    ) -> None:
+        self.index, self.progress, self.ends_epoch = index, progress, ends_epoch
+        self.is_warm_up = on_update is None
+        self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
+        self._pending: Batch | None = None
+        self._trained: list[MicroBatch] = []
+        self._updated = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield this rank's micro-batches; the random numbers of torch are seeded for each of them.
+
+        Raises:
+            UsageError: the loop took the next one without a call of `backward`.
+        """
+        context, meter = self._context, self._meter
+        if context.allreduce is not None:
+            context.allreduce.sample(meter)
+        context.statistics.begin_step()
+        for index in range(context.micro_batches):
+            meter.enter("loader_wait")
+            batch = next(self._batches)
+            meter.first_batch()
+            meter.enter("step")
+            if context.allreduce is not None:
+                context.allreduce.expect(meter if index == context.micro_batches - 1 else None)
+            torch.manual_seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1)
+            self._pending = batch
+            yield batch
+            self._require(self._pending is None, f"micro-batch {index} was not given to `step.backward`")
+
+    def backward(self, differentiated: ForwardBackward, *inputs: Any) -> torch.Tensor:
+        """Compute the loss of the newest micro-batch and its gradients; on the last one ranks all-reduce them.
+
+        Args:
+            differentiated: made by `TrainingRun.differentiated`.
+            inputs: its arguments, tensors of the micro-batch.
+
+        Returns:
+            The loss, a scalar on the device, valid until the next call.
+
+        Raises:
+            UsageError: there is no micro-batch that was not given to it before.
+        """
+        batch, index = self._pending, len(self._trained)
+        if batch is None:
+            raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
+        loss = differentiated(*inputs, last=index == self._context.micro_batches - 1)
+        self._context.statistics.after_micro_batch(index)
+        self._meter.add(loss, len(batch.ids))
+        self._trained.append(batch.micro_batch)
+        self._pending = None
+        return loss
+
+    def update(
+        self, optimizer: Optimizer, average: AveragedModel | None = None, *, max_norm: float | None = None
+    ) -> None:
+        """Update the weights by the step's gradients, which are cleared, and then their moving average.
+
+        Args:
+            average: the moving average of the weights, if the job keeps one.
+            max_norm: gradients are scaled down to this norm; None: they are left alone.
+
+        Raises:
+            UsageError: micro-batches of the step are left, or it was called before.
+            DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
+        """
+        context, scaler = self._context, self._context.precision.scaler
+        left = context.micro_batches - len(self._trained)
+        self._require(not left, f"{left} of its {context.micro_batches} micro-batches were not trained on")
+        self._require(not self._updated, "`step.update` was called twice")
+        context.learning_rate = optimizer.param_groups[0]["lr"]
+        if self.is_warm_up:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0  # weights stay what they are, and losses finite
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update_parameters(context.model)
+        self._meter.enter("loop")
+        self._updated = True
+        if self._on_update is not None:
+            self._on_update(self._trained)
+
+    def check_end(self) -> None:
+        """Refuse to go on to the next step.
+
+        Raises:
+            UsageError: this one was not updated.
+        """
+        self._require(self._updated, "`step.update` was not called")
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise self._error(otherwise)
+
+    def _error(self, text: str) -> UsageError:
+        return UsageError(f"the training loop is wrong: in step {self.index} {text}; see docs/own-data.md for the loop")
