@@ -2,15 +2,44 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+import torch
+
+from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
+from raydali.run.events import CeilingMeasured, Note, Rehearsed
+from raydali.train.worker import Worker
+
+OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
+    "name",
+    "checkpoint_every",
+    "trace_samples",
+    "loader",
+    "ceiling",
+    "shuffle_window",
+    "exclude",
+    "max_bad_fraction",
+    "val_data",
+    "root",
+}
+"""Options that do not change the duration of a step on a batch that is on the device already."""
 
 MAX_MEASURED_AGAIN = 3
 """Repeated measurements of a start: a machine may be busy with other things all the time."""
+
+
+def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str]:
+    """Return what a ceiling depends on: options, workers and device. A ceiling of other conditions means nothing."""
+    options = {name: repr(value) for name, value in asdict(config).items() if name not in OPTIONS_WITHOUT_STEP_COST}
+    device = worker.device
+    threads = f"{torch.get_num_threads()} threads of a CPU"
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
+    return options | {"world_size": str(worker.world_size), "on": on}
 
 
 class RunCeiling:
@@ -44,7 +73,7 @@ class RunCeiling:
             self._note(f"the ceiling is void: {measured.why}; it is measured again behind the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
-        self._tell("rehearsal", measured.images_per_second, began)
+        self._report(Rehearsed, measured.images_per_second, began)
 
     def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> Iterator[Step]:
         """Yield the steps of another measurement, if the machine was busy in the last one or the epoch was faster.
@@ -67,16 +96,16 @@ class RunCeiling:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
-            self._tell("ceiling", self._state.ceiling, began)
+            self._report(CeilingMeasured, self._state.ceiling, began)
 
     def _note(self, text: str) -> None:
         if self._session.worker.rank == 0:
-            self._session.tell("note", text=text)
+            self._session.emit(Note(text))
 
-    def _tell(self, event: str, ceiling: float | None, began: float) -> None:
+    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
         if self._session.worker.rank == 0:
-            facts = {"ceiling_images_per_second": ceiling, "rehearsal_seconds": round(time.perf_counter() - began, 3)}
-            self._session.tell("event", event=event, **facts)
+            seconds = round(time.perf_counter() - began, 3)
+            self._session.emit(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:

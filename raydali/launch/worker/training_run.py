@@ -20,10 +20,8 @@ import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import cache
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,47 +33,37 @@ from torch.optim.swa_utils import AveragedModel
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.source import Source
-from raydali.data.stream.class_mixing import useful_block
-from raydali.data.stream.stream import MicroBatch, OrderedPass
+from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
-from raydali.launch.channel import Interrupted, Notice
-from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
+from raydali.launch.channel import Interrupted
+from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
-from raydali.launch.worker.run_ceiling import RunCeiling
+from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions
+from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
-from raydali.measure.live_metrics import LiveMetrics
-from raydali.measure.meter import EpochMeter
-from raydali.measure.records import epoch_record
+from raydali.run.events import Left, Notice
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.precision import Precision
-from raydali.train.profiling import StepTrace
 from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up, warm_up_steps
 
-OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
-    "name",
-    "checkpoint_every",
-    "trace_samples",
-    "loader",
-    "ceiling",
-    "shuffle_window",
-    "exclude",
-    "max_bad_fraction",
-    "val_data",
-    "root",
-}
-"""Options that do not change the duration of a step on a batch that is on the device already."""
-
 Fed = tuple[Source, Pipeline[Any]]
 """What a loader reads, and what it makes of it."""
+
+
+class Closed(NamedTuple):
+    """An epoch that the job has closed: its record, on rank 0, and the weights to keep as the best ones."""
+
+    record: dict[str, Any] | None
+    best: dict[str, Any] | None
 
 
 class TrainingRun:
@@ -98,38 +86,28 @@ class TrainingRun:
     def __init__(
         self, config: TrainingOptions, session: Session, *, samples: int, labels: NDArray[np.int64] | None = None
     ) -> None:
-        self._config, self._session, self._folder = config, session, session.folder
+        self._config, self._session = config, session
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
         self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
-        self._useful_block = cache(lambda: useful_block(labels, self.stream))
         self._broken = BrokenSamples(config, session, samples=samples)
         self._stop_signals = StopSignals(self.worker, session.notice)
-        self._trace = SampleTrace(self._folder, self.worker.rank) if config.trace_samples else None
-        self._state = RunState(session, self.stream, self._broken, self._trace, self._ceiling_of())
-        self.start = self._done = self._state.start
+        trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
+        self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
+        self._progress = RunProgress(config, session, self.stream, self._state, self._broken, trace, labels)
+        self.start = self._state.start
         self._parts: dict[str, Stateful] = {}
         self._context: StepContext
         self._loader: Loader
-        self._meter: EpochMeter
-        self._live_metrics: LiveMetrics
-        self._ends_epoch = False
         self._validation_seconds: float | None = None
-        self._closed: tuple[dict[str, Any] | None, dict[str, Any] | None] | None = None
+        self._newest: Step | None = None
+        self._closed: Closed | None = None
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
 
     @property
     def _on_gpu(self) -> bool:
         return self.worker.device.type == "cuda"
-
-    def _ceiling_of(self) -> dict[str, str]:
-        settings = {
-            name: repr(value) for name, value in asdict(self._config).items() if name not in OPTIONS_WITHOUT_STEP_COST
-        }
-        threads = f"{torch.get_num_threads()} threads of a CPU"
-        on = torch.cuda.get_device_name(self.worker.device) if self._on_gpu else threads
-        return settings | {"world_size": str(self.worker.world_size), "on": on}
 
     # What a job calls before its loop.
 
@@ -239,29 +217,26 @@ class TrainingRun:
         # Otherwise a collection now and then walks all that imports and compilers left, which takes longer than a step.
         gc.collect()
         gc.freeze()
-        self._meter = self._new_meter()
-        self._meter.enter("loop")
-        self._live_metrics = self._new_live_metrics()
-        every, of_run = self._config.checkpoint_every, self._config.epochs * self.stream.samples
-        trace, batches = self._step_trace(), iter(loader)
+        progress, every = self._progress, self._config.checkpoint_every
+        progress.begin(loader)
+        trace, batches = progress.step_trace(), iter(loader)
         for index in range(self.start, self.stream.steps):
             trace.before(index)
-            self._ends_epoch = self.stream.epoch_closed_by(index) is not None
-            step = Step(
+            self._newest = Step(
                 self._context,
                 batches,
-                self._meter,
+                progress.meter,
                 index=index,
-                progress=(index + 0.5) * self.stream.global_batch_size / of_run,
-                ends_epoch=self._ends_epoch,
-                on_update=self._finish_step,
+                progress=(index + 0.5) * self.stream.global_batch_size / (self._config.epochs * self.stream.samples),
+                ends_epoch=self.stream.epoch_closed_by(index) is not None,
+                on_update=progress.finish_step,
             )
-            yield step
-            step.check_end()
-            if step.ends_epoch:
+            yield self._newest
+            self._newest.check_end()
+            if self._newest.ends_epoch:
                 yield from self._finish_epoch(ceiling)
             trace.after(index)
-            if every and self._done % every == 0 and self._state.saved < self._done:
+            if every and progress.done % every == 0 and self._state.saved < progress.done:
                 self._checkpoint()
             if notice := self._stop_signals.poll():
                 self._leave(notice)
@@ -270,7 +245,7 @@ class TrainingRun:
         """Yield warm-up steps, and return the ceiling; see `warm_up`."""
         micro_batch = self.stream.micro_batch(0, self.worker.rank)
         batch = Batch(self._loader.resident_batch(self._config.batch_size), micro_batch)
-        meter, optimizer = self._new_meter(), self._parts["optimizer"]
+        meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
 
@@ -292,61 +267,6 @@ class TrainingRun:
         )
         return measured
 
-    def _new_meter(self) -> EpochMeter:
-        worker = self.worker
-        who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
-        return EpochMeter(worker.device, **who, loader=self._loader)
-
-    def _new_live_metrics(self) -> LiveMetrics:
-        return LiveMetrics(
-            self._meter,
-            batch_size=self._config.batch_size,
-            micro_batches=self._micro_batches,
-            ceiling_images_per_second=self._ceiling_of_rank(),
-            prepared=lambda: self._loader.prepared_batches,
-            publish=self._session.publish,
-        )
-
-    def _ceiling_of_rank(self) -> float | None:
-        share = self._micro_batches / self.stream.micro_batches_per_step
-        return self._state.ceiling * share if self._state.ceiling else None
-
-    def _step_trace(self) -> StepTrace:
-        asked = self._config.profiled or range(0)
-        steps = range(max(asked.start, self.start), min(asked.stop, self.stream.steps))
-        if asked and not steps and self.worker.rank == 0:
-            left = f"steps {self.start} to {self.stream.steps - 1} are left to do"
-            self._session.tell("warning", rank=0, text=f"--profile-steps {self._config.profile_steps}: only {left}")
-        trace = StepTrace(steps, self.worker.rank, self.worker.device, self._folder.write)
-        if steps:
-            self._meter.on_stage = trace.stage
-        return trace
-
-    def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
-        """Count a step, record its samples, and report the progress to the driver.
-
-        Raises:
-            DataError: see `Step.update`.
-        """
-        self._meter.replaced += sum(micro_batch.replaced for micro_batch in micro_batches)
-        if self._trace is not None:
-            for micro_batch in micro_batches:
-                self._trace.add(micro_batch)
-        steps, step = self.stream.steps, self._done
-        self._done += 1
-        self._meter.end_step()
-        self._broken.after_step(self._done)
-        if step == self.start:
-            self._session.tell_start(step=step, steps=steps)
-        self._session.tell_progress(
-            step=self._done,
-            steps=steps,
-            epoch=self.stream.epoch_of(step),
-            epochs=self._config.epochs,
-            samples_consumed=self.stream.state(self._done)["samples_consumed"],
-        )
-        self._live_metrics.step()
-
     # The end of an epoch.
 
     @contextmanager
@@ -356,7 +276,7 @@ class TrainingRun:
         BatchNorm's statistics become those of all ranks, and the moving average takes them over.
         """
         began = time.perf_counter()
-        with self._meter.stage("validation"):
+        with self._progress.meter.stage("validation"):
             self._context.statistics.average(self.worker)
             for part in self._parts.values():
                 if isinstance(part, AveragedModel):
@@ -376,58 +296,44 @@ class TrainingRun:
         Raises:
             UsageError: the step ends no epoch, the epoch is closed already, or nothing was validated.
         """
-        self._require(self._ends_epoch, "call `run.close_epoch` once, only where `step.ends_epoch`")
-        self._require(
-            self._validation_seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`"
-        )
+        if self._newest is not None:
+            self._newest.check_end()
+        is_open = self._newest is not None and self._newest.ends_epoch and self._closed is None
+        self._require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
+        seconds, self._validation_seconds = self._validation_seconds, None
+        self._require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         self._require(score in metrics, f"score={score!r} is none of the metrics: {', '.join(metrics)}")
-        self._broken.exchange()
-        segments = self._state.gather(self._meter.record())
-        record = None
-        if self.worker.rank == 0:
-            record = epoch_record(
-                segments,
-                epoch=self.stream.epoch_closed_by(self._done - 1) or 0,
-                step=self._done,
-                samples_consumed=self.stream.state(self._done)["samples_consumed"],
-                learning_rate=self._context.learning_rate,
-                validation={**metrics, "seconds": self._validation_seconds, "broken": self._broken.in_validation()},
-                quarantined=sum(each.replaced for segment in segments for each in segment),
-                ceiling_images_per_second=self._state.ceiling,
-                options=self._config,
-                useful_block=self._useful_block,
-            )
-            self._state.add_epoch(record)
-        self._live_metrics.end_epoch()
-        if record is not None:
-            self._session.tell("epoch", record=record)
-        self._ends_epoch, self._validation_seconds = False, None
-        self._closed = record, self._state.best_of(metrics[score], weights)
+        record = self._progress.end_epoch({**metrics, "seconds": seconds}, self._context.learning_rate)
+        self._closed = Closed(record, self._state.best_of(metrics[score], weights))
 
     def _finish_epoch(self, ceiling: RunCeiling) -> Iterator[Step]:
         """Make the epoch's checkpoint, and measure the ceiling again if the epoch disproves it."""
-        self._require(self._closed, f"call `run.close_epoch` at the end of an epoch, here step {self._done - 1}")
-        assert self._closed is not None
-        (record, best), self._closed = self._closed, None
-        yield from ceiling.doubt(record, is_last=self._done == self.stream.steps)
-        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank()
-        self._meter.reset()
-        self._checkpoint(best)
+        closed, self._closed = self._closed, None
+        if closed is None:
+            raise self._error(
+                f"`run.close_epoch` was not called at the end of an epoch, in step {self._progress.done - 1}"
+            )
+        yield from ceiling.doubt(closed.record, is_last=self._progress.done == self.stream.steps)
+        self._progress.begin_epoch()
+        self._checkpoint(closed.best)
 
     def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
-        with self._meter.stage("checkpoint"):
-            self._state.save(self._done, self._meter.record(), best)
+        with self._progress.meter.stage("checkpoint"):
+            self._state.save(self._progress.done, self._progress.meter.record(), best)
 
     def _leave(self, notice: Notice) -> None:
         """Make a checkpoint of all that is done, and leave once it is saved."""
-        if self._state.saved < self._done:
+        if self._state.saved < self._progress.done:
             self._checkpoint()
         self._session.finish()
         if self.worker.rank == 0:
-            self._session.tell("event", event="left", notice=notice, step=self._done)
+            self._session.emit(Left(notice=notice, step=self._progress.done))
         self.worker.barrier()
         raise Interrupted(notice)
 
     def _require(self, holds: object, otherwise: str) -> None:
         if not holds:
-            raise UsageError(f"the training loop is wrong: {otherwise}")
+            raise self._error(otherwise)
+
+    def _error(self, text: str) -> UsageError:
+        return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")

@@ -1,0 +1,177 @@
+"""A job's training loop: what it may not leave out."""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.imagenet import Config, make_pipelines
+from raydali.data.loading.make import make_loader
+from raydali.errors import UsageError
+from raydali.launch.worker.step import Step
+from raydali.launch.worker.training_run import TrainingRun
+from raydali.train.step import ForwardBackward
+from tests.support.digits import SHORT, digits_data
+from tests.support.ranks import LocalSession, folder_of
+
+CONFIG = replace(SHORT, epochs=1, ceiling=False, name="run")
+
+
+class Loop:
+    """A whole loop; each test overrides a method with one that leaves something out."""
+
+    def __init__(self, path: Path, config: Config = CONFIG) -> None:
+        self.config, self.data = config, digits_data()
+        self.session = LocalSession(folder_of(path))
+        self.run = TrainingRun(config, self.session, samples=len(self.data.train))
+        self.model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 10))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def register(self) -> None:
+        self.run.register_state(model=self.model, optimizer=self.optimizer)
+
+    def differentiated(self) -> ForwardBackward:
+        criterion = nn.CrossEntropyLoss()
+        return self.run.differentiated(self.model, lambda images, labels: criterion(self.model(images / 255), labels))
+
+    def batches(self, step: Step, differentiated: ForwardBackward) -> None:
+        for batch in step:
+            self.backward(step, differentiated, batch)
+
+    def backward(self, step: Step, differentiated: ForwardBackward, batch: Any) -> None:
+        step.backward(differentiated, batch["images"], batch["labels"])
+
+    def update(self, step: Step) -> None:
+        step.update(self.optimizer)
+
+    def end_epoch(self) -> None:
+        with self.run.validation():
+            metrics = {"top1": 0.5}
+        self.close(metrics)
+
+    def close(self, metrics: dict[str, float]) -> None:
+        self.run.close_epoch(metrics, score="top1", weights=self.model)
+
+    def train(self) -> None:
+        self.register()
+        differentiated = self.differentiated()
+        train, val = make_pipelines(self.config)
+        with self.run.loaders(train=(self.data.train, train), val=(self.data.val, val)) as (loader, _):
+            for step in self.run.steps(loader):
+                self.batches(step, differentiated)
+                self.update(step)
+                if step.ends_epoch:
+                    self.end_epoch()
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """A run freezes what the garbage collector would walk."""
+    yield
+    gc.unfreeze()
+
+
+def nothing(*_: Any) -> None:
+    """What was forgotten."""
+
+
+def twice(call: Callable[..., Any]) -> Callable[..., None]:
+    def called(*args: Any) -> None:
+        call(*args)
+        call(*args)
+
+    return called
+
+
+def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.train()
+    (row,) = loop.session.folder.rows("epochs.jsonl")
+    assert row["step"] == loop.run.stream.steps and row["validation"]["top1"] == 0.5 and row["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        ("register", "run.register_state"),
+        ("batches", "micro-batches were not trained on"),
+        ("backward", "step.backward"),
+        ("update", "step.update"),
+        ("end_epoch", "run.close_epoch"),
+        ("close", "run.close_epoch"),
+    ],
+)
+def test_a_forgotten_call_is_named(tmp_path: Path, part: str, call: str) -> None:
+    loop = Loop(tmp_path)
+    setattr(loop, part, nothing)
+    with pytest.raises(UsageError, match=call):
+        loop.train()
+    assert not loop.session.folder.rows("epochs.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("part", "call"), [("backward", "step.backward"), ("update", "step.update"), ("close", "run.close_epoch")]
+)
+def test_a_call_made_twice_is_named(tmp_path: Path, part: str, call: str) -> None:
+    loop = Loop(tmp_path)
+    setattr(loop, part, twice(getattr(loop, part)))
+    with pytest.raises(UsageError, match=call):
+        loop.train()
+
+
+def test_metrics_need_a_validation_in_its_context(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.end_epoch = lambda: loop.close({"top1": 1.0})  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=r"run\.validation"):
+        loop.train()
+
+
+def test_the_score_is_one_of_the_metrics(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.close = lambda metrics: loop.run.close_epoch(metrics, score="map", weights=loop.model)  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=r"'map'.*top1"):
+        loop.train()
+
+
+def test_an_epoch_is_not_closed_before_its_end(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+
+    def update(step: Step) -> None:
+        step.update(loop.optimizer)
+        if not step.is_warm_up:
+            loop.end_epoch()
+
+    loop.update = update  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="ends_epoch"):
+        loop.train()
+
+
+def test_a_loader_of_another_order_is_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.register()
+    pipeline, order = make_pipelines(CONFIG)[0], replace(loop.run.stream, seed=1)
+    with (
+        make_loader("torch", loop.data.train, pipeline, order) as other,
+        pytest.raises(UsageError, match=r"run\.loaders"),
+    ):
+        next(iter(loop.run.steps(other)))
+
+
+def test_gradients_are_clipped_to_a_norm(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    moved: list[float] = []
+
+    def update(step: Step) -> None:
+        before = nn.utils.parameters_to_vector(loop.model.parameters()).detach().clone()
+        step.update(loop.optimizer, max_norm=1e-3)
+        after = nn.utils.parameters_to_vector(loop.model.parameters()).detach()
+        moved.append((after - before).norm().item())
+
+    loop.update = update  # type: ignore[method-assign]
+    loop.train()
+    assert max(moved) == pytest.approx(0.1 * 1e-3, rel=0.01)
