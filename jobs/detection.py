@@ -10,7 +10,7 @@ Images are fitted into squares. The loop below is all there is to it: copy this 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco import Coco
@@ -23,6 +23,7 @@ from raydali.extras import require_extra
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions
+from raydali.launch.shared_options import OptimizerOptions, require_data
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ImageOptions):
+class Config(OptimizerOptions, ImageOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --image-size"
@@ -62,8 +63,6 @@ class Config(ImageOptions):
     """Training: smallest and largest share of an image's area that a window takes."""
     flip_probability: float = 0.5
     """Training: how often an image is mirrored."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """sgd, with momentum; or adamw."""
     learning_rate: float | None = None
     """The highest learning rate, at the end of the warm-up. Default: for each 16 images of the global batch 0.01, or
     0.0001 with adamw."""
@@ -77,10 +76,7 @@ class Config(ImageOptions):
     def __post_init__(self) -> None:
         """Refuse what cannot be; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
-        for name in ("annotations", "val_data", "val_annotations"):
-            value = getattr(self, name)
-            if value is not None and self.data is None:
-                raise UsageError(f"--{name.replace('_', '-')} {value} needs the training images too: give --data")
+        require_data(self, self.data, "annotations", "val_data", "val_annotations")
         for name in ("cuda_graph", "compile"):
             if getattr(self, name):
                 raise UsageError(f"--{name.replace('_', '-')} is not for detectors, whose shapes change: leave it out")
@@ -120,14 +116,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
     run = TrainingRun(config, session, samples=len(data.train))
     model = build_detector(config.model, len(data.train.classes))
     model = run.synchronized(model.to(run.worker.device).to(memory_format=torch.channels_last))
-    per_16_images = {"sgd": 0.01, "adamw": 1e-4}[config.optimizer]
-    peak = config.learning_rate or per_16_images * run.stream.global_batch_size / 16
+    peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 16
     optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     differentiated = run.differentiated(model, detection_loss(model))
-    train_pipeline, val_pipeline = make_pipelines(config, max_boxes=data.train.most_boxes)
-    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+    pipelines = make_pipelines(config, max_boxes=data.train.most_boxes)
+    with run.loaders(data, pipelines) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
             for batch in step:
@@ -186,8 +181,7 @@ def main() -> None:
         name="detection",
         train=train,
         data=data,
-        samples=len(data.train),
-        fingerprint=data.train.fingerprint,
+        source=data.train,
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

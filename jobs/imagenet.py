@@ -19,10 +19,10 @@ from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
+from raydali.launch.shared_options import ClassifierOptions, RegularizationOptions, require_data
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ImageOptions):
+class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "images stored nearer to --image-size (`raydali prepare`, for class folders)"
@@ -61,26 +61,12 @@ class Config(ImageOptions):
     """The highest learning rate, at the end of the warm-up. Default: 0.1 for each 256 images of the global batch."""
     momentum: float = 0.9
     """Of SGD with Nesterov's momentum."""
-    label_smoothing: float = 0.1
-    """Share of the target that is spread over all classes."""
-    mixup: float = 0.0
-    """Alpha of mixup; 0: off."""
-    cutmix: float = 0.0
-    """Alpha of cutmix; 0: off. With mixup too, each micro-batch gets one of the two."""
-    ema_decay: float = 0.0
-    """Decay of an exponential moving average of the weights, which is then what is validated; 0: off."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
         super().__post_init__()
-        for name, value in (("--val-data", self.val_data), ("--root", self.root)):
-            if value is not None and self.data is None:
-                raise UsageError(f"{name} {value} needs the training images too: give --data")
+        require_data(self, self.data, "val_data", "root")
         require(self, "momentum", least=0, below=1)
-        require(self, "label_smoothing", least=0, below=1)
-        require(self, "mixup", least=0)
-        require(self, "cutmix", least=0)
-        require(self, "ema_decay", least=0, below=1)
 
 
 DIGITS = Config(
@@ -141,8 +127,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
     network, evaluated = Normalized(model).to(device), Normalized(ema.module if ema else model).to(device)
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
-    train_pipeline, val_pipeline = make_pipelines(config)
-    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+    with run.loaders(data, make_pipelines(config)) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
             for batch in step:
@@ -193,8 +178,7 @@ def main() -> None:
         name="imagenet",
         train=train,
         data=data,
-        samples=len(data.train),
-        fingerprint=data.train.fingerprint,
+        source=data.train,
         labels=data.train.labels,
         unchangeable=unchangeable,
     )

@@ -119,8 +119,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(device)
     differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(from_8_bits(inputs), targets))
-    train_pipeline, val_pipeline = make_pipelines(config)
-    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+    with run.loaders(data, make_pipelines(config)) as (loader, val_loader):
         examples = Examples(session.folder, val_loader)
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
@@ -165,8 +164,7 @@ def main() -> None:
         name="restoration",
         train=train,
         data=data,
-        samples=len(data.train),
-        fingerprint=data.train.fingerprint,
+        source=data.train,
         unchangeable=("channels", "blocks"),
     )
     launch(job, config, console)

@@ -11,7 +11,7 @@ file and change it. The driver runs `main`, every worker `train`.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
@@ -19,10 +19,10 @@ from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
 from raydali.data.tasks.video import TrainClips, ValidationClips
-from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
-from raydali.launch.options import TrainingOptions, require
+from raydali.launch.options import require
+from raydali.launch.shared_options import ClassifierOptions, OptimizerOptions, require_data
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainingOptions):
+class Config(OptimizerOptions, ClassifierOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
     smaller_data = "videos stored nearer to --resize-size"
@@ -67,20 +67,13 @@ class Config(TrainingOptions):
     """Training: how often a clip is mirrored."""
     decoders: int | None = None
     """Clips that each GPU decodes at once. Default: three for two of its video engines."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """sgd, with momentum; adamw, for transformers such as MViT and Swin."""
-    label_smoothing: float = 0.1
-    """Share of the target that is spread over all classes."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the stream and the pipelines check what is theirs."""
         super().__post_init__()
-        for name, value in (("--val-data", self.val_data), ("--root", self.root)):
-            if value is not None and self.data is None:
-                raise UsageError(f"{name} {value} needs the training videos too: give --data")
+        require_data(self, self.data, "val_data", "root")
         check_clips(self.sequence_length, self.stride, self.step)
         require(self, "decoders", least=1)
-        require(self, "label_smoothing", least=0, below=1)
 
 
 DISCS = Config(
@@ -125,18 +118,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     device = run.worker.device
     model = build_video_model(config.model, len(data.train.videos.classes))
     model = run.synchronized(model.to(device).to(memory_format=torch.channels_last_3d))
-    per_64_clips = {"sgd": 0.01, "adamw": 1e-4}[config.optimizer]
-    peak = config.learning_rate or per_64_clips * run.stream.global_batch_size / 64
+    peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 64
     optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     network = Normalized(model, KINETICS_MEAN, KINETICS_STD).to(device)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
-    train_pipeline, val_pipeline = make_pipelines(config)
     make = partial(make_video_loader, decoders=config.decoders)
-    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline), make=make) as loaders:
-        loader, val_loader = loaders
+    with run.loaders(data, make_pipelines(config), make=make) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
             for batch in step:
@@ -196,8 +186,7 @@ def main() -> None:
         name="video",
         train=train,
         data=data,
-        samples=len(data.train),
-        fingerprint=data.train.fingerprint,
+        source=data.train,
         labels=data.train.all_labels,
         unchangeable=("model", "optimizer"),
     )

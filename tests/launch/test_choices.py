@@ -13,6 +13,7 @@ import torch
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
@@ -170,10 +171,22 @@ def test_a_window_of_blocks_is_chosen_once() -> None:
     assert with_kept(IN_BLOCKS, asdict(options)).shuffle_window == window
 
 
+class SortedSource(LabeledFiles):
+    """Samples sorted by class, of which only the number and the fingerprint matter."""
+
+    fingerprint = "f"
+
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return len(SORTED)
+
+
 @pytest.mark.parametrize("block", [0, 8])
 def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
     folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
-    job = Job(name="imagenet", train=print, data=None, samples=len(SORTED), fingerprint="f", labels=SORTED)
+    job = Job(name="imagenet", train=print, data=None, source=SortedSource(), labels=SORTED)
     settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
     del settings["shuffle_window"]
     folder.write_json("config.json", settings)

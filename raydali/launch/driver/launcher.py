@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources.source import Source
 from raydali.errors import StartError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
@@ -46,18 +47,22 @@ class Job:
         name: what names of runs begin with.
         train: `train(options, data, session)`, called in every worker.
         data: for every worker; put into Ray's object store, so that those of a node share one copy.
-        samples, fingerprint: the size of the training set, and a hash of its index.
-        labels: of the training set, int64 (N,), where each sample has one: a run in blocks mixes them.
-        unchangeable: settings that a resume must repeat beside the stream's, or the weights would be others.
+        source: the training set.
+        labels: of the training set, int64 (N,), if each sample has one: a run in blocks mixes them.
+        unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
     """
 
     name: str
     train: Callable[..., None]
     data: Any
-    samples: int
-    fingerprint: str
+    source: Source
     labels: NDArray[np.int64] | None = None
     unchangeable: Sequence[str] = ()
+
+    @property
+    def samples(self) -> int:
+        """Number of training samples."""
+        return len(self.source)
 
 
 def launch(job: Job, options: LaunchOptions, console: Console) -> None:
@@ -181,7 +186,7 @@ def _warn_of_idle_workers(options: LaunchOptions, workers: int, console: Console
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
-    return asdict(options) | {"samples": job.samples, "fingerprint": job.fingerprint}
+    return asdict(options) | {"samples": job.samples, "fingerprint": job.source.fingerprint}
 
 
 def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:

@@ -3,7 +3,7 @@
     run = TrainingRun(config, session, samples=len(data.train))
     run.register_state(model=model, optimizer=optimizer)
     differentiated = run.differentiated(model, lambda images, labels: criterion(model(images), labels))
-    with run.loaders(train=(data.train, train_pipeline), val=(data.val, val_pipeline)) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline, val_pipeline)) as (loader, val_loader):
         for step in run.steps(loader):
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["labels"])
@@ -32,7 +32,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.source import Source
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
@@ -55,8 +55,7 @@ from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up, warm_up_steps
 
-Fed = tuple[Source, Pipeline[Any]]
-"""What a loader reads, and what it makes of it."""
+Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
 
 class Closed(NamedTuple):
@@ -166,11 +165,13 @@ class TrainingRun:
 
     @contextmanager
     def loaders(
-        self, *, train: Fed, val: Fed, make: Callable[..., Loader] = make_loader
+        self, data: TrainAndVal[Any], pipelines: Pipelines, *, make: Callable[..., Loader] = make_loader
     ) -> Iterator[tuple[Loader, Loader]]:
-        """Make the loaders of the training and the validation set: each a source and its pipeline.
+        """Make the loaders of the training and the validation set, and close them in the end.
 
         Args:
+            data: the sources of both.
+            pipelines: of the training and of the validation samples.
             make: called as `make_loader` is.
         """
         options = LoaderOptions(
@@ -180,10 +181,11 @@ class TrainingRun:
             threads=self.worker.cpus,
             quarantine=self._broken.of,
         )
-        in_order = OrderedPass(samples=len(val[0]), batch_size=self._config.batch_size)
+        (train, val), name = pipelines, self._config.loader
+        in_order = OrderedPass(samples=len(data.val), batch_size=self._config.batch_size)
         with (
-            make(self._config.loader, *train, self.stream, start=self.start, **options) as loader,
-            make(self._config.loader, *val, in_order, **options) as val_loader,
+            make(name, data.train, train, self.stream, start=self.start, **options) as loader,
+            make(name, data.val, val, in_order, **options) as val_loader,
         ):
             yield loader, val_loader
 

@@ -60,8 +60,7 @@ class Loop:
     def train(self) -> None:
         self.register()
         differentiated = self.differentiated()
-        train, val = make_pipelines(self.config)
-        with self.run.loaders(train=(self.data.train, train), val=(self.data.val, val)) as (loader, _):
+        with self.run.loaders(self.data, make_pipelines(self.config)) as (loader, _):
             for step in self.run.steps(loader):
                 self.batches(step, differentiated)
                 self.update(step)

@@ -1,0 +1,57 @@
+"""Options that several jobs share, by subject: a job's Config takes them in as base classes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from raydali.errors import UsageError
+from raydali.launch.options import TrainingOptions, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(TrainingOptions):
+    """The optimiser, where a job has a choice."""
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """sgd, with momentum; or adamw, for transformers and small data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierOptions(TrainingOptions):
+    """The loss of a classifier."""
+
+    label_smoothing: float = 0.1
+    """Share of the target that is spread over all classes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "label_smoothing", least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegularizationOptions(TrainingOptions):
+    """Mixed images and averaged weights."""
+
+    mixup: float = 0.0
+    """Alpha of mixup; 0: off."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0: off. With mixup too, each micro-batch gets one of the two."""
+    ema_decay: float = 0.0
+    """Decay of an exponential moving average of the weights, which is validated instead of them; 0: off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "mixup", least=0)
+        require(self, "cutmix", least=0)
+        require(self, "ema_decay", least=0, below=1)
+
+
+def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:
+    """Refuse options of these names if `--data` is not given.
+
+    Raises:
+        UsageError: naming the option and its value.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and data is None:
+            raise UsageError(f"--{name.replace('_', '-')} {value} needs the training set too: give --data")
