@@ -21,6 +21,7 @@ from raydali.data.sources.image_folder import ImageFolder
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, descendants, environment, head, kill, wait_until_gone
+from tests.support.messages import mentions
 from tests.support.records import epoch_line, rank_record
 
 README, FILES, CLUSTERS = (
@@ -97,8 +98,8 @@ def test_the_demo_is_the_one_shown() -> None:
     (shown,) = blocks("text")
     train, val = (len(ImageFolder.scan(f"{digits_folder()}/{split}")) for split in ("train", "val"))
     steps = DIGITS.epochs * train // (2 * DIGITS.batch_size)
-    assert f"{train} training and {val} validation images of 10 classes\n" in shown
-    assert f"started at step 0 of {steps}: 2 workers on cpu, " in shown
+    assert mentions(shown, f"{train} {val} 10 classes")
+    assert mentions(shown, f"step 0 {steps} 2 workers")
     assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.MULTILINE)) == DIGITS.epochs
 
 
@@ -228,7 +229,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     code, output = run(TRAIN, env, tmp_path / "again")
     assert code == 0 and output.endswith("is finished: nothing left to do\n"), output
     code, output = run(TRAIN.replace("resnet18", "resnet34"), env, tmp_path / "other")
-    assert code == 2 and "model was 'resnet18', now 'resnet34'" in output.splitlines()[-1], output
+    assert code == 2 and mentions(output.splitlines()[-1], "resnet18 resnet34"), output
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ def test_submitting_to_a_cluster_behind_a_token(
             assert_as_shown(f"{told}finished: s3://my-bucket/runs/pets", finished="s3://my-bucket/runs/pets")
             other = SUBMIT.replace("resnet18", "resnet34")
             code, output = run(other, env | {"RAY_ADDRESS": address}, tmp_path / "refused")
-            assert code == 1 and "model was 'resnet18', now 'resnet34'" in output, output
+            assert code == 1 and mentions(output, "resnet18 resnet34"), output
         for name, value in env.items():
             if name.startswith("AWS_"):
                 monkeypatch.setenv(name, value)

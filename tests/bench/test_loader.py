@@ -25,6 +25,7 @@ from raydali.bench.loader.measurement import Delivered, MeasurementFailed, measu
 from raydali.data.loading.loader import Batch
 from raydali.errors import CommandFailed, UsageError
 from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+from tests.support.messages import mentioning
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
 
@@ -117,7 +118,7 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     assert rows.keys() == images.keys()
     assert (rows["raydali", "uint8"]["to_torchvision"], rows["raydali", "float32"]["to_torchvision"]) == (1.5, 2.5)
     assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
-    with pytest.raises(UsageError, match="--pixels uint8,half: 'half' is none of them"):
+    with pytest.raises(UsageError, match=mentioning("--pixels uint8,half half")):
         command.main(replace(options, pixels="uint8,half"))
 
 
@@ -133,7 +134,7 @@ def test_a_loader_that_fails_loses_no_other_row(
     monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", pixels="uint8", json=str(file))
-    with pytest.raises(CommandFailed, match=r"(?s)native on CPU: .*no disk"):
+    with pytest.raises(CommandFailed, match=r"native on CPU: .*\n.*no disk"):
         command.main(options)
     native, raydali, spdl = json.loads(file.read_text())["rows"]
     assert "no disk" in native["error"] and native["images_per_second"] is None
@@ -222,30 +223,30 @@ def test_the_published_table(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpus": "4"}, "--gpus 4: this machine has 1 GPU: ask for 1 at most"),
-        ({"gpus": "one"}, "--gpus must be numbers .* not 'one'"),
-        ({"gpus": "-1"}, "--gpus must be numbers .* not '-1'"),
-        ({"loaders": "raydali,dalli"}, "--loaders raydali,dalli: 'dalli' is none of them: choose from raydali,native,"),
-        ({"loaders": ","}, "--loaders names none"),
-        ({"batch_size": 65}, "64 images are fewer than the 65 .* lower --batch-size, or --make 65"),
-        ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
-        ({"seconds": 0.0}, "--seconds must be above 0, not 0.0"),
-        ({"data": "s3://bucket/images"}, "s3://bucket/images: .* give a copy on a disk"),
-        ({"data": "/nowhere"}, "/nowhere is missing"),
-        ({"json": "/nowhere/loaders.json"}, "--json /nowhere/loaders.json cannot be written"),
-        ({"plot": "/"}, "--plot / cannot be written"),
+        ({"gpus": "4"}, "--gpus 4 1"),
+        ({"gpus": "one"}, "--gpus one"),
+        ({"gpus": "-1"}, "--gpus -1"),
+        ({"loaders": "raydali,dalli"}, "--loaders raydali,dalli dalli raydali,native"),
+        ({"loaders": ","}, "--loaders"),
+        ({"batch_size": 65}, "64 65 --batch-size --make"),
+        ({"batch_size": 0}, "--batch-size 1 0"),
+        ({"seconds": 0.0}, "--seconds 0 0.0"),
+        ({"data": "s3://bucket/images"}, "s3://bucket/images"),
+        ({"data": "/nowhere"}, "/nowhere"),
+        ({"json": "/nowhere/loaders.json"}, "--json /nowhere/loaders.json"),
+        ({"plot": "/"}, "--plot /"),
     ],
 )
 @pytest.mark.usefixtures("no_measuring")
 def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"])
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         command.main(replace(OPTIONS, **changes))
 
 
 @pytest.mark.usefixtures("no_measuring")
 def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
-    with pytest.raises(UsageError, match=f"20 images in {folder} are fewer than the 32"):
+    with pytest.raises(UsageError, match=mentioning(f"20 images {folder} 32")):
         command.main(replace(OPTIONS, data=str(folder), batch_size=32))
 
 

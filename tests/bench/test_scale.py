@@ -11,6 +11,7 @@ from raydali.bench.scale import command, components
 from raydali.bench.scale.command import ScaleBench
 from raydali.errors import CommandFailed, UsageError
 from raydali.run.folder import RunFolder
+from tests.support.messages import mentioning, mentions
 
 OPTIONS = ScaleBench(ranks="1,4,16", samples=20_000, epochs=3, batch_size=64)
 
@@ -26,7 +27,7 @@ def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert figures["epochs.jsonl of the run"][16] == 3 * line[16]
     assert len(set(figures["the index, once a node"].values())) == 1
     output = capsys.readouterr().out
-    assert "20,000 samples, 3 epochs, batches of 64 a worker" in output and "connect with each other (gloo)" in output
+    assert mentions(output, "20,000 samples 3 epochs 64 worker") and "connect with each other (gloo)" in output
 
 
 def test_a_line_is_as_long_as_a_run_writes_it(tmp_path: Path) -> None:
@@ -40,9 +41,7 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
-    with pytest.raises(
-        CommandFailed, match=r"meet at the store, 1: 1002 files must be open at once, and .* allows 256"
-    ):
+    with pytest.raises(CommandFailed, match=mentioning("store 1 1002 files 256")):
         command.main(replace(OPTIONS, ranks="1"))
     assert "epochs.jsonl of the run" in capsys.readouterr().out
 
@@ -50,14 +49,14 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"ranks": "1,x"}, "--ranks must be numbers from 1 to 16384 such as 1,64,1024, not '1,x'"),
-        ({"ranks": "0"}, "--ranks must be numbers from 1"),
-        ({"ranks": "99999"}, "--ranks must be numbers from 1"),
-        ({"epochs": 0}, "--epochs must be at least 1, not 0"),
-        ({"samples": 100}, "100 samples are fewer than the 1024 of one step of 16 workers: raise --samples, or lower"),
-        ({"json": "/nowhere/scale.json"}, "--json /nowhere/scale.json cannot be written"),
+        ({"ranks": "1,x"}, "--ranks 1 16384 1,64,1024 1,x"),
+        ({"ranks": "0"}, "--ranks 1"),
+        ({"ranks": "99999"}, "--ranks 1"),
+        ({"epochs": 0}, "--epochs 1 0"),
+        ({"samples": 100}, "100 1024 16 --samples"),
+        ({"json": "/nowhere/scale.json"}, "--json /nowhere/scale.json"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         command.main(replace(OPTIONS, **options))

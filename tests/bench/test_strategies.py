@@ -20,6 +20,7 @@ from raydali.bench.strategies.metrics import NOTHING, STRATEGIES, balance, figur
 from raydali.bench.strategies.plot import plot
 from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
 from raydali.errors import CommandFailed, UsageError
+from tests.support.messages import mentioning, mentions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = StrategiesBench(
@@ -78,8 +79,8 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
     for figure in ("memory", "memory_balance", "busy_seconds", "busy_balance", "to_one"):
         assert row[figure] is None
     heard = capfd.readouterr()
-    assert "left out: DataParallel, DDP + SyncBatchNorm: they need at least 2 GPUs, and this is on the CPU" in heard.err
-    assert "DDP, 2 processes, fp32, dali" in heard.out
+    assert mentions(heard.err, "DataParallel DDP SyncBatchNorm 2 GPUs")
+    assert mentions(heard.out, "DDP 2 fp32 dali")
 
 
 def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with_gpus(monkeypatch, 4)
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
-    with pytest.raises(CommandFailed, match=r"DataParallel, 4 GPUs, amp, dali: .*\nout of memory"):
+    with pytest.raises(CommandFailed, match=mentioning("DataParallel 4 amp dali")):
         command.main(options)
     written = json.loads(Path(files["json"]).read_text())
     assert written["settings"]["gpus"] == 4
@@ -231,29 +232,29 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 0}, "--steps must be at least 1, not 0"),
-        ({"workers": 0}, "--workers must be at least 1, not 0"),
-        ({"timeout": math.inf}, "--timeout must be above 0, not inf"),
-        ({"loaders": "torch,native"}, "'native' is none of them: choose from torch,dali"),
-        ({"strategies": "one,fsdp"}, "--strategies one,fsdp: 'fsdp' is none of them: choose from one,dp,ddp,sync-bn"),
-        ({"strategies": ","}, "--strategies names none: choose from one,dp,ddp,sync-bn"),
-        ({"precisions": "bf16"}, "--precisions bf16: 'bf16' is none of them: choose from fp32,amp"),
-        ({"strategies": "dp,sync-bn"}, "--strategies dp,sync-bn need at least 2 GPUs, and this is on the CPU: add one"),
-        ({"model": "resnet51"}, "resnet51 is not a model .*resnet50"),
-        ({"gpus": -1}, "--gpus must be numbers of GPUs such as 1,2,4, not '-1'"),
-        ({"gpus": 1000}, "--gpus 1000: this machine has .*: ask for"),
+        ({"steps": 0}, "--steps 1 0"),
+        ({"workers": 0}, "--workers 1 0"),
+        ({"timeout": math.inf}, "--timeout 0"),
+        ({"loaders": "torch,native"}, "native torch,dali"),
+        ({"strategies": "one,fsdp"}, "--strategies one,fsdp fsdp one,dp,ddp,sync-bn"),
+        ({"strategies": ","}, "--strategies one,dp,ddp,sync-bn"),
+        ({"precisions": "bf16"}, "--precisions bf16 fp32,amp"),
+        ({"strategies": "dp,sync-bn"}, "--strategies dp,sync-bn 2"),
+        ({"model": "resnet51"}, "resnet51 resnet50"),
+        ({"gpus": -1}, "--gpus 1,2,4 -1"),
+        ({"gpus": 1000}, "--gpus 1000"),
         (
             {"batch_size": 17},
-            r"32 images are fewer than the 34 that batches of 17 on CPU .*lower --batch-size, or --make 34",
+            "32 34 17 --batch-size --make",
         ),
-        ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
-        ({"data": "/nowhere"}, "/nowhere is missing"),
-        ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json cannot be written"),
-        ({"plot": "/"}, "--plot / cannot be written"),
+        ({"data": "s3://bucket/folder"}, "s3://bucket/folder"),
+        ({"data": "/nowhere"}, "/nowhere"),
+        ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json"),
+        ({"plot": "/"}, "--plot /"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         command.main(replace(OPTIONS, **changed))
 
 

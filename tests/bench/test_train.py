@@ -25,6 +25,7 @@ from raydali.bench.train.plot import lost, plot
 from raydali.bench.train.rank import TrainTask, measure
 from raydali.bench.train.segments import beside
 from raydali.errors import CommandFailed, UsageError
+from tests.support.messages import mentioning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = TrainBench(
@@ -169,7 +170,7 @@ def fail_on_rank_1(folder: str, rank: int, port: int) -> None:
 
 def test_ranks_are_ended_in_time() -> None:
     seconds = 1234.5
-    with pytest.raises(RanksFailed, match=r"not done within 3 s .*raise --timeout"):
+    with pytest.raises(RanksFailed, match=mentioning("3 --timeout")):
         run_ranks(sleep, seconds, 1, timeout=3)
     # What they started is ended too.
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -177,7 +178,7 @@ def test_ranks_are_ended_in_time() -> None:
 
 
 def test_one_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 1: Traceback.*this is rank 1"):
+    with pytest.raises(RanksFailed, match=mentioning("rank 1")):
         run_ranks(fail_on_rank_1, str(tmp_path), 2, timeout=240)
     written = filter(None, (file.read_text() for file in tmp_path.iterdir()))  # one may be ended before it could write
     assert not any(Path("/proc", pid).exists() for pid in written)
@@ -265,25 +266,25 @@ def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 0}, "--steps must be at least 1, not 0"),
-        ({"batch_size": -1}, "--batch-size must be at least 1, not -1"),
-        ({"make": 0}, "--make must be at least 1, not 0"),
-        ({"timeout": 0.0}, "--timeout must be above 0, not 0"),
-        ({"loaders": "raydali,nativ"}, "'nativ' is none of them: choose from raydali,native,torchvision,synthetic"),
-        ({"loaders": ","}, "--loaders names none"),
-        ({"models": ""}, "--models names none"),
-        ({"models": "resnet51"}, "resnet51 is not a model .*resnet50"),
-        ({"gpus": "two"}, "--gpus must be numbers of GPUs such as 1,2,4, not 'two'"),
-        ({"gpus": "0,1000"}, "--gpus 0,1000: this machine has .*: ask for"),
-        ({"batch_size": 65}, r"64 images are fewer than the 65 .*: lower --batch-size, or --make 65"),
-        ({"data": "s3://bucket/folder"}, "s3://bucket/folder: the other loaders read local folders alone"),
-        ({"data": "/nowhere"}, "/nowhere is missing"),
-        ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json cannot be written"),
-        ({"plot": "/"}, "--plot / cannot be written"),
+        ({"steps": 0}, "--steps 1 0"),
+        ({"batch_size": -1}, "--batch-size 1 -1"),
+        ({"make": 0}, "--make 1 0"),
+        ({"timeout": 0.0}, "--timeout 0"),
+        ({"loaders": "raydali,nativ"}, "nativ raydali,native,torchvision,synthetic"),
+        ({"loaders": ","}, "--loaders"),
+        ({"models": ""}, "--models"),
+        ({"models": "resnet51"}, "resnet51 resnet50"),
+        ({"gpus": "two"}, "--gpus 1,2,4 two"),
+        ({"gpus": "0,1000"}, "--gpus 0,1000"),
+        ({"batch_size": 65}, "64 65 --batch-size --make"),
+        ({"data": "s3://bucket/folder"}, "s3://bucket/folder"),
+        ({"data": "/nowhere"}, "/nowhere"),
+        ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json"),
+        ({"plot": "/"}, "--plot /"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         command.main(replace(OPTIONS, **changed))
 
 

@@ -16,6 +16,7 @@ from raydali.errors import UsageError
 from raydali.host import checks
 from raydali.host.checks import Node, Row, failed_checks, rows
 from raydali.host.facts import Gpu, Host, this_host
+from tests.support.messages import mentioning, mentions
 
 VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.15.0", "raydali": "0.1.0"}
 GPU = Gpu(name="NVIDIA H200", free=138 << 30, total=140 << 30)
@@ -125,7 +126,7 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert marker.path() == "" and marker.why_not_here() == ""
     marker.remove()
     assert list((tmp_path / "runs").iterdir()) == []
-    assert "what the driver wrote is not seen here" in marker.why_not_here()
+    assert mentions(marker.why_not_here(), "driver not here")
     (tmp_path / "file").write_text("")
     assert "file" in Marker(str(tmp_path / "file"), "key").path()
 
@@ -150,9 +151,9 @@ def test_without_a_cluster_or_an_answer_it_is_bad_usage(monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match="set RAY_ADDRESS"):
         main(Doctor(cluster=True))
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"no Ray answers at RAY_ADDRESS=http://127.0.0.1:9"):
+    with pytest.raises(UsageError, match=mentioning("RAY_ADDRESS=http://127.0.0.1:9")):
         main(Doctor(cluster=True))
-    with pytest.raises(UsageError, match=r"--json no/such/found.json cannot be written"):
+    with pytest.raises(UsageError, match=mentioning("--json no/such/found.json")):
         main(Doctor(cluster=True, json="no/such/found.json"))
 
 

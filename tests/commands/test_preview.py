@@ -18,6 +18,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
 from raydali.report import contact_sheet
 from raydali.report.contact_sheet import Sheet
+from tests.support.messages import mentioning
 from tests.support.pictures import encoded, photograph
 
 SMALL: dict[str, Any] = {"batch_size": 4, "image_size": 32, "resize_size": 40, "device": "cpu"}
@@ -97,7 +98,7 @@ def test_an_id_that_comes_twice_is_told(data: Path, tmp_path: Path, monkeypatch:
     asked = Stream.micro_batches
     monkeypatch.setattr(Stream, "micro_batches", lambda self, rank, world_size, start=0: asked(self, 0, 1, start=start))
     output = tmp_path / "sheet.png"
-    with pytest.raises(DataError, match=r"4 of 8 ids come more than once: id \d+ at rank 0, 1: each must come once"):
+    with pytest.raises(DataError, match=mentioning("4 8 ids rank 0 1")):
         main(Preview(data=str(data), output=str(output), **SMALL))
     assert output.exists()
 
@@ -113,24 +114,24 @@ def test_the_defaults_are_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "--device gpu is no device: give cpu, or the number of a GPU, from 0"),
-        ({"device": "-1"}, "--device -1 is no device"),
-        ({"device": "3"}, "--device 3: this machine has 2 GPUs, numbered from 0: give cpu or a lower number"),
-        ({"workers": 0}, r"--workers must lie in 1\.\.64, not 0"),
-        ({"workers": 65}, r"--workers must lie in 1\.\.64, not 65"),
-        ({"show": 33}, r"--show must lie in 1\.\.32, not 33"),
-        ({"batch_size": 0}, "--batch-size must be at least 1, not 0"),
-        ({"workers": 6}, "--workers 6 with --batch-size 4 needs 24 images, there are 20: lower one"),
-        ({"workers": 4, "pipeline": "val"}, "--workers 4 with --batch-size 4 needs 13 images, there are 10: lower one"),
-        ({"output": "{tmp}/none/sheet.png"}, "--output .*none/sheet.png cannot be written: give a file in a folder"),
-        ({"output": "{tmp}/folder.png"}, "--output .*folder.png cannot be written: give a file in a folder"),
-        ({"output": "/dev/full/sheet.png"}, "--output /dev/full/sheet.png cannot be written"),
-        ({"output": "{tmp}/sheet.jpg"}, "sheet.jpg is neither .png nor .html: give a file with one of these endings"),
-        ({"data": "{tmp}"}, "no images in the 1 class folders of"),
-        ({"data": "{tmp}/none"}, "none is missing: give a folder of class folders"),
-        ({"data": "{tmp}/empty.csv"}, r"empty\.csv lists no files: write a line path,label"),
-        ({"root": "{tmp}"}, "--root .* is of no use to .*/train: only lists have paths below a root"),
-        ({"pipeline": "val", "resize_size": 8}, "resize_size 8 is below image_size 32.*: try 37"),
+        ({"device": "gpu"}, "--device 0"),
+        ({"device": "-1"}, "--device -1"),
+        ({"device": "3"}, "--device 3 2 0"),
+        ({"workers": 0}, "--workers 1..64 0"),
+        ({"workers": 65}, "--workers 1..64 65"),
+        ({"show": 33}, "--show 1..32 33"),
+        ({"batch_size": 0}, "--batch-size 1 0"),
+        ({"workers": 6}, "--workers 6 --batch-size 4 24 20"),
+        ({"workers": 4, "pipeline": "val"}, "--workers 4 --batch-size 13 10"),
+        ({"output": "{tmp}/none/sheet.png"}, "--output none/sheet.png"),
+        ({"output": "{tmp}/folder.png"}, "--output folder.png"),
+        ({"output": "/dev/full/sheet.png"}, "--output /dev/full/sheet.png"),
+        ({"output": "{tmp}/sheet.jpg"}, "sheet.jpg .png .html"),
+        ({"data": "{tmp}"}, "no images 1 class folders"),
+        ({"data": "{tmp}/none"}, "none class folders"),
+        ({"data": "{tmp}/empty.csv"}, "empty.csv path,label"),
+        ({"root": "{tmp}"}, "--root /train"),
+        ({"pipeline": "val", "resize_size": 8}, "resize_size 8 image_size 32 37"),
     ],
 )
 def test_bad_usage(
@@ -141,7 +142,7 @@ def test_bad_usage(
     (tmp_path / "empty.csv").touch()
     given = {"data": str(data), "output": f"{tmp_path}/sheet.png"} | SMALL | options
     given = {name: value.format(tmp=tmp_path) if isinstance(value, str) else value for name, value in given.items()}
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(UsageError, match=mentioning(message)) as error:
         main(Preview(**given))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "sheet.png").exists()
@@ -149,7 +150,7 @@ def test_bad_usage(
 
 def test_a_full_disk_is_bad_usage(data: Path, tmp_path: Path) -> None:
     (tmp_path / "sheet.png").symlink_to("/dev/full")
-    with pytest.raises(UsageError, match=r"sheet\.png cannot be written: No space left on device; give another file"):
+    with pytest.raises(UsageError, match=mentioning("sheet.png")):
         main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL))
 
 
@@ -157,7 +158,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     for name in ("1.jpg", "2.jpg"):
         (tmp_path / "cat").mkdir(exist_ok=True)
         (tmp_path / "cat" / name).write_bytes(encoded(photograph(size=(60, 40)))[:300])
-    with pytest.raises(DataError, match=r"sample \d cannot be read: .*/cat/\d\.jpg"):
+    with pytest.raises(DataError, match=mentioning("sample /cat/ .jpg")):
         main(Preview(data=str(tmp_path), workers=1, output=f"{tmp_path}/s.png", **SMALL | {"batch_size": 2}))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from raydali import cli
 from raydali.run.folder import RunFolder
+from tests.support.messages import mentions
 from tests.support.report_runs import event, record, start, write
 
 
@@ -100,4 +101,4 @@ def test_a_folder_that_cannot_be_written_to(
 
     monkeypatch.setattr(RunFolder, "write", full)
     assert run(str(folder)) == 2
-    assert "No space left on device; give --output a file" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--output")

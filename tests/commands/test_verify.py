@@ -19,6 +19,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.tar import TarShards
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, KINDS, folder, jpeg
+from tests.support.messages import mentioning, mentions
 from tests.support.pictures import photograph
 from tests.support.tars import packed, tar_cache  # noqa: F401 (a fixture)
 from tests.support.videos import moving, write_video
@@ -54,12 +55,12 @@ def test_train_and_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         folder(tmp_path / split, 9, broken)
     main(Verify(data=str(tmp_path), split="train", workers=1))
     assert "9 samples, none broken" in capsys.readouterr().out
-    with pytest.raises(DataError, match="1 of 18 samples are broken: -o FILE lists them"):
+    with pytest.raises(DataError, match=mentioning("1 18 samples broken")):
         main(Verify(data=str(tmp_path), workers=1))
     assert f"{tmp_path}/val/1/0003.jpg: cannot identify image" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"--split val: .* does not hold train and val: leave it out"):
+    with pytest.raises(UsageError, match=mentioning("--split")):
         main(Verify(data=str(tmp_path / "val"), split="val"))
-    with pytest.raises(UsageError, match="--workers must be at least 1, not 0"):
+    with pytest.raises(UsageError, match=mentioning("--workers 1 0")):
         main(Verify(data=str(tmp_path), workers=0))
 
 
@@ -67,7 +68,7 @@ def test_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder(tmp_path / "images", 9, {4: "cut-short"})
     lines = (f"{source.path(id)},{source.labels[id]}\n" for id in range(9))
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(lines))
-    with pytest.raises(DataError, match="1 of 9 samples are broken"):
+    with pytest.raises(DataError, match=mentioning("1 9 samples broken")):
         main(Verify(data=str(tmp_path / "list.csv"), workers=1))
     assert source.path(4) in capsys.readouterr().out
 
@@ -81,9 +82,9 @@ def test_tar_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "shards/a-0.tar").write_bytes(packed(dict(sorted((members | labels).items()))))
     root = str(tmp_path / "shards")
     output = tmp_path / "broken.txt"
-    with pytest.raises(DataError, match="1 of 6 samples are broken"):
+    with pytest.raises(DataError, match=mentioning("1 6 samples broken")):
         main(Verify(data=root, output=str(output), workers=1))
-    assert f"{root}/a-0.tar:002.jpg: image file is truncated" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, f"{root}/a-0.tar:002.jpg")
     shards = TarShards.scan(root)
     (rest,) = exclude(str(output), shards)
     kept = [0, 1, 3, 4, 5]
@@ -112,7 +113,7 @@ def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
             break
     os.close(master)
     assert process.wait() == 1
-    assert "9/9" in shown.decode() and "1 of 9 samples are broken" in shown.decode()
+    assert "9/9" in shown.decode() and mentions(shown.decode(), "1 9 samples broken")
 
 
 def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +122,7 @@ def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[st
     Path(source.path(1)).write_bytes(b"")
     Path(source.root, "0", os.fsdecode(b"\xff.jpg")).write_bytes(b"")
     output = tmp_path / "broken.txt"
-    with pytest.raises(DataError, match="2 of 3 samples are broken"):
+    with pytest.raises(DataError, match=mentioning("2 3 samples broken")):
         main(Verify(data=source.root, output=str(output), workers=1))
     assert r"/0/\udcff.jpg: cannot identify" in capsys.readouterr().out
     assert b"/0/\xff.jpg\tcannot identify" in output.read_bytes()
@@ -134,7 +135,7 @@ def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     (rest,) = exclude(str(file), source)
     assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (2, 3, 4, 5)]
     assert rest.labels.tolist() == source.labels[2:].tolist() and rest.classes == source.classes
-    assert "lines that name no sample, or none any more: 1, among them 2/none.jpg" in caplog.text
+    assert mentions(caplog.text, "1 2/none.jpg")
     assert exclude(None, source) == [source]
     for text, message in (
         ("nothing.jpg\n", "names none of the samples"),
@@ -143,7 +144,7 @@ def test_what_a_list_may_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         file.write_text(text)
         with pytest.raises(UsageError, match=message):
             exclude(str(file), source)
-    with pytest.raises(UsageError, match=r"--exclude .*gone\.txt cannot be read: No such file or directory; give"):
+    with pytest.raises(UsageError, match=mentioning("--exclude gone.txt")):
         exclude(str(tmp_path / "gone.txt"), source)
 
 
@@ -192,13 +193,13 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = "{0}/{1}/img/{2}.jpg and {0}/{1}/gt/{2}.jpg"
     broken = {pair.format(data, "train", 1), pair.format(data, "test", 2)}
     said = _verified(data, "pairs", broken, capsys)
-    assert "train/gt/1.jpg: 50x60 and 60x50 pixels: the two of a pair must have one size" in said
-    assert "/test/img/2.jpg: image file is truncated" in said and "2 of 6 samples are broken" in said
+    assert mentions(said, "train/gt/1.jpg 50x60 60x50")
+    assert mentions(said, "/test/img/2.jpg") and mentions(said, "2 6 samples broken")
     _verified(data, "pairs", {pair.format(data, "train", 1)}, capsys, split="train")
     assert "3 samples" in _verified(data / "train", "pairs", {pair.format(data, "train", 1)}, capsys)
     (rest,) = exclude(str(tmp_path / "broken.txt"), ImagePairs.scan(str(data / "train")))
     assert len(rest) == 2
-    with pytest.raises(UsageError, match="--split val: --kind pairs has train and test: give one of these"):
+    with pytest.raises(UsageError, match=mentioning("--split --kind")):
         main(Verify(data=str(data), kind="pairs", split="val"))
 
 
@@ -217,8 +218,8 @@ def test_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "val2017/1.jpg").write_bytes(b"")
     broken = {f"{data}/{name}" for name in ("train2017/4.jpg", "val2017/4.jpg", "val2017/1.jpg")}
     said = _verified(data, "boxes", broken, capsys)
-    assert "train2017/4.jpg: 60x50 pixels, but 50x60 in the annotations" in said
-    assert "val2017/4.jpg: No such file" in said and "3 of 10 samples are broken" in said
+    assert mentions(said, "train2017/4.jpg 60x50 50x60")
+    assert "val2017/4.jpg: No such file" in said and mentions(said, "3 10 samples broken")
 
 
 def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +231,7 @@ def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "0/0.mp4").write_bytes(whole[:4000] + bytes(9000) + whole[13000:])
     (data / "1/1.webm").write_bytes(b"")
     said = _verified(data, "videos", {f"{data}/0/0.mp4", f"{data}/1/1.webm"}, capsys)
-    assert "2 of 3 samples are broken" in said
+    assert mentions(said, "2 3 samples broken")
 
 
 def test_transparent_pixels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import DataError
+from tests.support.messages import mentioning
 from tests.support.pictures import encoded, photograph
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +60,7 @@ def test_a_pair_that_cannot_be_used_is_named(root: Path, size: tuple[int, int]) 
     source = ImagePairs.scan(str(root))
     with (
         make_loader("dali", source, TrainPairs(crop_size=CROP, seed=3), PASS, device="cuda") as loader,
-        pytest.raises(DataError, match=rf"sample 0 cannot be read: {root}.*(smaller than|must have one size)"),
+        pytest.raises(DataError, match=mentioning(f"sample 0 {root}")),
     ):
         for _ in loader:
             pass

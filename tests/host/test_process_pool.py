@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import SAMPLES_AT_ONCE, in_processes, process_count
+from tests.support.messages import mentioning
 
 
 def odd(ids: range) -> list[int]:
@@ -80,5 +81,5 @@ def test_parts_are_made_as_they_are_needed() -> None:
 
 def test_process_count() -> None:
     assert process_count(None) == len(os.sched_getaffinity(0)) and process_count(3) == 3
-    with pytest.raises(UsageError, match="--workers must be at least 1, not 0"):
+    with pytest.raises(UsageError, match=mentioning("--workers 1 0")):
         process_count(0)

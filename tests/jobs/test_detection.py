@@ -21,6 +21,7 @@ from raydali.train.evaluation.detection import Found, mean_average_precision
 from raydali.train.models.detection import build_detector, check_detector
 from raydali.train.precision import Precision
 from tests.support.job_ranks import train_rank, train_rank_in_double
+from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
 
@@ -159,7 +160,7 @@ def test_map_equals_pycocotools_with_crowds_and_empty_images(tmp_path: Path, sha
 def test_models_by_name() -> None:
     for name in ("tiny", "fcos_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "fasterrcnn_resnet50_fpn"):
         check_detector(name)
-    with pytest.raises(UsageError, match=r"--model retinanet is not a model.*try retinanet_resnet50_fpn"):
+    with pytest.raises(UsageError, match=mentioning("--model retinanet_resnet50_fpn")):
         check_detector("retinanet")
     with pytest.raises(UsageError, match=r"--model maskrcnn_resnet50_fpn is not"):
         check_detector("maskrcnn_resnet50_fpn")
@@ -196,12 +197,12 @@ def test_boxes_in_16_bits_are_as_exact_as_in_32() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"val_data": "/val"}, "--val-data /val needs the training images too: give --data"),
-        ({"annotations": "a.json"}, "--annotations a.json needs the training images too: give --data"),
-        ({"compile": True}, "--compile is not for detectors.*leave it out"),
-        ({"cuda_graph": True}, "--cuda-graph is not for detectors.*leave it out"),
+        ({"val_data": "/val"}, "--val-data /val --data"),
+        ({"annotations": "a.json"}, "--annotations a.json --data"),
+        ({"compile": True}, "--compile"),
+        ({"cuda_graph": True}, "--cuda-graph"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         Config(**options)

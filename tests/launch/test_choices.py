@@ -26,6 +26,7 @@ from raydali.launch.worker.hardware_choices import chosen
 from raydali.report.console import Console
 from raydali.run.events import Message, OptionsChosen, RankWarning
 from raydali.run.folder import RunFolder
+from tests.support.messages import mentioning
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 CONFIG = Config(name="run", epochs=1, batch_size=4, global_batch_size=8)
@@ -197,7 +198,7 @@ def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> 
     stream = with_window(with_kept(config, earlier.settings), len(SORTED), SORTED).stream(len(SORTED))
     order = BlockPermutation(len(SORTED), 8, config.seed, 0) if block else Permutation(len(SORTED), config.seed, 0)
     assert stream.micro_batch(1, 2).ids.tolist() == order(np.arange(80, 88)).tolist()
-    with pytest.raises(UsageError, match="shuffle_window was 0, now 64") if block else nullcontext():
+    with pytest.raises(UsageError, match=mentioning("shuffle_window 0 64")) if block else nullcontext():
         launch(job, replace(config, shuffle_window=64 if block else None), Console())
 
 

@@ -7,6 +7,7 @@ import pytest
 from raydali.measure.records import RankRecord
 from raydali.measure.verdict import BLAMED_FROM, Verdict, verdict
 from tests.support import records
+from tests.support.messages import mentions
 
 
 def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:
@@ -50,7 +51,7 @@ def test_healthy_runs_are_step_bound() -> None:
     assert str(alone).startswith("step-bound: 97% of the ceiling")
     assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
     unmeasured = judged(rank(), ceiling=None)
-    assert unmeasured.kind == "step-bound" and "the ceiling is not known" in unmeasured.words
+    assert unmeasured.kind == "step-bound" and mentions(unmeasured.words, "ceiling not known")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_rank_whose_loader_is_slow() -> None:
     waits = {"storage": 5.0}
     late = rank(2, 3, seconds=15.0, loader_wait_seconds=5.2, loader_waits=waits, exchange_seconds=0.4, step_seconds=9.7)
     found = judged(*others, late)
-    assert found.kind == "straggler" and "rank 2" in found.words and "it for its loader (5.2 s" in found.words
+    assert found.kind == "straggler" and "rank 2" in found.words and mentions(found.words, "loader 5.2")
     assert found.costs.get("storage", 0) < 0.02
 
 

@@ -16,6 +16,7 @@ from raydali.run.checkpoints import KEPT, CheckpointStore
 from raydali.run.folder import RunFolder
 from raydali.train import checkpoint_file
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
+from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
 
 
@@ -156,7 +157,7 @@ def test_a_planted_pickle_is_refused_and_not_executed(folder: RunFolder, tmp_pat
     folder.write(f"{NEW}/manifest.json", described(contents))
     rows = Rows()
     assert newest(folder, rows) == 5
-    assert "state.pt holds more than tensors and plain values" in rows[0]["reason"]
+    assert mentions(rows[0]["reason"], "state.pt tensors")
     assert not mark.exists()
 
 
@@ -166,9 +167,7 @@ def test_without_a_usable_checkpoint_nothing_is_touched(folder: RunFolder) -> No
         folder.write(f"{name}/state.pt", b"lost")
     for _ in range(2):
         rows = Rows()
-        with pytest.raises(
-            StorageError, match=r"no checkpoint in .*run can be used \(checkpoint_0+10, checkpoint_0+5;"
-        ):
+        with pytest.raises(StorageError, match=mentioning("no checkpoint_000000010 checkpoint_000000005")):
             store_of(folder, rows).newest()
         assert [event["path"][-2:] for event in rows] == ["10", "05"]
         assert all(folder.exists(f"{name}/manifest.json") for name in folder.folders())
@@ -178,9 +177,7 @@ def test_a_run_with_epochs_but_no_checkpoint_does_not_restart(folder: RunFolder)
     for epoch in range(3):
         assert store_of(folder).newest() is None  # killed before the first was saved
         folder.append("epochs.jsonl", {"epoch": epoch, "step": epoch})
-    with pytest.raises(
-        StorageError, match="has epochs but no checkpoint any more: restore one, or give another --name"
-    ):
+    with pytest.raises(StorageError, match=mentioning("--name")):
         store_of(folder).newest()
 
 
@@ -189,7 +186,7 @@ def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     save(folder, 5)
     os.rename(folder.path("checkpoint_000000005/state.pt"), folder.path("elsewhere"))
     os.mkdir(folder.path("checkpoint_000000005/state.pt"))
-    with pytest.raises(StorageError, match=r"the checkpoints in .* cannot be read: .*"):
+    with pytest.raises(StorageError, match=mentioning("checkpoints read")):
         store_of(folder).newest()
 
 

@@ -14,6 +14,7 @@ from raydali.run.folder import RunFolder
 from raydali.train import checkpoint_file
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.disks import small_disk
+from tests.support.messages import mentioning
 from tests.support.ranks import folder_of
 
 
@@ -90,7 +91,7 @@ def test_failures_in_a_row_end_the_run_once_they_last(tmp_path: Path, monkeypatc
         assert [event["in_a_row"] for event in rows] == [*range(1, MAX_FAILURES + 6)]
         later = time.monotonic() + checkpoints.MAX_SECONDS
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        with pytest.raises(StorageError, match=r"10 checkpoints in a row .* 600 s, to .*run: .*Read-only file"):
+        with pytest.raises(StorageError, match=mentioning("10 checkpoints 600 Read-only")):
             store.save(20, state_of(20))
 
 
@@ -126,9 +127,7 @@ def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         stuck = RunFolder(str(disk.path), "run")
         store = store_of(stuck)
         store.save(10, state_of(10))
-        with pytest.raises(
-            StorageError, match=r"the last checkpoint could not be saved to .*Read-only .*the same command"
-        ):
+        with pytest.raises(StorageError, match=mentioning("last checkpoint Read-only")):
             store.finish()
         assert newest(stuck) == 5
 

@@ -15,6 +15,7 @@ import pytest
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 from tests.support.disks import small_disk
+from tests.support.messages import mentioning
 
 ROWS: list[dict[str, Any]] = [{"step": 1, "text": 'a "line"\nand a ü'}, {"step": 2, "loss": 0.1}, {"step": 3}]
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def test_a_broken_line_before_the_last_is_an_error(folder: RunFolder, broken: by
         lambda: folder.keep_rows("events.jsonl", lambda row: False),
     )
     for call in calls:
-        with pytest.raises(UsageError, match=rf"{folder}/events\.jsonl, line 2 is broken: .*; mend or delete it"):
+        with pytest.raises(UsageError, match=mentioning(f"{folder}/events.jsonl 2")):
             call()
     assert folder.read("events.jsonl") == contents
 
@@ -213,7 +214,7 @@ def test_other_names_are_folders(tmp_path: Path, name: str) -> None:
 def test_storage_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for storage in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/raydali", "/dev/null"):
-        with pytest.raises(UsageError, match=f"--storage {storage} cannot be written to, give one that can: .*"):
+        with pytest.raises(UsageError, match=mentioning(f"--storage {storage}")):
             RunFolder(storage, "run").create()
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -231,7 +232,7 @@ def test_a_folder_that_exists_but_takes_no_files_is_refused(tmp_path: Path, monk
 
 
 def test_storage_that_cannot_be_reached_is_refused(s3: object) -> None:
-    with pytest.raises(UsageError, match="--storage s3://no-such-bucket/runs cannot be written to"):
+    with pytest.raises(UsageError, match=mentioning("--storage s3://no-such-bucket/runs")):
         RunFolder("s3://no-such-bucket/runs", "run").create()
     for storage in ("ftp://host/runs", "s3://a b/c", "s3:///runs", "s3://bucket/runs?nonsense=1"):
         with pytest.raises(UsageError, match="cannot be reached: check its name, credentials and endpoint: "):

@@ -24,6 +24,7 @@ from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Device, Inputs
 from raydali.errors import DataError, StorageAway
 from tests.support.broken import KINDS, folder
+from tests.support.messages import mentioning, mentions
 from tests.support.pictures import assert_like_pillow
 
 SAMPLES = 48
@@ -99,7 +100,7 @@ def test_reasons_are_told(whole: Loaded) -> None:
     assert reasons["vanished"] == reasons["dangling-link"] == "No such file or directory"
     assert reasons["folder"] == "Is a directory"
     assert "truncated" in reasons["cut-short"] and "without its end" in reasons["filled-up"]
-    assert "exceeds limit of 178956970 pixels" in reasons["bomb"]
+    assert mentions(reasons["bomb"], "178956970")
 
 
 def test_dali_and_torch_replace_alike(whole: Loaded) -> None:
@@ -165,7 +166,7 @@ def test_a_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path, name: L
 def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: LoaderName) -> None:
     with (
         make_loader(name, source, CENTRE, OrderedPass(samples=SAMPLES, batch_size=4)) as loader,
-        pytest.raises(DataError, match=r"^sample 1 cannot be read: .*/0/0001.jpg: image file is truncated"),
+        pytest.raises(DataError, match=mentioning("1 /0/0001.jpg")),
     ):
         list(loader)
 
@@ -175,7 +176,7 @@ def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: 
     quarantine = Quarantine(SAMPLES, seed=0)
     with (
         make_loader(name, gone, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(DataError, match=r"100 that could stand in for it: /nowhere/.*No such file.*check that the data"),
+        pytest.raises(DataError, match=mentioning("100 /nowhere/ data")),
     ):
         list(loader)
 
@@ -211,7 +212,7 @@ def test_what_dali_alone_refuses_is_replaced(tmp_path: Path) -> None:
     with make_loader("dali", source, Picky(image_size=16, seed=0), stream, quarantine=lambda _: quarantine) as loader:
         batches = [batch.micro_batch for batch in loader]
     assert quarantine.known.keys() == {5, 17}
-    assert all("Pillow can decode it, DALI cannot" in sample.reason for sample in quarantine.known.values())
+    assert all(mentions(sample.reason, "Pillow DALI") for sample in quarantine.known.values())
     assert sum(batch.replaced for batch in batches) == 2
     assert [id for batch in batches for id in batch.ids] == [id for m in stream.micro_batches(0, 1) for id in m.ids]
 
@@ -260,7 +261,7 @@ def test_storage_that_fails_is_not_the_samples_fault(
     order = Stream(samples=8, epochs=1, batch_size=4, global_batch_size=4, seed=0)
     with (
         make_loader(name, source, TRAIN, order, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(StorageAway, match=r"the storage did not give sample \d: .*Input/output error"),
+        pytest.raises(StorageAway, match=mentioning("storage sample Input/output")),
     ):
         list(loader)
     assert not quarantine.known

@@ -12,6 +12,7 @@ from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import train_and_val
 from raydali.data.sources.exclusion import exclude
 from raydali.errors import UsageError
+from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
@@ -72,7 +73,7 @@ def test_boxes_of_no_extent_are_left_out_and_counted(tmp_path: Path, caplog: pyt
     ]
     with caplog.at_level(logging.WARNING):
         coco = source(tmp_path, annotations=[*flat, *ANNOTATIONS])
-    assert "left out 3 boxes of no extent, among them annotations 10, 11, 12" in caplog.text
+    assert mentions(caplog.text, "3 boxes annotations 10 11 12")
     assert coco.boxes.tolist() == source(tmp_path).boxes.tolist()
 
 
@@ -129,9 +130,7 @@ def test_a_missing_image_can_be_left_out(tmp_path: Path) -> None:
     whole = source(tmp_path)
     coco = source(tmp_path, images=[IMAGES[0], {"id": 1, "file_name": "gone.jpg"}, *IMAGES[1:]])
     assert coco.missing == (1,)
-    with pytest.raises(
-        UsageError, match=r"1 of the 4 files of .* are missing: '.*/images/gone\.jpg': restore them, or"
-    ):
+    with pytest.raises(UsageError, match=mentioning("1 4 /images/gone.jpg")):
         exclude(None, coco)
     (tmp_path / "list.txt").write_text("gone.jpg\n")
     (rest,) = exclude(str(tmp_path / "list.txt"), coco)
@@ -139,9 +138,9 @@ def test_a_missing_image_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_missing_annotations_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*none.json: No such file.*instances_train2017.json"):
+    with pytest.raises(UsageError, match=mentioning("none.json instances_train2017.json")):
         Coco.from_file(str(tmp_path / "none.json"), str(tmp_path))
-    with pytest.raises(UsageError, match=r"nowhere is missing: give a folder of images"):
+    with pytest.raises(UsageError, match=mentioning("nowhere missing images")):
         Coco.from_file(write(tmp_path, content()), str(tmp_path / "nowhere"))
 
 
@@ -167,32 +166,30 @@ def test_four_paths(tmp_path: Path) -> None:
     file, images = write(tmp_path, content()), str(tmp_path / "images")
     train, val = train_and_val(images, file, images, file)
     assert train.fingerprint == val.fingerprint
-    with pytest.raises(UsageError, match=r"--annotations, --val-data and --val-annotations go together.*give all four"):
+    with pytest.raises(UsageError, match=mentioning("--annotations --val-data --val-annotations")):
         train_and_val(images, file, images)
 
 
 def test_folders_that_are_not_as_coco_ships_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"annotations is missing: give a folder of annotations"):
+    with pytest.raises(UsageError, match=mentioning("annotations missing folder")):
         train_and_val(str(tmp_path))
     root = shipped(tmp_path, "train2017", "val2017")
     write(root, content(), "annotations/instances_train2014.json")
-    with pytest.raises(
-        UsageError, match=r"instances_train2014.json and instances_train2017.json, of which one is meant"
-    ):
+    with pytest.raises(UsageError, match=mentioning("instances_train2014.json instances_train2017.json")):
         train_and_val(str(root))
     for file in root.glob("annotations/*train*"):
         file.unlink()
-    with pytest.raises(UsageError, match=r"annotations holds no instances_train.json: give --annotations"):
+    with pytest.raises(UsageError, match=mentioning("instances_train.json --annotations")):
         train_and_val(str(root))
 
 
 def test_sets_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     shipped(tmp_path, "train")
     shipped(tmp_path, "val", categories=[{"id": 7, "name": "wolf"}, CATEGORIES[1]])
-    with pytest.raises(UsageError, match=r"val are not those of .*train, \(7, 'dog'\) is in one alone"):
+    with pytest.raises(UsageError, match=mentioning("7 dog")):
         train_and_val(str(tmp_path))
     write(tmp_path, content(annotations=[ANNOTATIONS[1]]), "annotations/instances_val.json")
-    with pytest.raises(UsageError, match=r"annotations of .*val hold no boxes but of crowds"):
+    with pytest.raises(UsageError, match=mentioning("annotations val boxes crowds")):
         train_and_val(str(tmp_path))
 
 

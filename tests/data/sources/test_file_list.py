@@ -16,6 +16,7 @@ from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.formats import labeled_images, train_and_val
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import DataError, UsageError
+from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.trees import grow, read_by_dali, samples
 
@@ -155,16 +156,14 @@ def test_wrong_lines_are_told_together(write: Write, tmp_path: Path) -> None:
     path = write(text + "cat/1.jpg,cat\n")
     with pytest.raises(UsageError) as error:
         FileList.from_file(path)
-    assert str(error.value) == (
-        f"6 of the 7 lines of {path} are wrong: line 3: 'cat/1.jpg': no label; line 4: 'cat/1.jpg,': no label; "
-        "line 5: ',cat': no path; and 3 more: a line must read path,label"
-    )
+    told = str(error.value)
+    assert mentions(told, f"6 7 {path} 3 'cat/1.jpg' 4 'cat/1.jpg,' 5 ',cat' path,label") and "3 more" in told
     for line, reason in (
-        ('"cat/1.jpg,cat', "its quotes do not match"),
-        ("dog/a, b.jpg,dog", r"3 fields \(a path with a separator stands in double quotes\)"),
-        ("http://host/1.jpg,cat", "cannot read http://host/1.jpg: give a local path, s3://BUCKET/FOLDER or gs"),
+        ('"cat/1.jpg,cat', "quotes"),
+        ("dog/a, b.jpg,dog", "3 fields separator quotes"),
+        ("http://host/1.jpg,cat", "http://host/1.jpg s3://BUCKET/FOLDER"),
     ):
-        with pytest.raises(UsageError, match=rf"1 of the 2 lines of {path} are wrong: line 2: .*{reason}"):
+        with pytest.raises(UsageError, match=mentioning(f"1 of 2 {path} {reason}")):
             FileList.from_file(write(f"cat/1.jpg,cat\n{line}\n"))
 
 
@@ -173,7 +172,7 @@ def test_of_many_wrong_lines_the_first_are_shown_in_short(write: Write) -> None:
     with pytest.raises(UsageError) as error:
         FileList.from_file(write(text))
     said = str(error.value)
-    assert said.startswith("500 of the 1000 lines") and "; and 497 more: a line must" in said
+    assert said.startswith("500 of the 1000 lines") and mentions(said, "500 497")
     assert "\n" not in said and len(said) < 500
 
 
@@ -196,9 +195,9 @@ def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Pat
     with pytest.raises(UsageError, match=message):
         exclude(None, files)
     (tmp_path / "broken.txt").write_text("/no/1.jpg\n")
-    with pytest.raises(UsageError, match=r"3 of the 5 files .* are missing: .*--exclude FILE"):
+    with pytest.raises(UsageError, match=mentioning("3 5 --exclude")):
         exclude(str(tmp_path / "broken.txt"), files)
-    with pytest.raises(DataError, match="6 of 6 samples are broken"):
+    with pytest.raises(DataError, match=mentioning("6 of 6 broken")):
         main(Verify(data=path, output=str(tmp_path / "broken.txt"), workers=1))
     (tmp_path / "broken.txt").write_text("".join(f"{files.path(id)}\n" for id in files.missing))
     (rest,) = exclude(str(tmp_path / "broken.txt"), files)
@@ -224,9 +223,9 @@ def test_a_label_behind_a_space(text: str, expected: list[tuple[str, str]], writ
 
 def test_spaces_that_are_no_separators(write: Write, tmp_path: Path) -> None:
     for line in ("my cat.jpg", "cat/1.jpg dog/2"):
-        with pytest.raises(UsageError, match=r"1 of the 1 lines .*no label behind a space"):
+        with pytest.raises(UsageError, match=mentioning("1 lines label space")):
             FileList.from_file(write(f"{line}\n"))
-    with pytest.raises(UsageError, match=r"line 1: .*/cat/1\.jpg  1\.0: relative"):  # a third column shows in the path
+    with pytest.raises(UsageError, match=mentioning("1 /cat/1.jpg 1.0")):  # a third column shows in the path
         FileList.from_file(write("cat/1.jpg  1.0   mono\n"))
 
 
@@ -247,17 +246,17 @@ def test_memory_of_many_lines(tmp_path: Path) -> None:
 
 def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,1\n"))) == 3
-    assert "lines that repeat a file: 1" in caplog.text
+    assert mentions(caplog.text, "repeat file 1")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"list\.csv lists no files: write a line path,label for each"),
+        (b"", "list.csv path,label"),
         (b"path,label\r\n\r\n", "lists no files"),
-        (b"\xff\xfec\0a\0t\0", "is no list in UTF-8, it holds NUL bytes: save it as UTF-8"),
-        (None, r"cannot read the list .*list\.csv: No such file or directory; give a file"),
-        ("folder", r"cannot read the list .*list\.csv: Is a directory; give a file"),
+        (b"\xff\xfec\0a\0t\0", "UTF-8 NUL"),
+        (None, "list.csv"),
+        ("folder", "list.csv"),
     ],
 )
 def test_what_is_no_list(content: bytes | str | None, message: str, tmp_path: Path) -> None:
@@ -265,7 +264,7 @@ def test_what_is_no_list(content: bytes | str | None, message: str, tmp_path: Pa
         (tmp_path / "list.csv").write_bytes(content)
     elif content:
         (tmp_path / "list.csv").mkdir()
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         FileList.from_file(str(tmp_path / "list.csv"))
 
 
@@ -275,7 +274,7 @@ def test_files_in_a_folder_that_cannot_be_listed(write: Write, monkeypatch: pyte
 
     monkeypatch.setattr("os.scandir", refuse)
     assert len(FileList.from_file(write("cat/1.jpg,0\n"))) == 1
-    with pytest.raises(UsageError, match=r"none of the 1 files .*: line 1: .*cat/9"):
+    with pytest.raises(UsageError, match=mentioning("1 files line 1 cat/9")):
         FileList.from_file(write("cat/9.jpg,0\n"))
 
 
@@ -286,7 +285,7 @@ def test_a_list_in_s3(s3: PutObjects) -> None:
     assert samples(files) == [("s3://lists/lists/a/1.jpg", 0), ("s3://others/2.jpg", 1)]
     assert read_by_dali(files.files(np.array([1, 0]))) == [b"two", b"one"]
     assert len(FileList.from_file("s3://others/keys.txt")) == 2
-    with pytest.raises(UsageError, match=r"cannot read the list s3://lists/none\.csv"):
+    with pytest.raises(UsageError, match=mentioning("s3://lists/none.csv")):
         FileList.from_file("s3://lists/none.csv")
 
 
@@ -294,7 +293,7 @@ def test_a_local_list_of_objects(s3: PutObjects, write: Write) -> None:
     s3("below", {"cat/1.jpg": b"in S3"})
     files = FileList.from_file(write("cat/1.jpg,a\ncat/none.jpg,b\n"), "s3://below")
     assert files.read(0) == b"in S3" and files.path(1) == "s3://below/cat/none.jpg"
-    with pytest.raises(UsageError, match=r"line 2: DALI cannot read 'below/what\?\.jpg': rename it"):
+    with pytest.raises(UsageError, match=mentioning("2 below/what?.jpg")):
         FileList.from_file(write("cat/1.jpg,a\nwhat?.jpg,b\n"), "s3://below")
 
 
@@ -324,11 +323,11 @@ def test_training_and_validation(write: Write, tmp_path: Path) -> None:
     assert [len(files) for files in train_and_val(f"{folders}/train", val)] == [2, 1]
     assert len(labeled_images(val, str(tmp_path / "cat"))) == 1
 
-    with pytest.raises(UsageError, match=r"--data .*list\.csv lists training images alone: give --val-data"):
+    with pytest.raises(UsageError, match=mentioning("--data list.csv --val-data")):
         train_and_val(train)
-    with pytest.raises(UsageError, match=f"--root /x is of no use to {folders}/train and {folders}/val"):
+    with pytest.raises(UsageError, match=mentioning(f"--root /x {folders}/train {folders}/val")):
         train_and_val(folders, root="/x")
-    with pytest.raises(UsageError, match="that are none of the 2 classes of the training set: line 1: 'cow': correct"):
+    with pytest.raises(UsageError, match=mentioning("2 classes line 1 cow")):
         train_and_val(train, write("2.jpg,cow\n", "val.csv"))
 
 
@@ -343,12 +342,12 @@ def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UsageError, match=message):
             train_and_val(data)
     grow(tmp_path, ["c/train/x/1.jpg"])
-    with pytest.raises(UsageError, match=f"c/train holds no train/: .*: {tmp_path}/c is such a folder"):
+    with pytest.raises(UsageError, match=mentioning(f"c/train train/ {tmp_path}/c")):
         train_and_val("c/train")
 
 
 def test_numbers_mean_others_in_folders_than_in_lists(tmp_path: Path) -> None:
     grow(tmp_path, [f"{i}/1.jpg" for i in range(11)])
     (tmp_path / "list.csv").write_text("\n".join(f"{i}/1.jpg,{i}" for i in range(11)))
-    with pytest.raises(UsageError, match="the same classes in another order, folders by name and numbers in lists by"):
+    with pytest.raises(UsageError, match=mentioning("classes order folders numbers lists")):
         train_and_val(str(tmp_path / "list.csv"), str(tmp_path))

@@ -10,6 +10,7 @@ import pytest
 from raydali.data.sources.files import Files
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import UsageError
+from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
 from tests.support.trees import grow, read_by_dali, samples
 
@@ -85,7 +86,7 @@ def test_a_list_with_absolute_paths_and_uris(root: str) -> None:
     ]
     assert files.dali_reads
     assert str(files) == f"the list of {root}/a/1.jpg and 3 more"
-    with pytest.raises(UsageError, match=r"cannot move the list of .* to /elsewhere: list paths relative to a root"):
+    with pytest.raises(UsageError, match=mentioning("move /elsewhere paths relative")):
         files.relocate("/elsewhere")
 
 
@@ -116,16 +117,16 @@ def test_a_local_path_that_looks_like_a_uri_is_local(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("root", "path", "message"),
     [
-        ("http://host", "1.jpg", "cannot read http://host: give a local path"),
-        ("/data", "http://host/1.jpg", "cannot read http://host/1.jpg: give a local path"),
-        ("/data", "a\0b", r"'a\\x00b' is no path: it holds a NUL"),
-        ("/data", "s3://bucket/what?.jpg", r"DALI cannot read 'bucket/what\?\.jpg': rename it"),
-        ("s3://bucket", "a/../1.jpg", r"DALI cannot read 'bucket/a/\.\./1\.jpg': rename it"),
-        ("s3://bucket", "./1.jpg", r"DALI cannot read 'bucket/\./1\.jpg': rename it"),
+        ("http://host", "1.jpg", "http://host"),
+        ("/data", "http://host/1.jpg", "http://host/1.jpg"),
+        ("/data", "a\0b", "a\\x00b"),
+        ("/data", "s3://bucket/what?.jpg", "bucket/what?.jpg"),
+        ("s3://bucket", "a/../1.jpg", "bucket/a/../1.jpg"),
+        ("s3://bucket", "./1.jpg", "bucket/./1.jpg"),
     ],
 )
 def test_what_cannot_be_listed(root: str, path: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         Files.from_list(root, ["fine.jpg", path])
 
 

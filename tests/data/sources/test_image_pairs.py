@@ -8,6 +8,7 @@ import pytest
 
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.errors import UsageError
+from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
 from tests.support.trees import grow, read_by_dali
 
@@ -57,7 +58,7 @@ def test_s3_is_as_local(s3: PutObjects, tmp_path: Path) -> None:
     assert remote.fingerprint == local.fingerprint == local.relocate("s3://pairs/data").fingerprint
     assert remote.path(2) == local.relocate("s3://pairs/data/").path(2)
     assert read_by_dali(remote.targets.encoded_paths(np.array([2]))) == [b"content of gt/b/1.PNG"]
-    with pytest.raises(UsageError, match="cannot list s3://pairs/nowhere/img: check the name"):
+    with pytest.raises(UsageError, match=mentioning("s3://pairs/nowhere/img")):
         ImagePairs.scan("s3://pairs/nowhere")
 
 
@@ -87,27 +88,26 @@ MANY = [f"{folder}/{i}.png" for folder in ("img", "gt") for i in range(9)]
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "img is missing: give a folder of images"),
-        (["img/1.jpg"], "gt is missing: give a folder of images"),
-        (["img/1.jpg", "gt"], "gt is a file: give a folder of images"),
-        (["img/1.txt", "gt/1.txt"], r"no images in .*/img or its folders: need \.jpg"),
-        (["img/1.jpg", "gt/1.txt"], r"no images in .*/gt or its folders: need \.jpg"),
+        ([], "img missing"),
+        (["img/1.jpg"], "images"),
+        (["img/1.jpg", "gt"], "file images"),
+        (["img/1.txt", "gt/1.txt"], "/img .jpg"),
+        (["img/1.jpg", "gt/1.txt"], "/gt .jpg"),
         (
             [*MANY, "img/a/1.jpg", "gt/b/1.jpg", "gt/b/2.jpg", "gt/c/2.jpg", "gt/c/3.jpg"],
-            r"no pairs \(1 in img without a partner in gt: 'a/1'; "
-            r"4 in gt without a partner in img: 'b/1', 'b/2', 'c/2'\): each needs one of the same path",
+            "1 a/1 4 b/1 b/2 c/2",
         ),
-        ([*MANY, "gt/b/1.jpg"], r"\(1 in gt without a partner in img: 'b/1'\)"),
-        ([*MANY, "img/1.jpg"], r"holds 'img/1.jpg' and 'img/1.png': a pair needs one of them"),
-        ([*MANY, "gt/1.jpg"], r"holds 'gt/1.jpg' and 'gt/1.png': a pair needs one of them"),
+        ([*MANY, "gt/b/1.jpg"], "1 b/1"),
+        ([*MANY, "img/1.jpg"], "img/1.jpg img/1.png"),
+        ([*MANY, "gt/1.jpg"], "gt/1.jpg gt/1.png"),
     ],
 )
 def test_what_is_no_pairs_is_refused_by_name(tmp_path: Path, files: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(UsageError, match=mentioning(message)) as error:
         ImagePairs.scan(str(grow(tmp_path, files)))
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_roots_of_other_kinds_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot read http://host/x: give a local path"):
+    with pytest.raises(UsageError, match=mentioning("http://host/x")):
         ImagePairs.scan("http://host/x")

@@ -10,6 +10,7 @@ import pytest
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.listing import list_tree
 from raydali.errors import UsageError
+from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects, serve
 from tests.support.trees import grow, samples
 
@@ -42,7 +43,7 @@ def test_unreadable_folder_is_an_error(nasty: Path, monkeypatch: pytest.MonkeyPa
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)  # file modes do not stop root, who runs the tests in containers
-    with pytest.raises(UsageError, match=r"cannot list '.*/cat/a': Permission denied"):
+    with pytest.raises(UsageError, match=mentioning("/cat/a")):
         ImageFolder.scan(str(nasty))
 
 
@@ -54,7 +55,7 @@ def test_s3_that_refuses(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> Non
 
     with serve(Refusal) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with pytest.raises(UsageError, match=r"cannot list s3://few/t: check the name, credentials.*ACCESS_DENIED"):
+        with pytest.raises(UsageError, match=mentioning("s3://few/t ACCESS_DENIED")):
             ImageFolder.scan("s3://few/t")
 
 
@@ -75,5 +76,5 @@ def test_all_objects(s3: PutObjects) -> None:
 
 
 def test_a_missing_folder_says_what_it_is_to_hold(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing is missing: give a folder of class folders"):
+    with pytest.raises(UsageError, match=mentioning("nothing missing class folders")):
         list_tree(f"{tmp_path}/nothing", of="class folders")

@@ -14,6 +14,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.video.clips import scan_videos
 from raydali.errors import DataError, UsageError
 from tests.support.broken import folder
+from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.trees import grow, samples
 
@@ -35,7 +36,7 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert samples(index) == [(f"{tmp_path}/{path}", label) for path, label in SAMPLES]
     assert index.classes == ("a", "b", "c", "d")
     (warned,) = _warned(caplog)
-    assert warned.startswith(f"{tmp_path}: {TOLD}; only .jpg, ") and "convert others to JPEG or PNG" in warned
+    assert warned.startswith(f"{tmp_path}: {TOLD}; only .jpg, ") and mentions(warned, "JPEG PNG")
 
 
 def test_a_sound_data_set_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,17 +53,17 @@ def test_objects(s3: PutObjects, tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_none_that_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"need \.jpg, .*, \.webp \(2 files skipped: 2 \.heic\)$"):
+    with pytest.raises(UsageError, match=mentioning(".jpg .webp 2 .heic")):
         ImageFolder.scan(str(grow(tmp_path, ["a/1.HEIC", "b/1.heic"])))
 
 
 def test_pairs_and_videos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pairs = ["img/s/1.jpg", "gt/s/1.png", "img/.cache/s/2.jpg", "img/s/3.avif", "gt/s/3.avif", "gt/notes.txt"]
     assert len(ImagePairs.scan(str(grow(tmp_path / "pairs", pairs)))) == 1
-    assert "3 files skipped: 2 .avif, 1 in hidden folders ('img' 2, 'gt' 1)" in caplog.text
+    assert mentions(caplog.text, "3 2 .avif 1 img gt")
     assert len(scan_videos(str(grow(tmp_path / "videos", ["a/1.mp4", "a/2.wmv", "a/2.srt.txt"])))) == 1
-    assert "1 file skipped: 1 .wmv ('a' 1); only .mp4, " in caplog.text
-    assert ".mts are read: convert others to MP4" in caplog.text
+    assert mentions(caplog.text, "1 .wmv a .mp4")
+    assert mentions(caplog.text, ".mts MP4")
 
 
 def test_verify_tells_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_verify_tells_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = "3 files skipped: 2 .svg, 1 in hidden folders"
     assert f"3 samples, none broken; {told}" in capsys.readouterr().out
     Path(source.path(1)).write_bytes(b"")
-    with pytest.raises(DataError, match=f"1 of 3 samples are broken: .*; {told}"):
+    with pytest.raises(DataError, match=mentioning(f"1 3 {told}")):
         main(Verify(data=source.root, workers=1))
     command = [str(Path(sys.executable).with_name("raydali")), "verify", source.root, "--workers", "1"]
     said = subprocess.run(command, capture_output=True, text=True).stderr
@@ -83,5 +84,5 @@ def test_prepare_leaves_them_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     source = folder(tmp_path / "source", 3, {})
     grow(tmp_path / "source", ["0/1.svg", "1/.hidden/1.jpg"])
     prepare(Prepare(source=source.root, target=str(tmp_path / "target"), workers=1))
-    assert "2 files skipped: 1 .svg, 1 in hidden folders ('0' 1, '1' 1)" in caplog.text
+    assert mentions(caplog.text, "2 1 .svg 0")
     assert ImageFolder.scan(str(tmp_path / "target")).fingerprint == ImageFolder.scan(source.root).fingerprint

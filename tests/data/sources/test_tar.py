@@ -22,6 +22,7 @@ from raydali.data.sources.tar import TarShards, is_shards
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
+from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
 from tests.support.tars import Pack, packed, photographs, samples
 
@@ -58,9 +59,9 @@ def test_patterns(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found("d/x/val-{0..1}.tar") == found("~/d/x/val-*.tar") == ["d/x/val-0.tar", "d/x/val-1.tar"]
     monkeypatch.chdir(tmp_path / "d/x")
     assert found("val-0.tar") == found("val-[0].tar") == ["d/x/val-0.tar"]
-    with pytest.raises(UsageError, match=r"3 of the 5 files .* are missing in .*: 'val-2\.tar', 'val-3\.tar', 'val-4"):
+    with pytest.raises(UsageError, match=mentioning("3 5 val-2.tar val-3.tar val-4")):
         find_files("val-{0..4}.tar")
-    with pytest.raises(UsageError, match=r"cannot list .*/none: No such file or directory: give a folder"):
+    with pytest.raises(UsageError, match=mentioning("cannot list /none")):
         find_files("none/val-{0..4}.tar")
 
 
@@ -87,12 +88,12 @@ def test_training_and_validation(pack: Pack, tmp_path: Path) -> None:
     ):
         assert isinstance(train, TarShards) and isinstance(val, TarShards)
         assert len(train) == 11 and val.labels.tolist() == [10] and val.classes == train.classes
-    with pytest.raises(UsageError, match=r"--data .*/train/0\.tar names training shards alone: give --val-data"):
+    with pytest.raises(UsageError, match=mentioning("--data /train/0.tar --val-data")):
         train_and_val(f"{root}/train/0.tar")
-    with pytest.raises(UsageError, match="--root /x is of no use"):
+    with pytest.raises(UsageError, match=mentioning("--root /x")):
         train_and_val(f"{root}/train/0.tar", f"{root}/val/0.tar", "/x")
     pack("data/val/0.tar", {"1.jpg": b"", "1.cls": b"11"})
-    with pytest.raises(UsageError, match="'11' is none of the 11 classes of the training set"):
+    with pytest.raises(UsageError, match=mentioning("11 classes training")):
         train_and_val(root)
 
 
@@ -140,7 +141,7 @@ def test_a_shard_that_shrinks_while_it_is_open_is_named(shards: TarShards, tmp_p
     os.truncate(shard, int(copy.offsets[9]) + 10)
     with (
         make_loader("dali", copy, VALIDATION, OrderedPass(samples=30, batch_size=8)) as loader,
-        pytest.raises(DataError, match=rf"shard-000000\.tar:.*: the shard has \d+ bytes, and had {size} when it was"),
+        pytest.raises(DataError, match=mentioning(f"shard-000000.tar {size}")),
     ):
         list(loader)
     shard.write_bytes(sound)
@@ -180,7 +181,7 @@ def test_a_shard_that_changed_or_vanished_is_named(shards: TarShards, tmp_path: 
         next(iter(loader))
     shutil.copytree(shards.root, tmp_path / "copy")
     (tmp_path / "copy/shard-000000.tar").write_bytes(b"shorter")
-    with pytest.raises(OSError, match=r"shard-000000\.tar:cat/000000\.jpg: the shard has 7 bytes, and had \d+ when it"):
+    with pytest.raises(OSError, match=mentioning("shard-000000.tar:cat/000000.jpg 7")):
         shards.relocate(str(tmp_path / "copy")).read(0)
 
 
@@ -252,9 +253,9 @@ def test_shards_in_s3(s3: PutObjects, shards: TarShards) -> None:
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one["images"], other["images"])
 
-    with pytest.raises(UsageError, match=r"s3://shards/data/broken/0\.tar: it is no tar archive"):
+    with pytest.raises(UsageError, match=mentioning("s3://shards/data/broken/0.tar")):
         TarShards.scan("s3://shards/data/broken")
-    with pytest.raises(UsageError, match=r"1 of the 1 files .* are missing in s3://shards/data/train: 'x\.tar'"):
+    with pytest.raises(UsageError, match=mentioning("1 s3://shards/data/train x.tar")):
         TarShards.scan("s3://shards/data/train/x.tar")
     with pytest.raises(UsageError, match="cannot list s3://nobucket"):
         TarShards.scan("s3://nobucket/train-{0..3}.tar")

@@ -14,6 +14,7 @@ from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.tar import TarShards
 from raydali.errors import UsageError
 from tests.support.clocks import least_cpu_seconds
+from tests.support.messages import mentioning, mentions
 from tests.support.tars import Members, Pack, packed, samples
 
 pytestmark = pytest.mark.usefixtures("tar_cache")
@@ -41,7 +42,7 @@ def test_numbers_are_classes_by_value(pack: Pack, caplog: pytest.LogCaptureFixtu
     assert caplog.text == ""
     shards = TarShards.scan(str(pack("1.tar", {"a.cls": b"7", "a.jpg": b"x", "b.jpg": b"y", "b.cls": b"10"})))
     assert shards.labels.tolist() == [0, 1] and shards.classes == ("7", "10")
-    assert "labels are not 0..1: classes 0..1 are, in this order, '7', '10'" in caplog.text
+    assert mentions(caplog.text, "labels 0..1 7 10")
 
 
 @pytest.mark.parametrize(
@@ -61,21 +62,21 @@ def test_which_label_counts(pack: Pack, members: Members, expected: str) -> None
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"a.jpg": b"", "b.jpg": b"", "b.cls": b"1"}, r"0\.tar: 1 of 2 samples have no label: a: give each a \.cls"),
-        ({"a.jpg": b"", "a.cls": b"cat"}, r"a\.cls holds b'cat': a label must be a whole number from 0"),
-        ({"a.jpg": b"", "a.cls": b"-1"}, r"a\.cls holds b'-1'"),
-        ({"a.jpg": b"", "a.json": b'{"label": -1}'}, r"a\.json holds b'-1'"),
-        ({"a.jpg": b"", "a.json": b"{"}, r"a\.json is no JSON"),
-        ({"a.jpg": b"", "a.txt": b"two\nlines"}, r"a\.txt holds 'two\\nlines': a class's name must be one line"),
-        ({"c/a.jpg": b"", "b.jpg": b"", "b.cls": b"1"}, "some labels are numbers, such as 1, and some names, such as"),
-        ({"c/a.jpg": b"", "c/a.png": b""}, r"c/a has several images, c/a\.jpg and c/a\.png: a key, up to the first"),
-        ({"c/1.2.jpg": b"", "c/1.3.jpg": b""}, r"c/1 has several images, c/1\.2\.jpg and c/1\.3\.jpg"),
-        ({"c/a.wav": b""}, r"no images in the 1 shards in .*: need \.jpg"),
-        ({}, "no images in the 1 shards"),
+        ({"a.jpg": b"", "b.jpg": b"", "b.cls": b"1"}, "0.tar 1 2 .cls"),
+        ({"a.jpg": b"", "a.cls": b"cat"}, "a.cls b'cat 0"),
+        ({"a.jpg": b"", "a.cls": b"-1"}, "a.cls b'-1"),
+        ({"a.jpg": b"", "a.json": b'{"label": -1}'}, "a.json b'-1"),
+        ({"a.jpg": b"", "a.json": b"{"}, "a.json"),
+        ({"a.jpg": b"", "a.txt": b"two\nlines"}, "a.txt two\\nlines"),
+        ({"c/a.jpg": b"", "b.jpg": b"", "b.cls": b"1"}, "labels 1"),
+        ({"c/a.jpg": b"", "c/a.png": b""}, "c/a c/a.jpg c/a.png"),
+        ({"c/1.2.jpg": b"", "c/1.3.jpg": b""}, "c/1 c/1.2.jpg c/1.3.jpg"),
+        ({"c/a.wav": b""}, "no images 1 shards .jpg"),
+        ({}, "no images 1 shards"),
     ],
 )
 def test_what_has_no_clear_sample(pack: Pack, members: Members, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         TarShards.scan(str(pack("0.tar", members)))
 
 
@@ -83,7 +84,7 @@ def test_other_images_beside_one_do_not_count(pack: Pack, caplog: pytest.LogCapt
     made = {"c/a.seg.png": b"s", "c/a.jpg": b"a", "c/b.large.jpg": b"b", "c/only.txt": b"c", "c/._a.jpg": b"macOS"}
     shards = TarShards.scan(str(pack("0.tar", made)))
     assert [shards.read(id) for id in range(len(shards))] == [b"a", b"b"]
-    assert "0.tar: 1 file skipped: 1 with a label but no image" in caplog.text
+    assert mentions(caplog.text, "0.tar 1")
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -137,7 +138,7 @@ def test_links_lead_to_files_of_the_archive(tmp_path: Path, caplog: pytest.LogCa
     files = {"./cat/1.jpg": b"./cat/1.jpg", long: long.encode(), "cat/2.jpg": b"two"}
     linked = {"dog/1.jpg": b"two", "dog/2.jpg": b"./cat/1.jpg", "dog/3.jpg": b"two", "dog/4.jpg": long.encode()}
     assert read == files | linked
-    assert "2 files skipped: 2 linked to no file in their archive" in caplog.text
+    assert mentions(caplog.text, "2 skipped linked archive")
 
 
 def test_joined_archives_are_read_to_the_end(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +150,7 @@ def test_joined_archives_are_read_to_the_end(pack: Pack, caplog: pytest.LogCaptu
     assert not caplog.records
     path.write_bytes(b"".join(parts) + b"no archive" * 100)
     assert len(TarShards.scan(str(path))) == 27
-    assert "0.tar: bytes behind the ends of archives, which are not read: 1000" in caplog.text
+    assert mentions(caplog.text, "0.tar 1000")
     path.write_bytes(parts[0] + packed({"c/x.jpg": b"x" * 3000})[:2000])
     with pytest.raises(UsageError, match="it is cut off"):
         TarShards.scan(str(path))
@@ -170,7 +171,7 @@ def test_what_is_skipped_is_counted_by_kind(pack: Pack, caplog: pytest.LogCaptur
     assert [shards.path(id).partition(":")[2] for id in range(3)] == ["c/1.jpg", "../up/1.jpg", "c/./4.jpg"]
     assert shards.classes == ("..", "c")
     for _ in range(2):  # by the cache, too
-        assert "4 files skipped: 2 in hidden folders, 1 .avif, 1 .jxl" in caplog.text
+        assert mentions(caplog.text, "4 2 1 .avif .jxl")
         caplog.clear()
         TarShards.scan(shards.root)
 
@@ -198,16 +199,16 @@ def test_broken_shards_are_named(pack: Pack, tmp_path: Path) -> None:
     damaged = bytearray(whole)
     damaged[3584 + 150] ^= 1
     for content, message in {
-        whole[:2000]: r"1\.tar: it is cut off: c/a\.jpg ends 1512 bytes behind its end",
-        whole[:3584]: r"1\.tar: it is cut off after 3584 bytes, without the zeros at an archive's end",
-        whole[:4000]: "it is cut off after 4000 bytes",
-        whole[:5000]: r"it is cut off: c/b\.jpg ends",
-        b"": "it is no tar archive",
-        b"no tar" * 1000: "it is no tar archive, or a compressed one, which cannot be read at random: decompress it",
-        bytes(damaged): "it is damaged at byte 3584, where a member should begin",
+        whole[:2000]: "1.tar c/a.jpg 1512",
+        whole[:3584]: "1.tar 3584",
+        whole[:4000]: "cut off 4000",
+        whole[:5000]: "cut off c/b.jpg",
+        b"": "no tar archive",
+        b"no tar" * 1000: "no tar archive compressed",
+        bytes(damaged): "damaged 3584",
     }.items():
         (tmp_path / "1.tar").write_bytes(content)
-        with pytest.raises(UsageError, match=f"1 of the 2 shards in .* cannot be indexed: .*{message}"):
+        with pytest.raises(UsageError, match=mentioning(f"1 2 {message}")):
             TarShards.scan(str(tmp_path))
 
 
@@ -223,7 +224,7 @@ def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("c/1.jpg")
     info.type = tarfile.GNUTYPE_SPARSE
     (tmp_path / "0.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(UsageError, match=r"it holds a sparse file, .*: pack it without --sparse"):
+    with pytest.raises(UsageError, match=mentioning("--sparse")):
         TarShards.scan(str(tmp_path))
 
 

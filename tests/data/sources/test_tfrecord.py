@@ -30,6 +30,7 @@ from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, folder
 from tests.support.digits import SHORT, digits_data
 from tests.support.job_ranks import train_rank
+from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.ranks import folder_of, run_ranks
 from tests.support.tfrecords import tfrecords
@@ -85,12 +86,12 @@ def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
     assert isinstance(train, TFRecords) and isinstance(val, TFRecords)
     assert len(train) == SAMPLES and train.classes == val.classes == ("1", "2", "3")
     assert train.labels.tolist() == folders.labels.tolist() and val.labels.tolist() == folders.labels[20:].tolist()
-    with pytest.raises(UsageError, match=r"--data .*-of-\* names training shards alone: give --val-data too"):
+    with pytest.raises(UsageError, match=mentioning("--data -of-* --val-data")):
         train_and_val(f"{tmp_path}/train-*-of-*")
-    with pytest.raises(UsageError, match="--root /x is of no use"):
+    with pytest.raises(UsageError, match=mentioning("--root /x")):
         train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*", "/x")
     pack(tmp_path, folders, 1, "validation", first_label=0)
-    with pytest.raises(UsageError, match="'0' is none of the 3 classes of the training set"):
+    with pytest.raises(UsageError, match=mentioning("0 3 classes training")):
         train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
 
 
@@ -154,7 +155,7 @@ def test_a_file_that_changed_ends_the_run(records: TFRecords, tmp_path: Path) ->
     (tmp_path / "train-00001-of-00003").write_bytes(b"shorter")
     with (
         make_loader("dali", records, VALIDATION, OrderedPass(samples=SAMPLES, batch_size=8)) as loader,
-        pytest.raises(DataError, match=r"train-00001-of-00003#\d: the shard has 7 bytes, and had \d+ when it was"),
+        pytest.raises(DataError, match=mentioning("train-00001-of-00003# 7")),
     ):
         list(loader)
 
@@ -167,9 +168,9 @@ def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest
     Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
     records = pack(tmp_path, folders)
     data, output = f"{tmp_path}/train-*-of-*", tmp_path / "broken.txt"
-    with pytest.raises(DataError, match="1 of 30 samples are broken"):
+    with pytest.raises(DataError, match=mentioning("1 30 samples broken")):
         verify(Verify(data=data, output=str(output), workers=1))
-    assert f"{tmp_path}/train-00001-of-00003#4: image file is truncated" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, f"{tmp_path}/train-00001-of-00003#4")
     (rest,) = exclude(str(output), records)
     kept = [id for id in range(SAMPLES) if id != 14]
     assert [rest.path(id) for id in range(29)] == [records.path(id) for id in kept]
@@ -186,7 +187,7 @@ def test_preview(records: TFRecords, tmp_path: Path) -> None:
 
 
 def test_they_are_not_copied(records: TFRecords, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"train-\*-of-\* is a list, tar shards or TFRecord files, which are not"):
+    with pytest.raises(UsageError, match=mentioning("train-*-of-*")):
         prepare(Prepare(source=f"{tmp_path}/train-*-of-*", target=str(tmp_path / "copy")))
 
 

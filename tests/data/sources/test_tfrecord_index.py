@@ -16,6 +16,7 @@ from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Part
 from raydali.data.sources.tfrecord import TFRecords
 from raydali.errors import UsageError
+from tests.support.messages import mentioning, mentions
 from tests.support.tfrecords import Value, example, imagenet, record, tfrecords
 
 pytestmark = pytest.mark.usefixtures("tar_cache")
@@ -61,7 +62,7 @@ def test_features_of_tensorflow_datasets(tmp_path: Path) -> None:
 def test_labels_with_gaps_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records = scan(tmp_path / "a.tfrecord", tfrecords([(b"", 10), (b"", 9), (b"", 10)]))
     assert records.labels.tolist() == [1, 0, 1] and records.classes == ("9", "10")
-    assert "labels are not 0..1: classes 0..1 are, in this order, '9', '10'" in caplog.text
+    assert mentions(caplog.text, "labels 0..1 9 10")
 
 
 names = st.text(max_size=12) | st.sampled_from(["image/encoded2", "imag", "image/class/label\0", "x" * 200])
@@ -105,25 +106,25 @@ def test_unusual_encodings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (example({"a": 1, "b": b"", "image": b""}), "has no label, its features are 'a', 'b', 'image': an "),
-        (example({"label": 1, "image_raw": b""}), "has no image, its features are 'image_raw', 'label': .* under"),
-        (example({f"f{i}": 1 for i in range(12)}), "has no image, its features are 'f0', 'f1', .* and 4 more: an"),
-        (example({}), "has no image, it has no features: an Example must"),
-        (b"", "has no image, it has no features"),
-        (example({"image": [], "label": 1}), "has 0 values under 'image'"),
-        (example({"image": [b"a", b"b"], "label": 1}), "has 2 values under 'image'"),
-        (example({"image": b"", "label": [1, 2]}), "has 2 values under 'label'"),
-        (example({"image": b"", "label": [1, 2]}, packed=False), "has 2 values under 'label'"),
-        (example({"image": b"", "label": -1}), "has -1 under 'label': .* one int64 from 0"),
-        (example({"image": b"", "label": b"cat"}), "has bytes under 'label', not int64"),
-        (example({"image": [0.5], "label": 1}), "has float under 'image', not bytes"),
-        (b"no Example at all", r"is no tf\.train\.Example"),
-        (example({"image": b"", "label": 1})[:-1], r"is no tf\.train\.Example"),
-        (b"\xff" * 30, r"is no tf\.train\.Example"),
+        (example({"a": 1, "b": b"", "image": b""}), "label 'a' 'b' 'image'"),
+        (example({"label": 1, "image_raw": b""}), "no image 'image_raw' 'label'"),
+        (example({f"f{i}": 1 for i in range(12)}), "no image 'f0' 'f1' 4 more"),
+        (example({}), "no image no features"),
+        (b"", "no image no features"),
+        (example({"image": [], "label": 1}), "0 values 'image'"),
+        (example({"image": [b"a", b"b"], "label": 1}), "2 values 'image'"),
+        (example({"image": b"", "label": [1, 2]}), "2 values 'label'"),
+        (example({"image": b"", "label": [1, 2]}, packed=False), "2 values 'label'"),
+        (example({"image": b"", "label": -1}), "-1 'label' int64 0"),
+        (example({"image": b"", "label": b"cat"}), "bytes 'label' int64"),
+        (example({"image": [0.5], "label": 1}), "float 'image' bytes"),
+        (b"no Example at all", "tf.train.Example"),
+        (example({"image": b"", "label": 1})[:-1], "tf.train.Example"),
+        (b"\xff" * 30, "tf.train.Example"),
     ],
 )
 def test_records_without_a_clear_sample(tmp_path: Path, data: bytes, message: str) -> None:
-    with pytest.raises(UsageError, match=rf"1 of the 1 shards .*/a\.tfrecord: record 1 {message}"):
+    with pytest.raises(UsageError, match=mentioning(f"1 /a.tfrecord {message}")):
         scan(tmp_path / "a.tfrecord", imagenet(b"image", 1), record(data))
 
 
@@ -138,29 +139,29 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     damaged[len(one) + 1] ^= 1
     (tmp_path / "0.tfrecord").write_bytes(whole)
     for content, message in {
-        whole[:-1]: f"it is cut off in record 1, at byte {len(one)} of {len(whole) - 1}: write it again",
-        whole[: len(one) + 5]: f"it is cut off in record 1, at byte {len(one)} of {len(one) + 5}",
-        whole[:5]: "it is cut off in record 0, at byte 0 of 5",
-        bytes(damaged): f"it is damaged in record 1, at byte {len(one)}: write it again",
-        whole + b"what follows": f"it is damaged in record 2, at byte {len(whole)}",
-        b"no record" * 100: "it is no TFRecord file: give only such files",
-        gzip.compress(whole): "it is compressed, and cannot be read at random: write it without compression",
-        zlib.compress(whole): "it is compressed",
+        whole[:-1]: f"cut off record 1 {len(one)} {len(whole) - 1}",
+        whole[: len(one) + 5]: f"cut off record 1 {len(one)} {len(one) + 5}",
+        whole[:5]: "cut off record 0 5",
+        bytes(damaged): f"damaged record 1 {len(one)}",
+        whole + b"what follows": f"damaged record 2 {len(whole)}",
+        b"no record" * 100: "no TFRecord file",
+        gzip.compress(whole): "compressed",
+        zlib.compress(whole): "compressed",
     }.items():
         (tmp_path / "1.tfrecord").write_bytes(content)
-        with pytest.raises(UsageError, match=rf"1 of the 2 shards in .* cannot be indexed: .*1\.tfrecord: {message}"):
+        with pytest.raises(UsageError, match=mentioning(f"1 2 1.tfrecord {message}")):
             TFRecords.scan(f"{tmp_path}/*.tfrecord")
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "0.tfrecord").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"no images in the 1 shards in .*: need records"):
+    with pytest.raises(UsageError, match=mentioning("no images 1 records")):
         labeled_images(f"{tmp_path}/*.tfrecord")
     (tmp_path / "1.tfrecord").write_bytes(tfrecords([(b"a", 0)]))
     (tmp_path / "2.tfrecord").write_bytes(b"")
     records = TFRecords.scan(f"{tmp_path}/*.tfrecord")
     assert len(records) == 1 and records.path(0) == f"{tmp_path}/1.tfrecord#0"
-    with pytest.raises(UsageError, match=r"2 of the 3 files .* are missing in .*: '8\.tfrecord', '9\.tfrecord'"):
+    with pytest.raises(UsageError, match=mentioning("2 3 8.tfrecord 9.tfrecord")):
         TFRecords.scan(f"{tmp_path}/{{0,8,9}}.tfrecord")
     if os.getuid():
         (tmp_path / "0.tfrecord").chmod(0)

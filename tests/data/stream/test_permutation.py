@@ -14,6 +14,7 @@ from scipy.stats import chi2, chi2_contingency, chisquare
 
 from raydali.data.stream.permutation import WINDOW_BLOCKS, BlockPermutation, Permutation
 from tests.support.clocks import least_cpu_seconds
+from tests.support.messages import mentioning
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 10_000)
@@ -152,7 +153,7 @@ def test_a_billion_samples_cost_nothing() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_below_one_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=f"at least 1 element, not {size}"):
+    with pytest.raises(ValueError, match=mentioning(f"1 element {size}")):
         Permutation(size, 0, 0)
 
 

@@ -14,6 +14,7 @@ from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.data.stream.stream import MicroBatch, OrderedPass, Stream
 from raydali.errors import UsageError
 from tests.support.clocks import least_cpu_seconds
+from tests.support.messages import mentioning
 
 Sample = tuple[int, int]  # epoch, id
 BILLION = 10**9
@@ -185,18 +186,18 @@ def test_a_billion_samples_are_resumed_at_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"global_batch_size": 5}, "global batch size 5 is not a multiple of batch size 2: try 6"),
-        ({"samples": 3}, "3 samples are fewer than one global batch of 4"),
-        ({"samples": 0}, "samples must be at least 1, not 0"),
-        ({"epochs": 0}, "epochs must be at least 1, not 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
-        ({"global_batch_size": -4}, "global_batch_size must be at least 1, not -4"),
-        ({"seed": -1}, "seed must lie in .*, not -1"),
-        ({"seed": 1 << 63}, f"seed must lie in .*, not {1 << 63}"),
+        ({"global_batch_size": 5}, "5 2 6"),
+        ({"samples": 3}, "3 samples 4"),
+        ({"samples": 0}, "samples 1 0"),
+        ({"epochs": 0}, "epochs 1 0"),
+        ({"batch_size": 0}, "batch_size 1 0"),
+        ({"global_batch_size": -4}, "global_batch_size 1 -4"),
+        ({"seed": -1}, "seed -1"),
+        ({"seed": 1 << 63}, f"seed {1 << 63}"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         stream_of(**settings)
 
 
@@ -225,13 +226,13 @@ def test_states_come_back(stream: Stream, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"seed": 1, "samples_consumed": 4}, "checkpoint's seed is 1, this run's is 0"),
-        ({"seed": 0, "samples_consumed": 6}, "6 samples consumed .* global batches of 4 within 2 epochs"),
-        ({"seed": 0, "samples_consumed": 24}, "24 samples consumed .* global batches of 4 within 2 epochs"),
+        ({"seed": 1, "samples_consumed": 4}, "seed 1 0"),
+        ({"seed": 0, "samples_consumed": 6}, "6 samples 4 2 epochs"),
+        ({"seed": 0, "samples_consumed": 24}, "24 samples 4 2 epochs"),
     ],
 )
 def test_states_of_other_settings_are_refused(state: dict[str, int], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         stream_of().steps_of(state)
 
 

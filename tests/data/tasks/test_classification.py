@@ -16,6 +16,7 @@ from PIL import Image
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import UsageError
+from tests.support.messages import mentioning
 from tests.support.pictures import assert_like_pillow, encoded, files, one_batch, oriented, photograph
 
 Images = TrainImages | ValidationImages
@@ -219,5 +220,5 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], named: str) 
 
 
 def test_a_centre_crop_that_would_need_padding_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"resize_size 200 is below image_size 224.*try 256"):
+    with pytest.raises(UsageError, match=mentioning("resize_size 200 image_size 224 256")):
         ValidationImages(image_size=224, resize_size=200)

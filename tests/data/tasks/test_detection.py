@@ -16,6 +16,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.boxes import PADDING, fitted, moved, padded, unfitted
 from raydali.data.tasks.detection import FILL, TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
+from tests.support.messages import mentioning
 from tests.support.pictures import Keys, assert_like_pillow, by_key, encoded, one_batch, oriented, photograph
 
 DECODING: tuple[LoaderName, ...] = ("dali", "torch")
@@ -156,7 +157,7 @@ def test_more_boxes_than_there_is_room_for_are_refused(name: LoaderName, photogr
     order = OrderedPass(samples=12, batch_size=12)
     with (
         make_loader(name, photographs, pipeline, order) as loader,
-        pytest.raises(DataError, match=r"03.img has 3 boxes, more than the 2 of max_boxes: raise it to 3"),
+        pytest.raises(DataError, match=mentioning("03.img 3 2 max_boxes")),
     ):
         next(iter(loader))
 
@@ -228,17 +229,17 @@ def test_ranks_and_resumes_give_each_image_once_and_the_same(name: LoaderName, p
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"image_size": 0}, "image_size must be at least 1, not 0"),
-        ({"max_boxes": 0}, "max_boxes must be at least 1, not 0"),
-        ({"seed": -1}, "seed must lie in"),
-        ({"crop_probability": 1.5}, "crop_probability must lie in 0..1, not 1.5"),
-        ({"flip_probability": -1}, "flip_probability must lie in 0..1, not -1"),
-        ({"random_area": (0, 1)}, r"random_area must be .* not \(0, 1\)"),
-        ({"random_aspect": (2, 1)}, r"random_aspect must be .* not \(2, 1\)"),
-        ({"hw_decoder_load": 2}, "hw_decoder_load must lie in 0..1, not 2"),
-        ({"largest_image": (-1, 1)}, r"largest_image must not be negative, is \(-1, 1\)"),
+        ({"image_size": 0}, "image_size 1 0"),
+        ({"max_boxes": 0}, "max_boxes 1 0"),
+        ({"seed": -1}, "seed"),
+        ({"crop_probability": 1.5}, "crop_probability 0..1 1.5"),
+        ({"flip_probability": -1}, "flip_probability 0..1 -1"),
+        ({"random_area": (0, 1)}, "random_area 0 1"),
+        ({"random_aspect": (2, 1)}, "random_aspect 2 1"),
+        ({"hw_decoder_load": 2}, "hw_decoder_load 0..1 2"),
+        ({"largest_image": (-1, 1)}, "largest_image -1 1"),
     ],
 )
 def test_settings_out_of_their_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         TrainImages(**{"image_size": SIDE, "seed": 0, "max_boxes": 1} | options)

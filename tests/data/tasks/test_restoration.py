@@ -16,6 +16,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import Pairs, TrainPairs, ValidationPairs, windows
 from raydali.errors import DataError, UsageError
+from tests.support.messages import mentioning
 from tests.support.pictures import Keys, by_key, encoded, oriented, photograph
 
 CROP = (24, 32)
@@ -156,13 +157,13 @@ def png(height: int, width: int) -> bytes:
 
 # An input, a target, and what is said of them; b"" for no file.
 UNUSABLE = {
-    "input-missing": (b"", png(40, 40), r"img/scene/x.png: .*No such file"),
-    "target-broken": (png(40, 40), b"no image", r"gt/scene/x.png: .*cannot identify image"),
-    "target-cut-short": (png(99, 99), png(99, 99)[:9999], r"gt/scene/x.png: .*truncated"),
-    "target-larger": (png(40, 40), png(41, 48), r"img/scene/x.png and .*gt/scene/x.png: 40x40 and 48x41 pixels: the t"),
-    "target-turned": (png(40, 48), png(48, 40), r"48x40 and 40x48 pixels: the two of a pair must have one size"),
-    "both-low": (png(23, 40), png(23, 40), r"40x23 pixels, smaller than the crop of 32x24: lower its size"),
-    "both-narrow": (png(40, 31), png(40, 31), r"31x40 pixels, smaller than the crop of 32x24: lower its size"),
+    "input-missing": (b"", png(40, 40), "img/scene/x.png No such file"),
+    "target-broken": (png(40, 40), b"no image", "gt/scene/x.png identify"),
+    "target-cut-short": (png(99, 99), png(99, 99)[:9999], "gt/scene/x.png truncated"),
+    "target-larger": (png(40, 40), png(41, 48), "img/scene/x.png gt/scene/x.png 40x40 48x41"),
+    "target-turned": (png(40, 48), png(48, 40), "48x40 40x48"),
+    "both-low": (png(23, 40), png(23, 40), "40x23 32x24"),
+    "both-narrow": (png(40, 31), png(40, 31), "31x40 32x24"),
 }
 
 
@@ -179,7 +180,7 @@ def test_a_pair_that_cannot_be_used_is_named(tmp_path: Path, case: str, name: Lo
     order = OrderedPass(samples=5, batch_size=2)
     with (
         make_loader(name, source, TRAIN, order) as loader,
-        pytest.raises(DataError, match=f"sample 4 cannot be read: {tmp_path}.*{message}"),
+        pytest.raises(DataError, match=mentioning(f"sample 4 {tmp_path} {message}")),
     ):
         for _ in loader:
             pass

@@ -16,6 +16,7 @@ from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
 from raydali.errors import DataError, UsageError
+from tests.support.messages import mentioning
 from tests.support.videos import decoded_by_pyav, moving, uneven, write_video
 
 CENTRE = ValidationClips(image_size=32, resize_size=40)
@@ -109,14 +110,14 @@ def test_random_crops_depend_on_seed_epoch_and_id_alone(clips: VideoClips) -> No
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: ValidationClips(image_size=0, resize_size=8), "image_size must be at least 1, not 0"),
-        (lambda: ValidationClips(image_size=112, resize_size=100), "resize_size 100 is below image_size 112.*try 128"),
-        (lambda: TrainClips(image_size=8, resize_size=8, seed=-1), "seed must lie in"),
-        (lambda: TrainClips(image_size=8, resize_size=8, seed=0, flip_probability=2), "flip_probability.*not 2"),
+        (lambda: ValidationClips(image_size=0, resize_size=8), "image_size 1 0"),
+        (lambda: ValidationClips(image_size=112, resize_size=100), "resize_size 100 image_size 112 128"),
+        (lambda: TrainClips(image_size=8, resize_size=8, seed=-1), "seed"),
+        (lambda: TrainClips(image_size=8, resize_size=8, seed=0, flip_probability=2), "flip_probability 2"),
     ],
 )
 def test_settings_out_of_their_range_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=mentioning(message)):
         make()
 
 

@@ -13,6 +13,7 @@ from raydali.launch.driver import autoscaler
 from raydali.launch.driver.autoscaler import UNKNOWN, AutoscalerCapacity, Group, config_on_head, growth_of
 from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.options import LaunchOptions
+from tests.support.messages import mentioning
 
 CONFIG: dict[str, Any] = {
     "max_workers": 6,
@@ -97,7 +98,7 @@ def test_workers_go_where_nodes_are_still_to_come() -> None:
 
 def test_gpus_that_are_there_are_the_default_number_of_workers() -> None:
     assert placed([HEAD, (2, 1), (2, 1)], ONE_GPU).maximum == 2
-    with pytest.raises(UsageError, match=r"no GPUs yet .*can add 4 nodes.*: say how many to train on with --workers"):
+    with pytest.raises(UsageError, match=mentioning("4 --workers")):
         placed([HEAD], ONE_GPU)
 
 
@@ -231,5 +232,5 @@ def test_on_kubernetes_the_raycluster_says_it(monkeypatch: pytest.MonkeyPatch, t
     cluster = RAYCLUSTER | {"spec": RAYCLUSTER["spec"] | {"enableInTreeAutoscaling": False}}
     assert config_on_head("192.0.2.1:5") is None
     cluster = {}
-    with pytest.raises(LookupError, match="the RayCluster c cannot be read"):
+    with pytest.raises(LookupError, match=mentioning("RayCluster")):
         config_on_head("192.0.2.1:5")

@@ -16,6 +16,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import check_classes
 from raydali.errors import UsageError
+from tests.support.messages import mentioning
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(digits, "_write", fill_the_disk)
-    with pytest.raises(UsageError, match="No space left on device; set XDG_CACHE_HOME"):
+    with pytest.raises(UsageError, match=mentioning("XDG_CACHE_HOME")):
         digits_folder()
     assert os.listdir(tmp_path / "raydali") == []
 
@@ -96,7 +97,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 def test_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder that can be written"):
+    with pytest.raises(UsageError, match=mentioning("XDG_CACHE_HOME")):
         digits_folder()
 
 

@@ -15,6 +15,7 @@ from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.packets import read_clip_packets, read_facts
 from raydali.data.tasks.video_pyav import COLOURS, decoded, rgb_clip
 from raydali.errors import UsageError
+from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
 
@@ -85,7 +86,7 @@ def test_videos_of_a_list(videos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sequence_length", "stride", "step"])
 def test_numbers_below_one_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"--{name.replace('_', '-')} must be at least 1, not 0"):
+    with pytest.raises(UsageError, match=mentioning(f"--{name.replace('_', '-')} 1 0")):
         scan(Path("/nowhere"), **{name: 0})
 
 
@@ -186,9 +187,7 @@ def test_videos_in_a_bucket_are_those_on_the_disk(videos: Path, s3: PutObjects) 
     for id in range(len(local)):
         np.testing.assert_array_equal(rgb_clip(remote, id), rgb_clip(local, id))
     moved = remote.relocate("s3://video-bucket/elsewhere")
-    with pytest.raises(
-        OSError, match=r"sample 0 cannot be read: s3://video-bucket/elsewhere/a/1\.avi \(from frame 0\): "
-    ):
+    with pytest.raises(OSError, match=mentioning("0 s3://video-bucket/elsewhere/a/1.avi")):
         rgb_clip(moved, 0)
 
 
@@ -198,7 +197,7 @@ def test_videos_in_a_bucket_are_those_on_the_disk(videos: Path, s3: PutObjects) 
 
 def test_short_videos_repeat_their_last_frame_with_a_warning(videos: Path, caplog: pytest.LogCaptureFixture) -> None:
     clips = scan(videos, stride=4)
-    assert "2 of 3 videos have fewer than the 13 frames that a clip spans" in caplog.text
+    assert mentions(caplog.text, "2 3 videos 13 frames")
     frames = rgb_clip(clips, 1)
     assert not np.array_equal(frames[0], frames[1]) and (frames[2:] == frames[1]).all()
     caplog.clear()
@@ -220,7 +219,7 @@ def broken(tmp_path: Path) -> Path:
 
 
 def test_broken_videos_are_refused_by_name(broken: Path) -> None:
-    with pytest.raises(UsageError, match=r"4 of 6 videos are broken: .*--skip-broken: .*a/empty\.mp4: ") as error:
+    with pytest.raises(UsageError, match=mentioning("4 6 --skip-broken a/empty.mp4")) as error:
         scan(broken)
     for name in ("a/page.mp4", "b/cut off.mp4", "b/cut off behind its index.mp4: it ends after"):
         assert f"{broken}/{name}" in str(error.value)
@@ -232,10 +231,10 @@ def test_broken_videos_are_left_out_where_asked(broken: Path, caplog: pytest.Log
     assert [clips.videos.path(id) for id in range(2)] == [f"{broken}/a/good.mp4", f"{broken}/b/also good.webm"]
     assert clips.videos.labels.tolist() == [0, 1] and clips.videos.classes == ("a", "b")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "left out 4 broken of 6 videos" in caplog.text and "page.mp4" in caplog.text
+    assert mentions(caplog.text, "4 broken 6 videos") and "page.mp4" in caplog.text
     for path in broken.glob("*/*good*"):
         path.unlink()
-    with pytest.raises(UsageError, match="4 of 4 videos are broken"):
+    with pytest.raises(UsageError, match=mentioning("4 of 4 broken")):
         scan(broken, skip_broken=True)
 
 
@@ -243,7 +242,7 @@ def test_many_broken_videos_are_counted_and_some_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for i in range(9):
         (tmp_path / "a" / f"{i}.mp4").touch()
-    with pytest.raises(UsageError, match=r"9 of 9 .*/4\.mp4.*; and 4 more$"):
+    with pytest.raises(UsageError, match=mentioning("9 /4.mp4 4")):
         scan(tmp_path)
 
 
@@ -251,16 +250,16 @@ def test_a_video_that_changed_behind_the_index_is_named(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a" / "1.mp4", moving(40), "h264")
     clips = scan(tmp_path)
     write_video(path, moving(10), "h264")
-    with pytest.raises(OSError, match=rf"{path} \(from frame 36\): .*index the data again"):
+    with pytest.raises(OSError, match=mentioning(f"{path} frame 36 index")):
         rgb_clip(clips, 9)
     path.unlink()
-    with pytest.raises(OSError, match=rf"{path} \(from frame 0\): No such file"):
+    with pytest.raises(OSError, match=mentioning(f"{path} frame 0")):
         rgb_clip(clips, 0)
 
 
 def test_folders_without_videos_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(UsageError, match=r"no videos in the 1 class folders .*\.mp4"):
+    with pytest.raises(UsageError, match=mentioning("no videos 1 .mp4")):
         scan(tmp_path)
 
 

@@ -18,6 +18,7 @@ import torch
 from raydali.data.sources.video import nvdec
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import NvdecDecoder
+from tests.support.messages import mentioning, mentions
 from tests.support.videos import alternate_references, moving, write_video
 
 FFMPEG = {"h264": "h264", "hevc": "hevc", "vp8": "vp8", "vp9": "vp9", "mpeg4": "mpeg4"}
@@ -149,7 +150,7 @@ def test_missing_frames_are_counted(tmp_path: Path, engines: list[Engine]) -> No
     decoder = NvdecDecoder(torch.device("cpu"), "h264", 48, 64)
     decoder._decoder = SimpleNamespace(Decode=lambda packet: [])
     decoder._shape = (48, 64)
-    with pytest.raises(OSError, match=r"1\.mp4 \(from frame 0\): 8 of 8 frames cannot be decoded"):
+    with pytest.raises(OSError, match=mentioning("1.mp4 0 8")):
         clip(decoder, source, 0)
     assert_clips(source, decoder)
 
@@ -186,4 +187,4 @@ def test_a_driver_without_video_engines_is_said_once(caplog: pytest.LogCaptureFi
     for codec in ("h264", "hevc", "h264"):
         assert not nvdec.decodable(torch.device("cuda", 0), codec, 144, 256)
     (record,) = caplog.records
-    assert "FFmpeg decodes on the host: Failed to load NVENC library" in record.getMessage()
+    assert mentions(record.getMessage(), "FFmpeg NVENC")
