@@ -12,7 +12,7 @@ def job_script(name: str, command: str) -> Path:
     Raises:
         UsageError: there is none; `command` is what should be run elsewhere then.
     """
-    for root in (Path.cwd(), Path(__file__).parents[1]):
+    for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():
             return script
     raise UsageError(f"there is no jobs/{name} in {Path.cwd()}: run {command} in a checkout of raydali")

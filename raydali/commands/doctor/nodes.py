@@ -16,7 +16,7 @@ from raydali.host.facts import Host, this_host
 ANSWER_SECONDS = 60
 """For all nodes together; a node must start a process and may have to fetch raydali first."""
 CLOCK_CALLS = 5
-PACKAGE: dict[str, Any] = {"py_modules": [str(Path(__file__).parents[1])], "excludes": ["**/__pycache__"]}
+PACKAGE: dict[str, Any] = {"py_modules": [str(Path(__file__).parents[2])], "excludes": ["**/__pycache__"]}
 """The runtime environment that brings raydali along."""
 
 

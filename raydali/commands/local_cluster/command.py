@@ -23,7 +23,7 @@ STANDARD = "cluster/local.yaml"
 
 def _standard_file() -> str:
     here = Path(STANDARD)
-    return STANDARD if here.exists() else str(Path(__file__).parents[2] / STANDARD)
+    return STANDARD if here.exists() else str(Path(__file__).parents[3] / STANDARD)
 
 
 @dataclass(frozen=True, kw_only=True)
