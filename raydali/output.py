@@ -14,6 +14,7 @@ import tyro
 
 from raydali.errors import UsageError
 from raydali.host.cpu_times import usable_cores
+from raydali.text import plural
 
 JsonFile = Annotated[
     str | None, tyro.conf.arg(metavar="FILE", help="File for what was found, as JSON; -: standard output.")
@@ -98,11 +99,6 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
     console.print(table)
 
 
-def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:
-    """The value in this format, or "-" where it was not measured."""
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
 def devices(gpus: int) -> str:
     """A number of GPUs in words."""
-    return "CPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
+    return plural(gpus, "GPU") if gpus else "CPU"

@@ -1,8 +1,8 @@
 """Numbers, durations and lists as messages and pages print them."""
 
 import math
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 def plural(count: float, noun: str) -> str:
@@ -11,16 +11,25 @@ def plural(count: float, noun: str) -> str:
     return f"{amount} {noun}{'s' * (count != 1)}"
 
 
-def summarize(items: Iterable[object], limit: int, *, total: int | None = None, separator: str = ", ") -> str:
-    """The first items, and how many more there are: "a, b, c and 4 more".
+def summarize(
+    items: Iterable[Any],
+    limit: int = 3,
+    *,
+    total: int | None = None,
+    separator: str = ", ",
+    show: Callable[[Any], str] = str,
+) -> str:
+    """The first items, and how many more there are: "a, b, c and 4 more", "a; b; c; and 4 more".
 
     Args:
         total: how many there are, if `items` holds only the first of them.
+        show: makes an item's text; `repr` for names of files and classes.
     """
-    items = list(items) if total is None else list(islice(items, limit))
+    items = list(items)
     total = len(items) if total is None else total
-    shown = separator.join(map(str, items[:limit]))
-    return f"{shown} and {total - limit} more" if total > limit else shown
+    shown = separator.join(map(show, items[:limit]))
+    joint = " and" if separator == ", " else f"{separator}and"
+    return f"{shown}{joint} {total - limit} more" if total > limit else shown
 
 
 def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:

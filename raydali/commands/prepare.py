@@ -150,16 +150,15 @@ def _target(options: Prepare) -> str:
 
 def _images(data: str) -> tuple["Files", list[str]]:
     """The images in the folders of a root, by their relative paths; and the folders."""
-    from raydali.data.sources.file_list import is_list
     from raydali.data.sources.files import Files, absolute
+    from raydali.data.sources.formats import source_kind
     from raydali.data.sources.image_folder import EXTENSIONS
     from raydali.data.sources.listing import list_tree
     from raydali.data.sources.skipped_files import select_files
-    from raydali.data.sources.tar import is_shards
-    from raydali.data.sources.tfrecord import names_tfrecords
+    from raydali.data.sources.tar import holds_shards
 
     wanted = "give a folder with train/ and val/ of class folders, or class folders themselves"
-    if is_list(data) or is_shards(data) or names_tfrecords(data):
+    if source_kind(data) != "folder" or holds_shards(data):
         raise UsageError(f"{data} is a list, tar shards or TFRecord files, which are not copied: {wanted}")
     root = absolute(data)
     listing = list_tree(root, of="class folders")

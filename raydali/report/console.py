@@ -28,6 +28,7 @@ from raydali.run.events import (
     Started,
     StorageRetried,
 )
+from raydali.text import plural
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -102,7 +103,7 @@ class Console:
             case Started():
                 self._display.restart()
                 what = "resumed" if isinstance(event, Resumed) else "started"
-                workers = f"{event.world_size} worker{'s' * (event.world_size != 1)} on {event.device}"
+                workers = f"{plural(event.world_size, 'worker')} on {event.device}"
                 seconds = f"first step after {event.seconds or 0:.0f} s"
                 self.say(f"{what} at step {event.step} of {event.steps}: {workers}, {seconds}")
             case Rehearsed(ceiling_images_per_second=float() as rate):
@@ -131,8 +132,7 @@ class Console:
             case Quarantined():
                 self._show_quarantined(event)
             case StorageRetried():
-                count = len(event.ranks)
-                waited = f"{count} rank{'s' * (count != 1)} waited {event.waited_seconds:.1f} s"
+                waited = f"{plural(len(event.ranks), 'rank')} waited {event.waited_seconds:.1f} s"
                 self.warn(f"{event.path} did not answer ({event.reason}): {waited}")
 
     def _show_failure(self, failure: Failure) -> None:

@@ -6,16 +6,16 @@ settings of their own, and a thread of theirs decides when a file is written.
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from raydali.data.sources.tfrecord_format import as_record, records
 from raydali.report.scalars import scalars
 from raydali.run.folder import EPOCHS, RunFolder
 
 FOLDER = "tensorboard"
-_BEFORE, _AFTER = 12, 4  # bytes around a message: its length and a checksum; another one
 
 
 class TensorBoard:
@@ -50,27 +50,14 @@ class TensorBoard:
         for row in rows:
             values = [{"tag": tag, "simple_value": value} for tag, value in scalars(row).items()]
             events.append(Event(wall_time=now, step=row["step"], summary={"value": values}))
-        self._folder.extend(self._file, b"".join(_framed(event.SerializeToString()) for event in events))
+        self._folder.extend(self._file, b"".join(as_record(event.SerializeToString()) for event in events))
         self._begun = True
 
 
 def events_of(contents: bytes) -> Iterator[Any]:
-    """The Event messages in a file; one that was cut short at its end is left out."""
+    """The Event messages in a file, up to one that was cut short."""
     from tensorboardX.proto.event_pb2 import Event
 
-    at = 0
-    while at + _BEFORE <= len(contents):
-        (length,) = struct.unpack_from("<Q", contents, at)
-        message = contents[at + _BEFORE : at + _BEFORE + length]
-        at += _BEFORE + length + _AFTER
-        if at <= len(contents):
-            yield Event.FromString(message)
-
-
-def _framed(message: bytes) -> bytes:
-    """A record of a TFRecord file."""
-    from tensorboardX.record_writer import masked_crc32c
-
-    length = struct.pack("<Q", len(message))
-    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, message)]
-    return length + checksums[0] + message + checksums[1]
+    with suppress(ValueError):
+        for begin, end in records(lambda position, length: contents[position : position + length], len(contents)):
+            yield Event.FromString(contents[begin:end])

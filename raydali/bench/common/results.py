@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from raydali.errors import CommandFailed
-from raydali.output import number
+from raydali.text import number
 
 NOT_INSTALLED = "not installed"
 """The error of a row that is no failure."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.bench.common import shared_options
 from raydali.bench.common.results import NOT_INSTALLED, contender, require_measured, spread
-from raydali.output import JsonFile, devices, machine, number, show, write_json
+from raydali.output import JsonFile, devices, machine, show, write_json
+from raydali.text import number
 
 if TYPE_CHECKING:
     from raydali.bench.loader.contenders import Task

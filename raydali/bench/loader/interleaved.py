@@ -7,7 +7,7 @@ from typing import Any
 
 from raydali.bench.loader import measurement
 from raydali.bench.loader.contenders import Task
-from raydali.output import number
+from raydali.text import number
 
 
 def measure_in_turn(

@@ -11,7 +11,8 @@ which a V100 has not, so that our ratios and the published ones are of different
 from typing import Any
 
 from raydali.bench.common.results import spread
-from raydali.output import devices, number, show
+from raydali.output import devices, show
+from raydali.text import number
 
 PUBLISHED_IMAGES = 21453
 PUBLISHED_SECONDS = {0: 101.06, 1: 6.24, 2: 3.07, 4: 1.57}

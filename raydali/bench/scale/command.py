@@ -15,7 +15,8 @@ from typing import Any
 
 from raydali.bench.common import shared_options
 from raydali.errors import CommandFailed, UsageError
-from raydali.output import JsonFile, machine, number, require_writable, show, write_json
+from raydali.output import JsonFile, machine, require_writable, show, write_json
+from raydali.text import number
 
 MAX_RANKS = 16_384
 MAX_MESHED = 128

@@ -21,7 +21,8 @@ from raydali.bench.common import shared_options
 from raydali.bench.common.results import require_measured, spread
 from raydali.bench.strategies.metrics import GIB, NOTHING, STRATEGIES, figures, strategy_name, to_one
 from raydali.errors import UsageError
-from raydali.output import JsonFile, devices, gpu_names, machine, number, show, write_json
+from raydali.output import JsonFile, devices, gpu_names, machine, show, write_json
+from raydali.text import number
 
 if TYPE_CHECKING:
     from raydali.bench.strategies.rank import StrategyTask

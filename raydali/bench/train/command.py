@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from raydali.bench.common import shared_options
 from raydali.bench.common.results import require_measured
 from raydali.errors import UsageError
-from raydali.output import JsonFile, devices, machine, number, show, write_json
+from raydali.output import JsonFile, devices, machine, show, write_json
+from raydali.text import number
 
 if TYPE_CHECKING:
     from raydali.bench.train.rank import TrainTask

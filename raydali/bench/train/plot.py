@@ -3,7 +3,8 @@
 from typing import Any
 
 from raydali.bench.common import plots
-from raydali.output import devices, number
+from raydali.output import devices
+from raydali.text import number
 
 STACKED = {
     "contention_gpu": "contention on the GPU",

@@ -18,7 +18,8 @@ from raydali.bench.common.synthetic_videos import Made, VideoCodec, made_videos
 from raydali.bench.loader.command import PIXELS
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.output import JsonFile, devices, machine, number, show, write_json
+from raydali.output import JsonFile, devices, machine, show, write_json
+from raydali.text import number, plural
 
 CHOICE = ("raydali", "reader", "pyav", "torchcodec")
 ONE_PROCESS = ("pyav", "torchcodec")
@@ -208,7 +209,7 @@ def _name(row: dict[str, Any]) -> str:
 
 def _loader(row: dict[str, Any]) -> str:
     count = row["decoders"]
-    return f"{contender(row)}, {count} decoder{'s' * (count > 1)}" if count else contender(row)
+    return f"{contender(row)}, {plural(count, 'decoder')}" if count else contender(row)
 
 
 def _show(result: dict[str, Any]) -> None:

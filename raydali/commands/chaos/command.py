@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydali.errors import CommandFailed, UsageError
-from raydali.output import JsonFile, machine, number, require_writable, show, write_json
+from raydali.output import JsonFile, machine, require_writable, show, write_json
+from raydali.text import number
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16

@@ -18,6 +18,7 @@ from pathlib import Path
 from raydali.errors import UsageError
 from raydali.host.checks import Node, Row, rows
 from raydali.output import JsonFile, require_writable, write_json
+from raydali.text import summarize
 
 NAMED = 3
 """Nodes that a row names before it only counts."""
@@ -95,8 +96,7 @@ def _show(found: list[Row], nodes: int) -> None:
 def _named(names: tuple[str, ...], nodes: int) -> str:
     if len(names) == nodes:
         return f"all {nodes}"
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    return summarize(names, NAMED)
 
 
 def _as_a_job(options: Doctor, address: str) -> int:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,8 +19,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
 from raydali.errors import UsageError
-
-_NAMED = 3
+from raydali.text import summarize
 
 _log = logging.getLogger(__name__)
 
@@ -83,13 +81,8 @@ class Coco(Files):
 
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
         if not kept.all():
-            left_out = [annotated[i]["id"] for i in np.flatnonzero(~kept)[:_NAMED]]
-            _log.warning(
-                "%s: left out %d boxes of no extent, among them annotations %s",
-                path,
-                (~kept).sum(),
-                ", ".join(map(str, left_out)),
-            )
+            left_out = [annotated[i]["id"] for i in np.flatnonzero(~kept).tolist()]
+            _log.warning("%s: left out %d boxes of no extent: annotations %s", path, len(left_out), summarize(left_out))
         by_image = np.flatnonzero(kept)[np.argsort(owners[kept], kind="stable")]
         counts = np.bincount(owners[kept], minlength=len(images))
         names_of_classes = _column(path, "category", categories, "name", str)
@@ -140,7 +133,7 @@ def _read(path: str) -> tuple[Items, Items, Items]:
     """Images, annotations and categories."""
     remedy = "give annotations as COCO's instances_train2017.json"
     try:
-        data = storage.read(path) if "://" in path else Path(path).read_bytes()
+        data = storage.read(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
     try:

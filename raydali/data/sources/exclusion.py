@@ -14,14 +14,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import some
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
 _MEANT = {escape[1]: character for character, escape in _ESCAPES.items()}
@@ -86,7 +85,7 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
 def _require_files(sources: Iterable[Index]) -> None:
     for source in sources:
         if isinstance(source, Files) and source.missing:
-            shown = some([source.path(id) for id in source.missing])
+            shown = summarize(map(source.path, source.missing), show=repr)
             raise UsageError(
                 f"{len(source.missing)} of the {len(source)} files of {source} are missing: {shown}: restore them, or "
                 f"leave them out by --exclude FILE, with a path a line"
@@ -101,7 +100,7 @@ def read_list(file: str) -> set[str]:
     """
     path = absolute(file)
     try:
-        data = storage.read(path) if "://" in path else Path(path).read_bytes()
+        data = storage.read(path)
     except OSError as error:
         raise UsageError(f"--exclude {file} cannot be read: {error.strerror or error}; give a file") from error
     lines = data.decode("utf-8", "surrogateescape").split("\n")

@@ -21,6 +21,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import Files, PathPacker, absolute
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 ENDINGS = (".csv", ".tsv", ".txt")
 """Of a list's name, in any case: what tells it from a folder where it cannot be looked at."""
@@ -103,7 +104,7 @@ class FileList(LabeledFiles):
 
 
 def is_list(data: str) -> bool:
-    """Whether this names a list and not a folder: a file, or what ends as the name of one."""
+    """Whether this names a list and not a folder: an existing file, or a name that ends like one."""
     local = os.path.expanduser(data)
     return os.path.isfile(local) or (data.lower().endswith(ENDINGS) and not os.path.isdir(local))
 
@@ -150,7 +151,8 @@ class _Lines:
 
     def shown(self, ids: list[int], what: Callable[[int], str]) -> str:
         """The first of some lines, by number, with what is to be said of each."""
-        return _joined([f"line {self.numbers[id]}: {what(id)}" for id in ids[:LINES_SHOWN]], len(ids))
+        shown = [f"line {self.numbers[id]}: {what(id)}" for id in ids[:LINES_SHOWN]]
+        return summarize(shown, LINES_SHOWN, total=len(ids), separator="; ")
 
 
 def _read(path: str, root: str) -> _Lines:
@@ -184,7 +186,8 @@ def _read(path: str, root: str) -> _Lines:
         raise UsageError(f"{path} lists no files: write a line path,label for each")
     if wrong:
         raise UsageError(
-            f"{wrong} of the {count} lines of {path} are wrong: {_joined(told, wrong)}: a line must read path,label"
+            f"{wrong} of the {count} lines of {path} are wrong: "
+            f"{summarize(told, LINES_SHOWN, total=wrong, separator='; ')}: a line must read path,label"
         )
     return lines
 
@@ -215,7 +218,11 @@ def _separator(line: str) -> str:
 
 
 def _fields(line: str, separator: str) -> tuple[str, str] | str:
-    """Path and label, or what is wrong. One line at a time, or a lost quote would swallow all that follow."""
+    """Path and label, or what is wrong with the line.
+
+    `csv.reader` would take all lines after a lost quote for one field. Given one line at a time it takes 1.5 us, where
+    a line without quotes takes 0.45 us here, and it refuses spaces after a quote.
+    """
     if separator == " ":
         match = _BEFORE_SPACES.fullmatch(line.strip())
         if match is None:
@@ -252,9 +259,8 @@ def _classes(path: str, labels: set[str]) -> tuple[str, ...]:
     numbers = [label for label in labels if _NUMBER.fullmatch(label)]
     classes = sorted(labels, key=lambda label: (float(label), label)) if len(numbers) == len(labels) else sorted(labels)
     if numbers and classes != [str(i) for i in range(len(classes))]:
-        shown = ", ".join(map(repr, classes[:3])) + ", ..." * (len(classes) > 3)
-        most = len(classes) - 1
-        _log.warning("%s: labels are not 0..%d: classes 0..%d are, in this order, %s", path, most, most, shown)
+        most, named = len(classes) - 1, summarize(classes, show=repr)
+        _log.warning("%s: labels are not 0..%d: classes 0..%d are, in this order, %s", path, most, most, named)
     return tuple(classes)
 
 
@@ -313,7 +319,3 @@ def _refused(root: str, numbers: list[int], paths: list[str]) -> dict[int, str]:
 
 def _shortened(line: str) -> str:
     return repr(line if len(line) <= _LETTERS_SHOWN else f"{line[:_LETTERS_SHOWN]}...")
-
-
-def _joined(shown: list[str], total: int) -> str:
-    return "; ".join(shown) + (f"; and {total - len(shown)} more" if total > len(shown) else "")

@@ -163,7 +163,7 @@ class Files:
         """
         path = self.path(id)
         with reading():
-            return Path(path).read_bytes() if path.startswith("/") else storage.read(path)
+            return storage.read(path)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,21 +1,31 @@
-"""Labelled images, or videos, as people name them: class folders, a list of paths and labels, tar shards, or TFRecord
-files.
+"""Labelled images or videos by the name that a user gives: class folders, a list of paths and labels, tar shards, or
+TFRecord files.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Literal, overload
 
 from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
-from raydali.data.sources.tar import TarShards, is_shards, names_shards
+from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
 from raydali.errors import UsageError
 
+Kind = Literal["folder", "list", "tar", "tfrecord"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
+
+
+def source_kind(data: str) -> Kind:
+    """What a name stands for, by its form. A folder may still hold tar shards: see `holds_shards`."""
+    if names_tfrecords(data):
+        return "tfrecord"
+    if names_shards(data):
+        return "tar"
+    return "list" if is_list(data) else "folder"
 
 
 def labeled_images(
@@ -26,20 +36,21 @@ def labeled_images(
 
     Args:
         data: a folder, a list, shards, or TFRecord files; local, or an `s3://` or `gs://` URI.
-        root: where a list's relative paths lie; of no use to others.
-        classes: those that a list, shards or TFRecord files may name; a folder has its own.
-        scan: for folders of other files than images, which are not looked for in shards and TFRecord files.
+        root: the folder of a list's relative paths; unused with other kinds.
+        classes: those that a list, shards or TFRecord files may contain; a folder has its own.
+        scan: indexes a folder of other files than images; then `data` is such a folder or a list.
 
     Raises:
         UsageError: it cannot be indexed.
     """
-    if _is_list(data):
+    kind = source_kind(data)
+    if kind == "list":
         return FileList.from_file(data, root, classes)
     if scan is not None:
         return scan(data)
-    if names_tfrecords(data):
+    if kind == "tfrecord":
         return TFRecords.scan(data, classes)
-    if is_shards(data):
+    if kind == "tar" or holds_shards(data):
         return TarShards.scan(data, classes)
     images = ImageFolder.scan(data)
     if {"train"} < {*images.classes} <= _SPLITS:
@@ -62,22 +73,23 @@ def train_and_val(
 def train_and_val(
     data: str, val_data: str | None = None, root: str | None = None, scan: Scan | None = None
 ) -> tuple[LabeledSource, LabeledSource]:
-    """The training and the validation images, of the same classes. What makes validation worth nothing is warned of.
+    """The training and the validation images, of the same classes. Warns if validation would be meaningless.
 
     Args:
         data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, the
             training images alone.
         val_data: the validation images, as `labeled_images` takes them.
-        root: where the relative paths of lists lie. Default: beside each list.
-        scan: for folders of other files than images.
+        root: the folder of relative paths in lists. Default: the folder of each list.
+        scan: indexes folders of other files than images.
 
     Raises:
         UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
     """
     if val_data is None:
-        if _is_list(data):
+        kind = source_kind(data)
+        if kind == "list":
             raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
-        if names_shards(data) or names_tfrecords(data):
+        if kind != "folder":
             raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
         _check_splits(data)
         data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
@@ -92,7 +104,7 @@ def train_and_val(
 
 
 def _check_splits(data: str) -> None:
-    """Tell what a local folder without train/ or val/ is instead, where that is plain."""
+    """Refuse a local folder without train/ or val/, and say what it seems to be instead."""
     folder = Path(data).expanduser()
     train, val = ((folder / name).exists() for name in ("train", "val"))
     if "://" in data or (train and val):
@@ -115,14 +127,10 @@ def _check_splits(data: str) -> None:
 
 
 def check_root(root: str | None, *data: str) -> None:
-    """Refuses a root where none of the data is a list.
+    """Refuse a root if none of the data is a list.
 
     Raises:
         UsageError: names both.
     """
-    if root is not None and not any(map(_is_list, data)):
+    if root is not None and "list" not in map(source_kind, data):
         raise UsageError(f"--root {root} is of no use to {' and '.join(data)}: only lists have paths below a root")
-
-
-def _is_list(data: str) -> bool:
-    return is_list(data) and not names_shards(data) and not names_tfrecords(data)

@@ -10,8 +10,7 @@ from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import SkippedFiles, select_files
 from raydali.errors import UsageError
-
-_NAMED = 3
+from raydali.text import summarize
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ class ImagePairs:
         of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
         skipped.warn(root, EXTENSIONS)
         alone = [
-            f"{len(stems)} in {folder} without a partner in {other}: {', '.join(map(repr, sorted(stems)[:_NAMED]))}"
+            f"{len(stems)} in {folder} without a partner in {other}: {summarize(sorted(stems), show=repr)}"
             for folder, other, stems in (
                 (inputs, targets, of_inputs.keys() - of_targets.keys()),
                 (targets, inputs, of_targets.keys() - of_inputs.keys()),

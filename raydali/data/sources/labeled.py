@@ -15,6 +15,7 @@ from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import in_words, select_files, skip_root
 from raydali.data.sources.source import Source
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +107,9 @@ class LabeledFiles(Files):
             raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {needed}{instead}")
         skipped.warn(root, extensions)
         if empty := [class_ for class_ in classes if not counts[class_]]:
-            _log.warning("%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), some(empty))
+            _log.warning(
+                "%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), summarize(empty, show=repr)
+            )
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
         emptied = ((folder, chosen.pop(folder)) for folder in [*chosen])
@@ -129,7 +132,9 @@ def check_classes(train: LabeledSource, val: LabeledSource) -> None:
         UsageError: names some of the classes that are missing or too many, or says that their order differs.
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
-    parts = [f"{what} {some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
+    parts = [
+        f"{what} {summarize(names, show=repr)}" for what, names in (("lacks", missing), ("has besides", extra)) if names
+    ]
     if parts:
         raise UsageError(
             f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
@@ -140,8 +145,3 @@ def check_classes(train: LabeledSource, val: LabeledSource) -> None:
             f"{val} and {train} have the same classes in another order, folders by name and numbers in lists by value: "
             f"give two lists, or two folders"
         )
-
-
-def some(names: list[str], limit: int = 3) -> str:
-    """The first of these names and the number of the rest, for messages."""
-    return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
-from raydali.data.sources.labeled import some
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 _SPECIAL = re.compile(r"[{*?\[]")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
@@ -53,8 +53,8 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
             missing.append(path)
     if missing:
         raise UsageError(
-            f"{len(missing)} of the {len(names)} files {pattern} are missing in {root}: {some(missing)}: "
-            f"give those that exist"
+            f"{len(missing)} of the {len(names)} files {pattern} are missing in {root}: "
+            f"{summarize(missing, show=repr)}: give those that exist"
         )
     return root, list(found.values())
 

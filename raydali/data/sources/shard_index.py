@@ -22,10 +22,10 @@ from raydali.data.sources.cache import keep_arrays, kept_arrays
 from raydali.data.sources.files import digest
 from raydali.data.sources.patterns import FoundFile
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 _VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
-_NAMED = 3
 _LINE_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,10 @@ def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Pa
                 told = time.monotonic()
                 print(f"indexing {root}: {len(found)} of {len(shards)} shards", file=sys.stderr)
     if broken := [reason for reason in found if isinstance(reason, str)]:
-        raise UsageError(f"{len(broken)} of the {len(shards)} shards in {root} cannot be indexed: {first(broken)}")
+        raise UsageError(
+            f"{len(broken)} of the {len(shards)} shards in {root} cannot be indexed: "
+            f"{summarize(broken, separator='; ')}"
+        )
     return [part for part in found if isinstance(part, _Packed)]
 
 
@@ -194,9 +197,3 @@ def _joined(root: str, parts: Sequence[_Packed], needed: str) -> ShardIndex:
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
-
-
-def first(reasons: list[str]) -> str:
-    """The first of these, and how many more there are, for messages."""
-    more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
-    return "; ".join(reasons[:_NAMED]) + more

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import local_shards, storage
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
-from raydali.data.sources.labeled import some
 from raydali.data.sources.patterns import FoundFile, find_files
 from raydali.data.sources.read_timing import reading
 from raydali.data.sources.shard_index import ShardIndex
 from raydali.data.sources.skipped_files import in_words
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ class Shards:
             known = {name: place for place, name in enumerate(classes)}
             if unknown := [name for name in found if name not in known]:
                 raise UsageError(
-                    f"{data}: {some(unknown)} is none of the {len(known)} classes of the training set: label both alike"
+                    f"{data}: {summarize(unknown, show=repr)} is none of the {len(known)} classes of the training set: "
+                    f"label both alike"
                 )
             labels = np.array([known[name] for name in found])[labels]
         elif index.numbered:
@@ -100,7 +101,11 @@ class Shards:
             if (found[0], found[-1]) not in whole:
                 most = len(found) - 1
                 _log.warning(
-                    "%s: labels are not 0..%d: classes 0..%d are, in this order, %s", data, most, most, some(found)
+                    "%s: labels are not 0..%d: classes 0..%d are, in this order, %s",
+                    data,
+                    most,
+                    most,
+                    summarize(found, show=repr),
                 )
         return cls(
             root=root,

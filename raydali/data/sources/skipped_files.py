@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raydali.data.sources.listing import Listing
+from raydali.text import plural, summarize
 
 _EXPECTED = re.compile(
     r"\..*|thumbs\.db|(readme|licen[cs]e|copying|makefile|_success|\w*sums?)(\.\w+)?"
@@ -18,7 +19,7 @@ _EXPECTED = re.compile(
 )
 """Names of files that are no samples anywhere."""
 _ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
-_KINDS_SHOWN, _FOLDERS_SHOWN = 5, 3
+_KINDS_SHOWN = 5
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +45,7 @@ class SkippedFiles:
         """Say once which files were skipped, where, and what to do about it."""
         if not self.kinds:
             return
-        folders = [f"{name!r} {count}" for name, count in _most(self.folders)[:_FOLDERS_SHOWN]]
-        more = len(self.folders) - len(folders)
-        where = ", ".join(folders) + f" and {more} more" * (more > 0)
+        where = summarize(f"{name!r} {count}" for name, count in _most(self.folders))
         wanted = "JPEG or PNG" if ".jpg" in extensions else "MP4"
         _log.warning(
             "%s: %s (%s); only %s are read: convert others to %s",
@@ -64,7 +63,7 @@ def in_words(kinds: Mapping[str, int]) -> str:
     shown = [f"{count:,} {kind}" for kind, count in ordered[:_KINDS_SHOWN]]
     if others := sum(count for _, count in ordered[_KINDS_SHOWN:]):
         shown.append(f"{others:,} others")
-    return f"{total:,} file{'s' * (total > 1)} skipped: {', '.join(shown)}"
+    return f"{plural(total, 'file')} skipped: {', '.join(shown)}"
 
 
 def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:

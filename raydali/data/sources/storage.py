@@ -4,6 +4,7 @@ import os
 import re
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from raydali.errors import UsageError
@@ -69,12 +70,18 @@ def _open(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
 
 
 def read(uri: str) -> bytes:
-    """The content of an object.
+    """The content of a file.
+
+    Args:
+        uri: an absolute path, or an `s3://` or `gs://` URI.
 
     Raises:
         FileNotFoundError: there is none.
-        StoreError: else; both name the URI and the reason.
+        StoreError: the object store does not answer; names the URI and the reason.
+        OSError: a local file cannot be read.
     """
+    if uri.startswith("/"):
+        return Path(uri).read_bytes()
     try:
         with file_system(uri).open_input_stream(uri.partition("://")[2], compression=None) as file:
             return bytes(file.read())

@@ -42,20 +42,18 @@ class TarShards(Shards):
         return cls._scan(data, data if names_shards(data) else f"{data.rstrip('/')}/*.tar", classes, tar_index)
 
 
-def is_shards(data: str) -> bool:
-    """Whether these are tar shards: by name, or a folder that holds *.tar and no folders.
+def holds_shards(folder: str) -> bool:
+    """Whether a folder holds *.tar and no folders.
 
-    Beside class folders archives do not count: people leave those there that they unpacked.
+    Archives next to class folders do not count: they are often what the folders were unpacked from.
     """
-    if names_shards(data):
-        return True
     try:
-        entries = [*folder_entries(absolute(data))]
-    except (OSError, UsageError):  # who is to read it says why not
+        entries = [*folder_entries(absolute(folder))]
+    except (OSError, UsageError):  # reading it will say why
         return False
     return any(file.name.endswith(".tar") for file in entries if file is not None) and None not in entries
 
 
 def names_shards(data: str) -> bool:
-    """Whether this is the name or the pattern of tar shards, and not of a folder."""
+    """Whether this is the name or the pattern of tar shards, and not an existing folder."""
     return data.lower().endswith(_ENDINGS) and not os.path.isdir(os.path.expanduser(data))

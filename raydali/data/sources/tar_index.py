@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import open_ahead
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, first, shard_index
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.skipped_files import kind_of
 from raydali.data.sources.tar_headers import members
+from raydali.text import summarize
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
 _LABELS = frozenset((b"cls", b"json", b"txt"))
@@ -84,8 +85,8 @@ def _part(path: str, size: int) -> Part:
     labels = [_label(key, said.get(key, {})) for key, _ in in_order]
     if none := [os.fsdecode(key) for (key, _), label in zip(in_order, labels, strict=True) if label is None]:
         raise ValueError(
-            f"{len(none)} of {len(labels)} samples have no label: {first(none)}: give each a .cls with a number, a "
-            f'.json with a "label", or a key that begins with its class and a slash'
+            f"{len(none)} of {len(labels)} samples have no label: {summarize(none, separator='; ')}: "
+            f'give each a .cls with a number, a .json with a "label", or a key that begins with its class and a slash'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
     alone = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())

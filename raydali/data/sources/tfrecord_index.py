@@ -1,31 +1,23 @@
 """Which labelled images TFRecord files hold and where: read once, without the images, then kept in the cache.
 
-    length    uint64        a record, as TensorFlow writes it
-    checksum  uint32, of the length
-    data      tf.train.Example, as protobuf
-    checksum  uint32, of the data
-
-An Example is a map of features. The image's file and its class are, by the first of these that there is:
+Each record is a tf.train.Example, as protobuf: a map of features. The image's file and its class are under the first
+names of these that it has:
 
     image/encoded      image/class/label    as TensorFlow's models have it; ImageNet's labels there begin at 1
     image              label                as TensorFlow Datasets has it
-
-The checksum of the data is not looked at: an image that changed shows when it is decoded.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import count
 
-from raydali.data.sources.labeled import some
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import Read, open_ahead
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.tfrecord_format import Span, records
+from raydali.text import summarize
 
 IMAGES = b"image/encoded", b"image"
 LABELS = b"image/class/label", b"label"
 
-_BEFORE, _AFTER = 12, 4  # bytes around a record's data
-_COMPRESSED = b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # gzip, and zlib at all levels
 _REMEDY = (
     "an Example must have the image's file, one bytes value, under 'image/encoded' or 'image', and its class, one "
     "int64 from 0, under 'image/class/label' or 'label'"
@@ -44,9 +36,6 @@ _MAX_DIGITS = 10  # bytes of a varint
 _WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), bytes([_OF_KEY])
 _LONGEST = max(map(len, _WANTED))
 
-Span = tuple[int, int]
-"""Where something begins and ends in a file, in bytes."""
-
 
 def tfrecord_index(root: str, files: Sequence[FoundFile]) -> ShardIndex:
     """The images of these files, from the cache while no file has another size or time than when it was written.
@@ -64,7 +53,7 @@ def _part(path: str, size: int) -> Part:
     """The images of a file. Raises ValueError, which says what is wrong with it."""
     images, labels = list[Member](), list[Label]()
     with open_ahead(path, size) as read:
-        for number, (begin, end) in enumerate(_records(read, size)):
+        for number, (begin, end) in enumerate(records(read, size)):
             try:
                 (at, behind), label = _image_and_label(read, begin, end)
             except ValueError as error:
@@ -72,48 +61,6 @@ def _part(path: str, size: int) -> Part:
             images.append(Member(b"%d" % number, at, behind - at))
             labels.append(label)
     return Part(images, labels)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Records
-
-
-def _records(read: Read, size: int) -> Iterator[Span]:
-    position = 0
-    for number in count():
-        if position == size:
-            return
-        head = read(position, min(_BEFORE, size - position))
-        length = int.from_bytes(head[:8], "little")
-        if len(head) == _BEFORE and _masked_crc32c(head[:8]) != int.from_bytes(head[8:], "little"):
-            if position:
-                raise ValueError(f"it is damaged in record {number}, at byte {position}: write it again")
-            if head.startswith(_COMPRESSED):
-                raise ValueError("it is compressed, and cannot be read at random: write it without compression")
-            raise ValueError("it is no TFRecord file: give only such files")
-        end = position + _BEFORE + length
-        if len(head) < _BEFORE or end + _AFTER > size:
-            raise ValueError(f"it is cut off in record {number}, at byte {position} of {size}: write it again")
-        yield position + _BEFORE, end
-        position = end + _AFTER
-
-
-def _crc32c_of(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ 0x82F63B78 * (byte & 1)
-    return byte
-
-
-_CRC32C = [_crc32c_of(byte) for byte in range(256)]
-
-
-def _masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: CRC-32C, its bits rotated and a constant added."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -125,7 +72,7 @@ def _image_and_label(read: Read, begin: int, end: int) -> tuple[Span, int]:
     image, label = (next((name for name in names if name in features), None) for names in (IMAGES, LABELS))
     if image is None or label is None:
         names = [name.decode("utf-8", "replace") for name in sorted(_features(read, begin, end))]
-        there = f"its features are {some(names, limit=8)}" if names else "it has no features"
+        there = f"its features are {summarize(names, limit=8, show=repr)}" if names else "it has no features"
         raise ValueError(f"has no {'image' if image is None else 'label'}, {there}: {_REMEDY}")
     files = [(at, behind) for tag, at, behind in _values(read, image, features[image], _BYTES_LIST) if tag == _VALUE]
     numbers: list[int] = []

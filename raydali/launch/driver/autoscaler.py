@@ -12,6 +12,8 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
+from raydali.text import plural
+
 HEAD_RESOURCE = "node:__internal_head__"
 HEAD_SECONDS = 30
 """For the task on the head that reads the configuration."""
@@ -68,19 +70,14 @@ class AutoscalerCapacity:
         if not self.groups:
             return ""
         kinds = " and ".join(
-            f"{group.more} {group.name} of {counted(group.cpus, 'CPU')} and {counted(group.gpus, 'GPU')}"
+            f"{group.more} {group.name} of {plural(group.cpus, 'CPU')} and {plural(group.gpus, 'GPU')}"
             for group in self.groups
         )
-        return f"its autoscaler can add {counted(self.more, 'node')}: {'up to ' * (len(self.groups) > 1)}{kinds}"
+        return f"its autoscaler can add {plural(self.more, 'node')}: {'up to ' * (len(self.groups) > 1)}{kinds}"
 
 
 NO_GROWTH = AutoscalerCapacity()
 UNKNOWN = AutoscalerCapacity(known=False)
-
-
-def counted(number: float, thing: str) -> str:
-    """Such as 1 CPU, 2 CPUs."""
-    return f"{number:g} {thing}{'s' * (number != 1)}"
 
 
 def fitting(cpus_there: float, gpus_there: float, cpus: int, gpu: bool) -> int:

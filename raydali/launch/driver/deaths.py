@@ -10,6 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydali.run.events import WorkerAddress
+from raydali.text import summarize
 
 POLL_SECONDS = 10.0
 """For the node to say what the process left in its log."""
@@ -39,7 +40,7 @@ def describe_deaths(
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     said = []
     for node, ranks in nodes.items():
-        who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {_listed(ranks)}"
+        who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {summarize(ranks, 8)}"
         if all(places[rank] in hung for rank in ranks):
             why = "ended, since training stood still there"
         else:
@@ -68,8 +69,3 @@ def crash_of(pid: int) -> str:
         if found := _CRASH.search(log.read_text(errors="replace")):
             return found[1] or found[2]
     return ""
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown

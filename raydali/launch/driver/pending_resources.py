@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.launch.driver.autoscaler import AutoscalerCapacity, counted, fitting, growth_of, present_groups
+from raydali.launch.driver.autoscaler import AutoscalerCapacity, fitting, growth_of, present_groups
 from raydali.launch.driver.placement import Placement
+from raydali.text import plural
 
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 4.0
@@ -52,14 +53,14 @@ def in_words(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) ->
     if moment.placed:
         return ""
     if have >= need:
-        unplaced = f"waiting for Ray to place {counted(need, 'worker')} of {asked}: there is room for {have}"
+        unplaced = f"waiting for Ray to place {plural(need, 'worker')} of {asked}: there is room for {have}"
         return unplaced if seconds >= ROOM_SECONDS else ""
     missing = need - have
     nodes, held = moment.growth.nodes_for(missing, *shape)
-    wanted = [f"{number} more {group} node{'s' * (number != 1)}" for group, number in nodes.items()]
+    wanted = [plural(number, f"more {group} node") for group, number in nodes.items()]
     coming = sum(number for group, number in moment.starting.items() if number)
     if held < missing:  # the rest is there or nowhere
-        place = f"{counted(missing - held, 'place')} for workers of {asked}"
+        place = f"{plural(missing - held, 'place')} for workers of {asked}"
         busy = sum(fitting(c, g, *shape) for c, g in moment.nodes) > have
         unit, index = ("GPUs", 1) if asked.gpu else ("CPUs", 0)
         there = sum(node[index] for node in moment.nodes)
@@ -67,7 +68,7 @@ def in_words(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) ->
         wanted.append(f"{place}, other jobs hold {held_by_others:g} of {there:g} {unit}" if busy else place)
     text = f"waiting for {' and '.join(wanted)}; {have} of {need} workers would fit now"
     if coming:
-        text += f", {counted(coming, 'node')} starting"
+        text += f", {plural(coming, 'node')} starting"
     return text + "".join(f"; {failure}" for failure in moment.failures)
 
 

@@ -6,8 +6,9 @@ from itertools import islice
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.launch.driver.autoscaler import NO_GROWTH, AutoscalerCapacity, counted, fitting
+from raydali.launch.driver.autoscaler import NO_GROWTH, AutoscalerCapacity, fitting
 from raydali.launch.options import LaunchOptions
+from raydali.text import plural
 
 DEFAULT_CPU_WORKERS = 2
 
@@ -27,7 +28,7 @@ class Placement:
     reachable: int
 
     def __str__(self) -> str:
-        return f"{counted(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
+        return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Cluster:
     def __str__(self) -> str:
         cpus = sum(cpus for cpus, _ in self.nodes)
         growth = str(self.growth)
-        return f"{counted(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs{growth and '; '}{growth}"
+        return f"{plural(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs{growth and '; '}{growth}"
 
 
 def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
@@ -89,7 +90,7 @@ def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
     if reachable < minimum and cluster.growth.known:
         placement = Placement(minimum, maximum, cpus, gpu, reachable)
         raise UsageError(
-            f"{counted(minimum, 'worker')} of {placement} {'was' if minimum == 1 else 'were'} asked for, but the "
+            f"{plural(minimum, 'worker')} of {placement} {'was' if minimum == 1 else 'were'} asked for, but the "
             f"cluster ({cluster}) holds {reachable}: {_what_would_fit(placement, cluster)}"
         )
     limited = bool(cluster.growth.groups)

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from raydali.errors import StartError, Superseded, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import raise_on_signals
-from raydali.launch.driver.autoscaler import UNKNOWN, counted, growth_of, present_groups, read_config
+from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
 from raydali.launch.driver.ray_start import allow_slow_start, start_ray, tidy
 from raydali.launch.options import LaunchOptions
+from raydali.text import plural
 
 WORKERS_PER_CORE = 8
 """How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
@@ -92,7 +93,7 @@ def _own_cpus(options: LaunchOptions) -> int:
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
-            f"{workers} workers of {counted(cpus, 'CPU')} each were asked for, {workers * cpus} in all, but this "
+            f"{workers} workers of {plural(cpus, 'CPU')} each were asked for, {workers * cpus} in all, but this "
             f"machine's {cores} cores take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
         )
     return max(cores, workers * cpus)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from raydali.run.events import MORE_WARNINGS, ForwardedWarning
+from raydali.text import summarize
 
 GATHER_SECONDS = 1.0
 """Delay before a warning is shown, to collect all ranks that gave it."""
@@ -44,6 +45,4 @@ class WorkerWarnings:
 
 
 def _ranks(ranks: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:MAX_RANKS]))
-    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+    return f"rank{'s' * (len(ranks) > 1)} {summarize(sorted(ranks), MAX_RANKS)}"

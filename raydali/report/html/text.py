@@ -72,7 +72,7 @@ def epochs_of(history: History) -> str:
 
 def state(history: History) -> str:
     """How the run is doing, as a sentence."""
-    done = f"{epochs_of(history)} epoch{'' if _epochs(history)[-1] == 1 else 's'}"
+    done = f"{epochs_of(history)} epoch{'s' * (_epochs(history)[-1] != 1)}"
     sentence = {
         "finished": f"Finished: {done}.",
         "failed": f"Failed after {done}.",

@@ -18,7 +18,7 @@ from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.patterns import find_files
 from raydali.data.sources.read_timing import reading_seconds
-from raydali.data.sources.tar import TarShards, is_shards
+from raydali.data.sources.tar import TarShards, holds_shards
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
@@ -69,11 +69,10 @@ def test_what_is_a_folder_of_shards(pack: Pack, tmp_path: Path) -> None:
     pack("shards/0.tar", {"c/a.jpg": b""})
     pack("unpacked/c.tar", {"c/a.jpg": b""})
     (tmp_path / "unpacked/c").mkdir()
-    assert is_shards(str(tmp_path / "shards")) and not is_shards(str(tmp_path / "unpacked"))
+    assert holds_shards(str(tmp_path / "shards")) and not holds_shards(str(tmp_path / "unpacked"))
     (tmp_path / "shards/itself").symlink_to("itself")
-    assert is_shards(str(tmp_path / "shards")) and len(TarShards.scan(str(tmp_path / "shards"))) == 1
-    assert is_shards("s3://bucket/{0..9}.tar") and is_shards("none.tar") and not is_shards(str(tmp_path / "none"))
-    assert not is_shards("ftp://host/folder")
+    assert holds_shards(str(tmp_path / "shards")) and len(TarShards.scan(str(tmp_path / "shards"))) == 1
+    assert not holds_shards(str(tmp_path / "none")) and not holds_shards("ftp://host/folder")
 
 
 def test_training_and_validation(pack: Pack, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Part
 from raydali.data.sources.tfrecord import TFRecords
+from raydali.data.sources.tfrecord_format import records
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.tfrecords import Value, example, imagenet, record, tfrecords
@@ -87,7 +88,7 @@ def test_what_protobuf_writes_is_read(
     path = tmp_path_factory.getbasetemp() / "any.tfrecord"
     path.write_bytes(record(b"") + record(data))
     with open_ahead(str(path), path.stat().st_size) as read:
-        assert [*tfrecord_index._records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
+        assert [*records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
         (begin, end), number = tfrecord_index._image_and_label(read, 28, 28 + len(data))
     assert path.read_bytes()[begin:end] == image and number == label
 

@@ -25,10 +25,10 @@ from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.packets import ClipPackets, VideoInfo, read_clip_packets
 from raydali.data.sources.video.table import video_table
 from raydali.errors import UsageError
+from raydali.text import summarize
 
 EXTENSIONS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ivf", ".ts", ".mts")
 
-_NAMED = 5
 _log = logging.getLogger(__name__)
 
 
@@ -99,9 +99,7 @@ class VideoClips:
         span = check_clips(sequence_length, stride, step)
         table, broken = video_table(videos)
         if broken:
-            named = "; ".join([*broken.values()][:_NAMED]) + (
-                f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-            )
+            named = summarize(broken.values(), limit=5, separator="; ")
             if not skip_broken or not len(table):
                 raise UsageError(
                     f"{len(broken)} of {len(videos)} videos are broken: move them away, or leave them out with "
