@@ -20,11 +20,13 @@ from raydali.train.worker import Worker
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
+        "pandas",  # pyarrow imports it at the first table
         "torch",
         "torchvision.transforms.v2",
         "nvidia.dali.fn",
         "torchmetrics.functional.image",
         "jobs.imagenet",
+        "raydali.launch.worker.training_run",
         "tests.support.ranks",
     ]
 )
