@@ -1,12 +1,12 @@
-"""`raydali bench soak`: a long run of small data, and whether its processes grow with its epochs.
+"""`raydali bench soak`: a long run of small data, to detect processes that grow with its epochs.
 
     raydali bench soak
     raydali bench soak --epochs 1000 --workers 4 --json soak.json
 
-The built-in digits, trained by the job as a user starts it, on a Ray of its own. Behind each epoch the driver, Ray
-Train's controller and every rank are looked at from outside (/proc): resident memory, open files, threads; and the
-memory in use on the GPUs. What grows is told from the second quarter of the run to the last one, by their medians: the
-first quarter fills pools and caches.
+The job trains on the built-in digits, on a Ray cluster of its own. After each epoch the resident memory, open files and
+threads of the driver, Ray Train's controller and every rank are read from outside, and the memory in use on the GPUs.
+Growth is measured from the second quarter of the run to the last one, by their medians: the first quarter fills pools
+and caches.
 """
 
 import os
@@ -22,27 +22,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from raydali.bench.common import shared_options
+from raydali.bench.common.options import check
+from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandFailed, UsageError
 from raydali.host.started_jobs import heed_sigterm, job_script
-from raydali.output import JsonFile, machine, require_writable, show, write_json
+from raydali.output import JsonFile, show
 
-LEAST_READINGS = 8
-LEAST_EPOCHS = LEAST_READINGS + 1
-"""Behind the last epoch nothing is read: processes are about to end."""
+MIN_READINGS = 8
+MIN_EPOCHS = MIN_READINGS + 1
+"""After the last epoch nothing is read: processes are about to end."""
 MAX_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "TrainController": "controller"}
-"""By what is in a process's title."""
+"""Roles of processes, by a part of their titles."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much a figure may grow from the second quarter of a run to the last.
+    """The allowed growth of a figure from the second quarter of a run to the last.
 
     Attributes:
-        an_epoch: for each epoch between them.
-        always: in any case: what a figure goes up and down by.
+        an_epoch: growth per epoch between them.
+        always: growth that is always allowed, because the figure fluctuates.
     """
 
     unit: str
@@ -60,54 +61,42 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoakBench:
-    """A long run of small data: whether memory, open files and threads stay flat. Exit code 1: they grow."""
+    """Train many epochs of small data and check that memory, open files and threads stay flat. Exit code 1: no."""
 
     epochs: int = 200
-    """Of the run."""
+    """Epochs of the run."""
     workers: int = 2
-    """Ranks."""
+    """Number of ranks."""
     batch_size: int = 32
-    """Of each rank."""
+    """Images per batch and rank."""
     timeout: float = 3600.0
-    """Seconds for the run."""
+    """Maximum duration of the run, in seconds."""
     json: JsonFile = None
 
 
 def main(options: SoakBench) -> dict[str, Any]:
-    """Train, look, show, write.
+    """Train, read the processes, show the table and write the file.
 
     Returns:
-        What --json writes: {"command", "machine", "settings", "seconds", "rows"}. A row: {"process", "figure", "unit",
-        "epochs": those behind which it was read, "values": of each, "growth": in all, "growth_an_epoch", "allowed"}.
+        The content of --json: {"command", "machine", "settings", "rows", "seconds"}. A row: {"process", "figure",
+        "unit", "epochs": after which it was read, "values": of each, "growth": in total, "growth_an_epoch", "allowed"}.
 
     Raises:
-        UsageError: an option that cannot be met; before anything is started.
-        CommandFailed: the run failed, or something grew beyond its limit; the latter after all was shown and written.
+        UsageError: an option is invalid; before anything is started.
+        CommandFailed: the run failed, or a figure grew beyond its limit; the latter after all was shown and written.
     """
-    if options.epochs < LEAST_EPOCHS:
-        raise UsageError(f"--epochs must be at least {LEAST_EPOCHS}, not {options.epochs}")
+    if options.epochs < MIN_EPOCHS:
+        raise UsageError(f"--epochs must be at least {MIN_EPOCHS}, not {options.epochs}")
     if not 1 <= options.workers <= MAX_WORKERS:
         raise UsageError(f"--workers must be from 1 to {MAX_WORKERS}, not {options.workers}")
-    shared_options.check_positive(options, ["batch_size"])
-    require_writable("--json", options.json)
+    check(options)
     script = job_script("imagenet.py", "raydali bench soak")
     heed_sigterm()
     began = time.monotonic()
-    readings = _train(options, script)
-    rows = [
-        judged(process, figure, epochs, values)
-        for (process, figure), (epochs, values) in sorted(series(readings).items())
-    ]
-    result = {
-        "command": "bench soak",
-        "machine": machine(),
-        "settings": asdict(options),
-        "seconds": round(time.monotonic() - began, 1),
-        "rows": rows,
-    }
-    _show(result)
-    if options.json:
-        write_json(result, options.json)
+    figures = sorted(series(_train(options, script)).items())
+    rows = [judged(process, figure, epochs, values) for (process, figure), (epochs, values) in figures]
+    result = result_of("bench soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
+    present(result, options, _show)
     if grown := [row for row in rows if row["growth"] > row["allowed"]]:
         raise CommandFailed(
             "; ".join(
@@ -120,18 +109,18 @@ def main(options: SoakBench) -> dict[str, Any]:
 
 
 Reading = dict[tuple[str, str], float]
-"""Figures of a moment by (process, figure)."""
+"""Figures at one moment, by (process, figure)."""
 
 
 def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tuple[list[int], list[float]]]:
-    """Epochs and values of each figure, of readings behind epochs; processes that were not there all the time apart.
+    """Return the epochs and values of each figure; processes that are missing in a reading are left out.
 
     Raises:
         CommandFailed: too few readings for quarters.
     """
-    if len(readings) < LEAST_READINGS:
+    if len(readings) < MIN_READINGS:
         raise CommandFailed(
-            f"{len(readings)} epochs were read, of {LEAST_READINGS} at least: the others came too fast; "
+            f"{len(readings)} epochs were read, of {MIN_READINGS} at least: the others came too fast; "
             f"raise --epochs, or lower --batch-size, for longer ones"
         )
     names = set.intersection(*(set(reading) for _, reading in readings))
@@ -139,7 +128,7 @@ def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tup
 
 
 def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
-    """A row of the result: how much a figure grew, and how much it might have."""
+    """Return a row of the result: how much a figure grew, and the growth that is allowed."""
     quarter, limit = len(values) // 4, LIMITS[figure]
     second, last = slice(quarter, 2 * quarter), slice(len(values) - quarter, None)
     between = median(epochs[last]) - median(epochs[second])
@@ -156,7 +145,7 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
 
 
 def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
-    """The figures behind each epoch but the last."""
+    """Read the figures after each epoch except the last."""
     from raydali.host import processes
     from raydali.run.folder import EPOCHS, RunFolder
 
@@ -198,30 +187,32 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
 
 
 def _reading(driver: int, titles: Sequence[tuple[int, str]]) -> Reading:
+    import psutil
+
     found: Reading = {}
     named = [("driver", driver)]
     for part, role in ROLES.items():
         pids = sorted(pid for pid, title in titles if part in title)
         named += [(f"{role} {i}" if role == "rank" else role, pid) for i, pid in enumerate(pids)]
     for name, pid in named:
-        with suppress(OSError):  # it has just ended
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            figures = {
-                "memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-                "files": len(os.listdir(f"/proc/{pid}/fd")),
-                "threads": len(os.listdir(f"/proc/{pid}/task")),
-            }
-            found |= {(name, figure): value for figure, value in figures.items()}
+        with suppress(psutil.Error):  # it has just ended
+            process = psutil.Process(pid)
+            found[name, "memory"] = process.memory_info().rss / 2**20
+            found[name, "files"] = process.num_fds()
+            found[name, "threads"] = process.num_threads()
     if (used := _gpu_megabytes()) is not None:
         found["all GPUs", "gpu memory"] = used
     return found
 
 
 def _gpu_megabytes() -> float | None:
-    """In use on all GPUs together, by whomever; None without any, or where the driver's tool is missing."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    with suppress(OSError, ValueError, subprocess.CalledProcessError):
-        return sum(map(float, subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()))
+    """Return the memory in use on all GPUs together, by all programs; None without a GPU or a driver."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        gpus = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return float(sum(pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in gpus)) / 2**20
     return None
 
 

@@ -16,12 +16,13 @@ import torch
 from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
+from raydali.bench.common.processes import MeasurementFailed
 from raydali.bench.common.results import NOT_INSTALLED
-from raydali.bench.common.synthetic_images import make_photographs, photographs
+from raydali.bench.common.synthetic_images import synthetic_images, write_images
 from raydali.bench.loader import command, published_baseline
 from raydali.bench.loader.command import LoaderBench
-from raydali.bench.loader.contenders import LOADERS, Measured, Pixels, Task
-from raydali.bench.loader.measurement import Delivered, MeasurementFailed, measure
+from raydali.bench.loader.contenders import LOADERS, Contender, Pixels, Task
+from raydali.bench.loader.measurement import Delivered, measure
 from raydali.data.loading.loader import Batch
 from raydali.errors import CommandFailed, UsageError
 from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
@@ -33,7 +34,7 @@ OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photographs")
-    make_photographs(str(folder), 20)
+    write_images(str(folder), 20)
     return folder
 
 
@@ -43,7 +44,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured what should have been refused")
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", refuse)
-    monkeypatch.setattr("raydali.bench.common.synthetic_images.make_photographs", refuse)
+    monkeypatch.setattr("raydali.bench.common.synthetic_images.write_images", refuse)
 
 
 def size_of(picture: Path) -> tuple[int, int]:
@@ -86,7 +87,7 @@ def test_all_loaders_deliver_the_same(folder: Path, loader: str) -> None:
     for pixels in get_args(Pixels):
         if pixels == "float16" and loader == "raydali":
             continue  # training normalises ours
-        with closing(LOADERS[loader].deliver(replace(task, pixels=pixels))) as batches:
+        with closing(LOADERS[loader].batches(replace(task, pixels=pixels))) as batches:
             delivered = [pixels_of(next(batches)) for _ in range(4)]
         assert {(images.shape, str(images.dtype)) for images in delivered} == {((8, 3, 48, 48), f"torch.{pixels}")}
         means[pixels] = torch.cat(delivered).double().mean((0, 2, 3))
@@ -131,7 +132,7 @@ def test_a_loader_that_fails_loses_no_other_row(
         return [Delivered(100, 0.5)]
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr(Measured, "is_installed", property(lambda loader: loader.module != "spdl"))
+    monkeypatch.setattr(Contender, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", pixels="uint8", json=str(file))
     with pytest.raises(CommandFailed, match=r"native on CPU: .*\n.*no disk"):
@@ -184,7 +185,7 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
         return [Delivered(each // gpus, 1.0)] * gpus
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"] * 4)
     options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, pixels="uint8")
     options = replace(options, loaders="raydali,torchvision")
     one, four, torchvision = command.main(options)["rows"]
@@ -203,9 +204,9 @@ def test_the_published_table(
         return [Delivered(200, 1.0)] if not gpus else [Delivered(4000, 1.0)] * gpus
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"] * 4)
     monkeypatch.setattr(
-        "raydali.bench.common.synthetic_images.make_photographs", lambda root, count: make_photographs(root, 20)
+        "raydali.bench.common.synthetic_images.write_images", lambda root, count: write_images(root, 20)
     )
     picture = tmp_path / "table.png"
     result = command.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4", plot=str(picture)))
@@ -239,7 +240,7 @@ def test_the_published_table(
 )
 @pytest.mark.usefixtures("no_measuring")
 def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["Some GPU"])
+    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"])
     with pytest.raises(UsageError, match=mentioning(message)):
         command.main(replace(OPTIONS, **changes))
 
@@ -251,7 +252,7 @@ def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
 
 
 def test_made_images_are_the_same_each_time_and_gone_afterwards(folder: Path) -> None:
-    with photographs(None, 20) as root:
+    with synthetic_images(None, 20) as root:
         made = sorted(Path(root).rglob("*.jpg"))
         assert [file.read_bytes() for file in made] == [file.read_bytes() for file in sorted(folder.rglob("*.jpg"))]
         assert len({file.read_bytes() for file in made}) == 20

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from raydali.bench.common.processes import RanksFailed
+from raydali.bench.common.processes import MeasurementFailed
+from raydali.bench.common.results import evaluate
 from raydali.bench.strategies import command
 from raydali.bench.strategies.command import StrategiesBench
-from raydali.bench.strategies.metrics import NOTHING, STRATEGIES, balance, figures, strategy_name, to_one
+from raydali.bench.strategies.metrics import METRICS, STRATEGIES, balance, strategy_name, to_one
 from raydali.bench.strategies.plot import plot
 from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
 from raydali.errors import CommandFailed, UsageError
@@ -56,7 +57,7 @@ def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    for module in ("bench.strategies.command", "bench.common.shared_options", "output"):
+    for module in ("bench.strategies.command", "bench.common.options", "output"):
         monkeypatch.setattr(f"raydali.{module}.gpu_names", lambda: ["A"] * gpus)
 
 
@@ -73,7 +74,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert (result["settings"]["images"], result["settings"]["gpus"]) == (32, 0)
     (row,) = result["rows"]
     assert (row["strategy"], row["processes"], row["gpus"], row["error"]) == ("ddp", 2, 0, None)
-    assert set(NOTHING) < set(row)
+    assert set(METRICS) < set(row)
     assert len(row["repeats"]) == 2 and all(0 < rate < math.inf for rate in row["repeats"])
     assert 0 < row["loader_wait_fraction"] < 1
     for figure in ("memory", "memory_balance", "busy_seconds", "busy_balance", "to_one"):
@@ -105,7 +106,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert processes == task.processes
         tasks.append(task)
         if task.strategy == "dp":
-            raise RanksFailed("rank 0: Traceback\nout of memory")
+            raise MeasurementFailed("rank 0: Traceback\nout of memory")
         return [measured(100, task.gpus)]
 
     monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
@@ -134,8 +135,8 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     gpus = {task.strategy: [list(task.gpus_of(rank)) for rank in range(task.processes)] for task in tasks}
     assert gpus["one"] == [[0]] and gpus["dp"] == [[0, 1, 2, 3]] and gpus["ddp"] == [[0], [1], [2], [3]]
     # Whole turns of the workers: 12 of DataParallel's make 12 batches at once.
-    assert {task.stretch for task in tasks if task.loader == "dali"} == {2}
-    assert {(task.strategy, task.stretch) for task in tasks if task.loader == "torch"} >= {("one", 3), ("dp", 12)}
+    assert {task.segment_steps for task in tasks if task.loader == "dali"} == {2}
+    assert {(task.strategy, task.segment_steps) for task in tasks if task.loader == "torch"} >= {("one", 3), ("dp", 12)}
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(1, "one"), (2, "one,dp,ddp,sync-bn")])
@@ -157,13 +158,12 @@ def test_what_needs_several_gpus_is_left_out(
 
 
 def test_figures() -> None:
-    row = figures(measured(100, 4))
+    row = evaluate(METRICS, measured(100, 4))
     assert (row["images_per_second"], row["low"], row["high"], row["repeats"]) == (200, 100, 300, [100, 300])
     assert row["loader_wait_fraction"] == pytest.approx(0.15)
     assert row["memory_balance"] == 2 / 5
     assert row["busy_balance"] == pytest.approx(1 / 4)
-    assert set(row) == set(NOTHING)
-    one = figures(measured(100, 1))
+    one = evaluate(METRICS, measured(100, 1))
     assert (one["memory_balance"], one["busy_balance"]) == (None, None)
 
 
@@ -207,7 +207,7 @@ def test_plots_what_there_is(rows: int, tmp_path: Path) -> None:
     def each() -> Iterator[dict[str, Any]]:
         for gpus, strategy in (1, "one"), (2, "dp"):
             row = {"strategy": strategy, "precision": "amp", "loader": "dali", "gpus": gpus, "processes": 1}
-            yield row | {"error": None} | figures(measured(100, gpus))
+            yield row | {"error": None} | evaluate(METRICS, measured(100, gpus))
 
     result = {
         "command": "bench strategies",

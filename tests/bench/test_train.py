@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from raydali.bench.common.processes import RanksFailed, run_ranks
-from raydali.bench.common.synthetic_images import make_photographs
+from raydali.bench.common.processes import MeasurementFailed, run_ranks
+from raydali.bench.common.results import evaluate
+from raydali.bench.common.synthetic_images import write_images
 from raydali.bench.loader.contenders import Task
 from raydali.bench.train import command
-from raydali.bench.train.breakdown import NOTHING, against_one_gpu, figures, split
+from raydali.bench.train.breakdown import METRICS, against_one_gpu, split
 from raydali.bench.train.command import TrainBench
 from raydali.bench.train.plot import lost, plot
 from raydali.bench.train.rank import TrainTask, measure
-from raydali.bench.train.segments import beside
+from raydali.bench.train.segments import background_load
 from raydali.errors import CommandFailed, UsageError
 from tests.support.messages import mentioning
 
@@ -79,7 +80,7 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
     ]
     for row in result["rows"]:
         assert row["error"] is None
-        assert set(NOTHING) < set(row)
+        assert set(METRICS) < set(row)
         assert len(row["rounds"]) == 2
         ratios = []
         for each in row["rounds"]:
@@ -98,7 +99,7 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_ranks_train_together(tmp_path: Path) -> None:
-    make_photographs(str(tmp_path), 16)
+    write_images(str(tmp_path), 16)
     delivery = Task(
         loader="native",
         root=str(tmp_path),
@@ -118,18 +119,17 @@ def test_ranks_train_together(tmp_path: Path) -> None:
         compile=True,
         cuda_graph=True,
         split=False,
-        timeout=200,
     )
-    measured, _ = run_ranks(measure, task, 2, timeout=task.timeout)
+    measured, _ = run_ranks(measure, task, 2, timeout=200)
     assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
-    row = figures(measured)
+    row = evaluate(METRICS, measured)
     assert row["real_images_per_second"] > 0
     assert row["split"]["data_values"] is None
 
 
 def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def two_calls() -> Iterator[Any]:
-        yield RanksFailed("rank 0: Traceback\nout of memory")
+        yield MeasurementFailed("rank 0: Traceback\nout of memory")
         yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}
 
     calls = two_calls()
@@ -170,7 +170,7 @@ def fail_on_rank_1(folder: str, rank: int, port: int) -> None:
 
 def test_ranks_are_ended_in_time() -> None:
     seconds = 1234.5
-    with pytest.raises(RanksFailed, match=mentioning("3 --timeout")):
+    with pytest.raises(MeasurementFailed, match=mentioning("3 --timeout")):
         run_ranks(sleep, seconds, 1, timeout=3)
     # What they started is ended too.
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -178,7 +178,7 @@ def test_ranks_are_ended_in_time() -> None:
 
 
 def test_one_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match=mentioning("rank 1")):
+    with pytest.raises(MeasurementFailed, match=mentioning("rank 1")):
         run_ranks(fail_on_rank_1, str(tmp_path), 2, timeout=240)
     written = filter(None, (file.read_text() for file in tmp_path.iterdir()))  # one may be ended before it could write
     assert not any(Path("/proc", pid).exists() for pid in written)
@@ -191,7 +191,7 @@ def test_a_loader_beside() -> None:
             time.sleep(0.01)
         raise ValueError("no more")
 
-    with pytest.raises(ValueError, match="no more"), beside(batches()) as taken:
+    with pytest.raises(ValueError, match="no more"), background_load(batches()) as taken:
         while len(taken) < 3:
             time.sleep(0.01)
     assert len(taken) == 3
@@ -237,7 +237,7 @@ def test_against_one_gpu() -> None:
 
 @pytest.mark.parametrize("stretches", [ROUND, rates(ceiling=1000.0, real=(800.0, 0.08), alone=3e3)])
 def test_a_bar_is_whole(stretches: dict[str, dict[str, float]], tmp_path: Path) -> None:
-    row = figures({"ceiling_before": ROUND["ceiling"], "rounds": [stretches]})
+    row = evaluate(METRICS, {"ceiling_before": ROUND["ceiling"], "rounds": [stretches]})
     assert sum(lost(row).values()) == pytest.approx(1 - row["of_ceiling"])
     assert all(height >= 0 for height in lost(row).values())
     result = {
@@ -250,12 +250,8 @@ def test_a_bar_is_whole(stretches: dict[str, dict[str, float]], tmp_path: Path) 
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
-def test_nothing_is_all_that_could_be_told() -> None:
-    assert NOTHING.keys() == figures({"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}).keys()
-
-
 def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
-    row = figures({"ceiling_before": ROUND["ceiling"], "rounds": [rates(ceiling=1.0, real=1.1, alone=2.0)]})
+    row = evaluate(METRICS, {"ceiling_before": ROUND["ceiling"], "rounds": [rates(ceiling=1.0, real=1.1, alone=2.0)]})
     assert lost(row) == {}
 
 

@@ -14,7 +14,7 @@ from nvidia.dali import Pipeline as DaliPipeline
 from nvidia.dali import fn
 from torch.nn.functional import interpolate
 
-from raydali.bench.common.synthetic_videos import Made, make_videos
+from raydali.bench.common.synthetic_videos import VideoSet, write_videos
 from raydali.bench.loader.contenders import Pixels
 from raydali.bench.video import command
 from raydali.bench.video.command import VideoBench
@@ -43,7 +43,7 @@ READERS = {"pyav": (read_by_pyav, -1), "torchcodec": (read_by_torchcodec, 1)}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("videos"))
-    make_videos(folder, Made("mjpeg", videos=34, frames=9, height=72))
+    write_videos(folder, VideoSet("mjpeg", videos=34, frames=9, height=72))
     return folder
 
 
@@ -58,7 +58,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
     assert set(map(tuple, clips.shapes.tolist())) == {(72, 128)} and set(clips.codecs.tolist()) == {"mjpeg"}
     assert len({os.stat(clips.videos.path(id)).st_ino for id in range(34)}) == 32
     for codec in ("h264", "vp9"):
-        make_videos(str(tmp_path / codec), Made(codec, videos=1, frames=33, height=72))
+        write_videos(str(tmp_path / codec), VideoSet(codec, videos=1, frames=33, height=72))
         made = VideoClips.scan(str(tmp_path / codec), sequence_length=3)
         assert made.codecs.tolist() == [codec] and made.key_frames.tolist() == [0, 30]
 
@@ -86,7 +86,7 @@ def test_all_loaders_deliver_the_same(folder: str, loader: str) -> None:
     task = task_of(loader, folder)
     means = {}
     for pixels in get_args(Pixels)[::2]:
-        with closing(VIDEO_LOADERS[loader].deliver(replace(task, pixels=pixels))) as batches:
+        with closing(VIDEO_LOADERS[loader].batches(replace(task, pixels=pixels))) as batches:
             delivered = [clips_of(next(batches)) for _ in range(4)]
         assert {(clips.shape, str(clips.dtype)) for clips in delivered} == {((4, 3, 4, 32, 32), f"torch.{pixels}")}
         means[pixels] = torch.cat(delivered).double().mean((0, 2, 3, 4))
@@ -141,10 +141,11 @@ def test_the_reader_s_graph_sees_a_square_of_the_frames(pixels: Any) -> None:
 def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     rates = {("raydali", 1): 4000.0, ("raydali", 2): 8000.0, ("reader", 1): 1000.0, ("pyav", 1): 500.0}
 
-    monkeypatch.setattr("raydali.bench.common.shared_options.gpu_names", lambda: ["GPU"] * 2)
+    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["GPU"] * 2)
 
     def deliver(task: Any, gpus: int) -> list[Any]:
-        from raydali.bench.loader.measurement import Delivered, MeasurementFailed
+        from raydali.bench.common.processes import MeasurementFailed
+        from raydali.bench.loader.measurement import Delivered
 
         assert (task.batch_size, task.sequence_length, task.threads, task.workers) == (8, 30, 8, 8)
         if (task.loader, gpus) not in rates:

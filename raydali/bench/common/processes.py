@@ -1,9 +1,9 @@
-"""Processes that measure together on this machine, each in a session of its own, none of them left behind.
+"""Processes that measure together on this machine. Each has its own session, and none of them is left behind.
 
-    parent: start ---- wait for an answer of each, or the first error, or the deadline ---- kill all
+    parent: start ---- wait for all answers, the first error or the deadline ---- kill all
     rank:       function(task, rank, port) -- answer -- wait to be killed
 
-A rank that is done or has failed stays, so that what the others say is not that they lost it.
+A rank that has finished or failed stays alive, so that the others do not report a lost connection instead.
 """
 
 import os
@@ -12,15 +12,13 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import connection, get_context, parent_process
-from types import MappingProxyType
 from typing import Any
 
 
-class RanksFailed(Exception):
-    """The ranks gave no answer; the message says which, and ends with the reason, in most cases a traceback."""
+class MeasurementFailed(Exception):
+    """Nothing could be measured. The message names the rank and ends with the reason, in most cases a traceback."""
 
 
 CONTEXT = get_context("spawn")
@@ -33,19 +31,17 @@ def run_ranks(
     *,
     timeout: float,
     remedy: str = "lower --steps or raise --timeout",
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Any]:
-    """What `function(task, rank, port)` returns on each rank, run in `world_size` fresh processes at once.
+    """Run `function(task, rank, port)` in `world_size` new processes at once and return what it returns on each.
 
     Args:
-        function: of a module's top level; `port` of localhost is free to meet at.
-        task: may hold a barrier of CONTEXT.
+        function: defined at the top level of a module; `port` is a free port of localhost.
+        task: may contain a barrier of CONTEXT.
         timeout: seconds from the start of the processes to the last answer.
-        remedy: where they were not done in time.
-        environment: variables that the processes have from their start on.
+        remedy: the advice of the error after a timeout.
 
     Raises:
-        RanksFailed: a rank raised or died, or they were not done in time.
+        MeasurementFailed: a rank raised or died, or the timeout expired.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -54,20 +50,19 @@ def run_ranks(
     pending: dict[Any, int] = {}
     answers: dict[int, Any] = {}
     try:
-        with _environment(environment):
-            for rank in range(world_size):
-                receiver, sender = CONTEXT.Pipe(duplex=False)
-                # No daemon, which could not have the DataLoader's worker processes.
-                process = CONTEXT.Process(target=_run, args=(function, task, rank, port, sender))
-                process.start()
-                processes.append(process)
-                sender.close()
-                pending[receiver] = rank
+        for rank in range(world_size):
+            receiver, sender = CONTEXT.Pipe(duplex=False)
+            # Not a daemon: a daemon may not start the DataLoader's worker processes.
+            process = CONTEXT.Process(target=_run, args=(function, task, rank, port, sender))
+            process.start()
+            processes.append(process)
+            sender.close()
+            pending[receiver] = rank
         while pending:
             ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
                 missing = ", ".join(map(str, pending.values()))
-                raise RanksFailed(f"not done within {timeout:g} s (rank {missing}): {remedy}")
+                raise MeasurementFailed(f"not done within {timeout:g} s (rank {missing}): {remedy}")
             for receiver in [receiver for receiver in pending if receiver in ready]:
                 rank = pending.pop(receiver)
                 answers[rank] = _answer(receiver, rank, processes[rank])
@@ -77,27 +72,13 @@ def run_ranks(
             _kill(process)
 
 
-def meet(rank: int, world_size: int, port: int) -> None:
-    """Make these processes torch's default group, gloo's; one alone needs none."""
+def join_ranks(rank: int, world_size: int, port: int) -> None:
+    """Initialize torch's default process group with gloo, unless this process is the only one."""
     import torch.distributed as dist
 
     if world_size > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it asks what address the host's name has
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _answer(receiver: Any, rank: int, process: Any) -> Any:
@@ -105,14 +86,14 @@ def _answer(receiver: Any, rank: int, process: Any) -> Any:
         answer, error = receiver.recv()
     except EOFError:
         process.join(1)
-        answer, error = None, f"the process ended with exit code {process.exitcode} and said nothing"
+        answer, error = None, f"the process ended with exit code {process.exitcode} and no answer"
     if error is not None:
-        raise RanksFailed(f"rank {rank}: {error}")
+        raise MeasurementFailed(f"rank {rank}: {error}")
     return answer
 
 
 def _kill(process: Any) -> None:
-    """The rank and all that it started in its session: the DataLoader's workers outlive their parent by seconds."""
+    """Kill the rank and its session: the DataLoader's workers would outlive it by seconds."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # ended, or not far enough to have a session

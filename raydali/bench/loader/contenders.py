@@ -1,17 +1,17 @@
-"""The loaders that are measured: ours, and the ways in which others feed a GPU, each as its users would write it.
+"""The loaders that are compared: raydali's, and other ways to feed a GPU, each in the form that its users write.
 
     raydali       make_loader("dali", ...): the stream, crops drawn on the host
-    native        a bare DALI pipeline around DALI's own reader and random crop, as in DALI's examples
+    native        a bare DALI pipeline with DALI's own reader and random crop, as in DALI's examples
     torchvision   torch's DataLoader over an ImageFolder: Pillow and torchvision in worker processes
-    spdl          SPDL, where it is installed: FFmpeg decodes, crops and resizes in threads
-    synthetic     make_loader("synthetic", ...): one resident batch, what handing out costs
+    spdl          SPDL, if it is installed: FFmpeg decodes, crops and resizes in threads
+    synthetic     make_loader("synthetic", ...): one resident batch, the cost of handing out batches
 
-Each is an endless generator of batches, of which only the number is looked at. All but "synthetic" do the same work:
-a random resized crop and flip of each image, `image_size` x `image_size` RGB pixels, in 8 bits or as normalised floats,
-on the device, with labels (SPDL: without). Where a loader normalises is its own affair: ours and SPDL on the device,
-as their users do, native in its graph, torchvision in its processes. Layouts of memory differ.
+Each is an endless generator of batches, which are only counted. All but "synthetic" do the same work: a random resized
+crop and flip of each image, `image_size` x `image_size` RGB pixels, in 8 bits or as normalized floats, on the device,
+with labels (SPDL: without). Each normalizes where its users do: raydali and SPDL on the device, native in its graph,
+torchvision in its processes. Memory layouts differ.
 
-A loader runs in a process of its own, so whatever is slow to import is imported inside.
+A loader runs in a process of its own, so slow imports are inside the functions.
 """
 
 import importlib.util
@@ -25,33 +25,34 @@ from raydali.data.tasks.classification import TrainImages
 from raydali.data.tasks.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from raydali.data.loading.loader import Batch
+    from raydali.data.loading.loader import Batch, Loader, LoaderOptions
+    from raydali.data.loading.make import LoaderName
 
-Deliveries = Generator[Any, None, None]
+Batches = Generator[Any, None, None]
 Pixels = Literal["uint8", "float16", "float32"]
-"""A batch holds images in 8 bits, or floats normalised by ImageNet's mean and deviation."""
+"""Format of a batch: images in 8 bits, or floats normalized by ImageNet's mean and deviation."""
 
 EPOCHS = 1 << 20
-"""More than any measurement lasts."""
+"""Longer than any measurement."""
 SHUFFLED_AT_ONCE = 4096
-"""Images in the native reader's buffer, out of which it draws: the only shuffling it knows."""
+"""Images in the buffer that the native reader shuffles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one process measures.
+    """The measurement of one process.
 
     Attributes:
         loader: a name in LOADERS.
         root: a folder of class folders of images.
-        batch_size: images of a batch.
-        image_size: height and width of what comes out, pixels.
-        threads: DALI's or SPDL's.
+        batch_size: images per batch.
+        image_size: height and width of the output, pixels.
+        threads: of DALI or SPDL.
         workers: processes of torch's DataLoader.
-        seconds: how long, after a warm-up.
-        pixels: what is delivered.
-        gpu: whether batches go to GPU `rank`; else to the CPU's memory.
-        rank, world_size: this process, and how many measure at once.
+        seconds: length of the timed segment, after a warm-up.
+        pixels: the format that is delivered.
+        gpu: whether batches go to GPU `rank`, or to the CPU's memory.
+        rank, world_size: this process, and the number of processes that measure at once.
     """
 
     loader: str
@@ -68,79 +69,72 @@ class Task:
 
     @property
     def device(self) -> str:
-        """As torch names it."""
+        """The device's name in torch."""
         return f"cuda:{self.rank}" if self.gpu else "cpu"
 
     @property
     def normalised(self) -> bool:
-        """Return whether the loader delivers floats."""
+        """True if the loader delivers normalized floats."""
         return self.pixels != "uint8"
 
     @property
-    def measured(self) -> "Measured":
-        """How the loader is measured."""
+    def contender(self) -> "Contender":
+        """The loader."""
         return LOADERS[self.loader]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Contender:
     """A loader that can be measured.
 
     Attributes:
-        deliver: its batches.
-        parallel: whether its processes are many, each making a whole batch: these then arrive in bursts.
-        all_queues: whether the environment asks CUDA for all hardware queues, as raydali's jobs do.
-        module: that it needs and raydali does not.
+        batches: starts it and generates its batches.
+        parallel: whether several processes make whole batches, which then arrive in bursts.
+        all_queues: whether CUDA is asked for all hardware queues, as raydali's jobs do.
+        module: the module that it needs and raydali does not.
     """
 
-    deliver: Callable[[Task], Deliveries]
+    batches: Callable[[Task], Batches]
     parallel: bool = False
     all_queues: bool = False
     module: str | None = None
 
     @property
     def is_installed(self) -> bool:
-        """Whether this machine has that module."""
+        """True if this machine has that module."""
         return self.module is None or importlib.util.find_spec(self.module) is not None
 
 
-def _raydali(task: Task) -> Deliveries:
-    return _ours(task, "dali", TrainImages(seed=0, image_size=task.image_size))
+def _crops(task: Task) -> TrainImages:
+    return TrainImages(seed=0, image_size=task.image_size)
 
 
-def _synthetic(task: Task) -> Deliveries:
-    return _ours(task, "synthetic", TrainImages(seed=0, image_size=task.image_size))
-
-
-def _raydali_resize(task: Task) -> Deliveries:
+def _resize(task: Task) -> Pipeline[Any]:
     from raydali.bench.loader.resized import ResizedImages
 
-    return _ours(task, "dali", ResizedImages(image_size=task.image_size))
+    return ResizedImages(image_size=task.image_size)
 
 
-def _ours(task: Task, name: Literal["dali", "synthetic"], pipeline: Pipeline[Any]) -> Deliveries:
+def _ours(task: Task, name: "LoaderName", pipeline: Pipeline[Any]) -> Batches:
     import torch
-
-    from raydali.data.loading.make import make_loader
 
     if task.gpu:
         torch.cuda.set_device(task.device)
-    source = ImageFolder.scan(task.root)
-    with make_loader(
-        name,
-        source,
-        pipeline,
-        endless(len(source), task.batch_size, task.world_size),
-        rank=task.rank,
-        world_size=task.world_size,
-        device=task.device,
-        threads=task.threads,
-    ) as loader:
+    with our_loader(task, name, ImageFolder.scan(task.root), pipeline) as loader:
         yield from normalised(task, loader, "images")
 
 
-def normalised(task: Task, batches: "Iterable[Batch]", name: str) -> Deliveries:
-    """Our batches as the task wants them: normalised as the jobs do it, on the device by `Normalized`."""
+def our_loader(task: Task, name: "LoaderName", source: ImageFolder, pipeline: Pipeline[Any]) -> "Loader":
+    """Make raydali's loader of that name for a task."""
+    from raydali.data.loading.make import make_loader
+
+    order = endless(len(source), task.batch_size, task.world_size)
+    where: LoaderOptions = {"rank": task.rank, "world_size": task.world_size, "device": task.device}
+    return make_loader(name, source, pipeline, order, **where | {"threads": task.threads})
+
+
+def normalised(task: Task, batches: "Iterable[Batch]", name: str) -> Batches:
+    """Convert raydali's batches to the task's format, by `Normalized` on the device as jobs do."""
     import torch
 
     from raydali.train.models.normalized import Normalized
@@ -151,13 +145,13 @@ def normalised(task: Task, batches: "Iterable[Batch]", name: str) -> Deliveries:
 
 
 def endless(samples: int, batch_size: int, world_size: int) -> Stream:
-    """The order of so many samples for so many processes, each of which has a batch of a step; EPOCHS of it."""
+    """Return EPOCHS epochs of samples for `world_size` processes, one batch per process and step."""
     return Stream(
         samples=samples, epochs=EPOCHS, batch_size=batch_size, global_batch_size=batch_size * world_size, seed=0
     )
 
 
-def _native(task: Task) -> Deliveries:
+def _native(task: Task) -> Batches:
     from nvidia.dali import Pipeline as DaliPipeline
     from nvidia.dali import fn, types
 
@@ -199,7 +193,7 @@ def _native(task: Task) -> Deliveries:
         yield pipeline.run()
 
 
-def _torchvision(task: Task) -> Deliveries:
+def _torchvision(task: Task) -> Batches:
     import torch
     from torchvision.transforms import v2
 
@@ -207,30 +201,35 @@ def _torchvision(task: Task) -> Deliveries:
 
     crop = v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()
     if not task.normalised:
-        return _data_loader(task, *crop)
+        return _folder_batches(task, *crop)
     to_floats = v2.ToDtype(getattr(torch, task.pixels), scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)
-    return _data_loader(task, *crop, *to_floats)
+    return _folder_batches(task, *crop, *to_floats)
 
 
-def _torchvision_resize(task: Task) -> Deliveries:
+def _torchvision_resize(task: Task) -> Batches:
     from torchvision.transforms import v2
 
-    return _data_loader(task, v2.Resize([task.image_size, task.image_size], antialias=True), v2.PILToTensor())
+    return _folder_batches(task, v2.Resize([task.image_size, task.image_size], antialias=True), v2.PILToTensor())
 
 
-def _data_loader(task: Task, *transforms: Any) -> Deliveries:
-    from torch.utils.data import DataLoader, RandomSampler
+def _folder_batches(task: Task, *transforms: Any) -> Batches:
     from torchvision.datasets import ImageFolder as Folder
     from torchvision.transforms import v2
 
-    images = Folder(task.root, v2.Compose(transforms))
-    loader = DataLoader(
-        images,
+    return data_loader_batches(task, Folder(task.root, v2.Compose(transforms)))
+
+
+def data_loader_batches(task: Task, dataset: Any) -> Batches:
+    """Generate a dataset's batches by torch's DataLoader, on the device."""
+    from torch.utils.data import DataLoader, RandomSampler
+
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
         batch_size=task.batch_size,
-        # One long epoch: between two of them the workers would stand still.
-        sampler=RandomSampler(images, num_samples=len(images) * EPOCHS),
+        # One long epoch: the workers would idle between two of them.
+        sampler=RandomSampler(dataset, num_samples=len(dataset) * EPOCHS),
         num_workers=task.workers,
-        multiprocessing_context="fork",  # what users get; processes that were spawned themselves would spawn
+        multiprocessing_context="fork",  # the default of users; spawned processes would spawn
         persistent_workers=True,
         pin_memory=task.gpu,
         drop_last=True,
@@ -239,7 +238,7 @@ def _data_loader(task: Task, *transforms: Any) -> Deliveries:
         yield [tensor.to(task.device, non_blocking=True) for tensor in batch]
 
 
-def _spdl(task: Task) -> Deliveries:
+def _spdl(task: Task) -> Batches:
     import numpy as np
     import spdl.io
     import torch
@@ -250,7 +249,7 @@ def _spdl(task: Task) -> Deliveries:
 
     if task.gpu:
         torch.cuda.set_device(task.device)
-    source, drawn = ImageFolder.scan(task.root), TrainImages(seed=0, image_size=task.image_size)
+    source, drawn = ImageFolder.scan(task.root), _crops(task)
     normalise, dtype = Normalized(torch.nn.Identity()).to(task.device), getattr(torch, task.pixels)
     memory = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
     to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None
@@ -279,7 +278,7 @@ def _spdl(task: Task) -> Deliveries:
         pixels = spdl.io.to_torch(buffer).permute(0, 3, 1, 2)
         return normalise(pixels).to(dtype) if task.normalised else pixels
 
-    decode(next(images())[0])  # says so at once where SPDL finds no FFmpeg
+    decode(next(images())[0])  # fails at once if SPDL finds no FFmpeg
     pipeline = (
         PipelineBuilder()
         .add_source(images())
@@ -295,12 +294,12 @@ def _spdl(task: Task) -> Deliveries:
 
 
 LOADERS = {
-    "raydali": Measured(deliver=_raydali, all_queues=True),
-    "native": Measured(deliver=_native),
-    "torchvision": Measured(deliver=_torchvision, parallel=True),
-    "spdl": Measured(deliver=_spdl, module="spdl"),
-    "synthetic": Measured(deliver=_synthetic),
+    "raydali": Contender(batches=lambda task: _ours(task, "dali", _crops(task)), all_queues=True),
+    "native": Contender(batches=_native),
+    "torchvision": Contender(batches=_torchvision, parallel=True),
+    "spdl": Contender(batches=_spdl, module="spdl"),
+    "synthetic": Contender(batches=lambda task: _ours(task, "synthetic", _crops(task))),
     # Whole images resized, as in published_baseline.py.
-    "raydali-resize": Measured(deliver=_raydali_resize, all_queues=True),
-    "torchvision-resize": Measured(deliver=_torchvision_resize, parallel=True),
+    "raydali-resize": Contender(batches=lambda task: _ours(task, "dali", _resize(task)), all_queues=True),
+    "torchvision-resize": Contender(batches=_torchvision_resize, parallel=True),
 }

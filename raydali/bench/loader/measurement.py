@@ -1,71 +1,108 @@
-"""One measurement: fresh processes, one a GPU, that take batches as fast as they come and count.
+"""Measurement of loaders: new processes, one per GPU, that count the batches they take as fast as possible.
 
-    start, first batches | all wait for each other | warm-up | timed | all wait for each other, end
+    start, first batches | barrier | warm-up | timed | barrier, end
 
-Every measurement pays for its own start, so that none inherits memory pools, page tables or CUDA's settings from
-another's.
+Each measurement pays for its own start, so that none inherits memory pools, page tables or CUDA's settings from
+another. Repeats are interleaved over all rows of a table, so that a change in the machine's speed affects them alike.
 """
 
+import statistics
+import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from raydali.bench.common.processes import CONTEXT, RanksFailed, run_ranks
-from raydali.bench.loader.contenders import Deliveries, Task
-from raydali.host.cuda_queues import HARDWARE_QUEUES, VARIABLE
+from raydali.bench.common.processes import CONTEXT, MeasurementFailed, run_ranks
+from raydali.bench.loader.contenders import Batches, Task
+from raydali.host import cuda_queues
+from raydali.text import number
 
 WARM_UP = 0.2
-"""Before the timed stretch, in units of its length."""
+"""Length of the warm-up, as a share of the timed segment's."""
 START_SECONDS = 180
-"""How long a start may take; on a cold machine the imports alone take half a minute."""
+"""Limit for the start; on a cold machine the imports alone take half a minute."""
 SLOWNESS = 10
-"""How much longer than asked for the stretches may last: they end with whole batches."""
-
-
-class MeasurementFailed(Exception):
-    """No rate could be measured; the message says where and ends with the reason, in most cases a traceback."""
+"""How many times longer than requested the segments may last: they end with whole batches."""
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a process counted in its timed stretch."""
+    """Samples that a process counted in its timed segment, and the segment's length."""
 
     images: int
     seconds: float
 
 
+def interleaved(
+    rows: list[dict[str, Any]],
+    task: Callable[[dict[str, Any]], Task],
+    *,
+    repeats: int,
+    name: Callable[[dict[str, Any]], str],
+    unit: str = "images",
+    units_each: int = 1,
+) -> None:
+    """Measure every row `repeats` times; a row that failed is not measured again.
+
+    Args:
+        rows: each with "gpus" and "error"; not measured unless that is null. They get "repeats" (the rates), "seconds"
+            (measured, all repeats), "UNIT_per_second" (over all GPUs, the median), "low", "high" and, if one failed,
+            "error".
+        task: returns the task of a row's processes.
+        name: names a row.
+        unit: the unit that is counted.
+        units_each: units per sample.
+    """
+    for row in rows:
+        row |= {"repeats": [], "seconds": 0.0}
+    for repeat in range(repeats):
+        for row in rows:
+            if row["error"]:
+                continue
+            try:
+                delivered = measure(task(row), row["gpus"])
+            except MeasurementFailed as error:
+                row["error"] = str(error)
+                continue
+            row["repeats"].append(units_each * sum(each.images / each.seconds for each in delivered))
+            row["seconds"] += max(each.seconds for each in delivered)
+            which = f"{repeat + 1}/{repeats} {name(row)}"
+            print(f"{which}: {number(row['repeats'][-1])} {unit}/s", file=sys.stderr, flush=True)
+    for row in rows:
+        rates = row["repeats"] if not row["error"] else []
+        row[f"{unit}_per_second"] = statistics.median(rates) if rates else None
+        row["low"], row["high"] = (min(rates), max(rates)) if rates else (None, None)
+
+
 def measure(task: Task, gpus: int) -> list[Delivered]:
-    """What each process delivered, of one process a GPU, or of one on the CPU where `gpus` is 0.
+    """Measure one process per GPU, or one on the CPU if `gpus` is 0.
 
     Raises:
-        MeasurementFailed: a process failed, or was not done in time.
+        MeasurementFailed: a process failed or timed out.
     """
     world_size = max(1, gpus)
     together = replace(task, gpu=gpus > 0, world_size=world_size), CONTEXT.Barrier(world_size)
+    timeout = START_SECONDS + SLOWNESS * (1 + WARM_UP) * task.seconds
     try:
-        return run_ranks(
-            _deliver,
-            together,
-            world_size,
-            timeout=START_SECONDS + SLOWNESS * (1 + WARM_UP) * task.seconds,
-            remedy="lower --batch-size",
-            environment={VARIABLE: str(HARDWARE_QUEUES)} if task.measured.all_queues else {},
-        )
-    except RanksFailed as error:
+        return run_ranks(_deliver, together, world_size, timeout=timeout, remedy="lower --batch-size")
+    except MeasurementFailed as error:
         raise MeasurementFailed(f"{task.loader}, {error}") from error
 
 
 def _deliver(together: tuple[Task, Any], rank: int, port: int) -> Delivered:
     task, barrier = together
     task = replace(task, rank=rank)
-    with closing(task.measured.deliver(task)) as batches:
+    if task.gpu and task.contender.all_queues:
+        cuda_queues.set_max_connections()
+    with closing(task.contender.batches(task)) as batches:
         return _count(task, batches, barrier)
 
 
-def _count(task: Task, batches: Deliveries, barrier: Any) -> Delivered:
-    at_once = task.workers if task.measured.parallel else 1
+def _count(task: Task, batches: Batches, barrier: Any) -> Delivered:
+    at_once = task.workers if task.contender.parallel else 1
     _take(batches, 0, at_once)
     barrier.wait()
     _take(batches, WARM_UP * task.seconds, at_once)
@@ -74,12 +111,12 @@ def _count(task: Task, batches: Deliveries, barrier: Any) -> Delivered:
     taken = _take(batches, task.seconds, at_once)
     _synchronize(task)
     seconds = time.perf_counter() - start
-    barrier.wait()  # nobody tears down while others are timed
+    barrier.wait()  # no process is torn down while others are timed
     return Delivered(taken * task.batch_size, seconds)
 
 
-def _take(batches: Deliveries, seconds: float, at_once: int) -> int:
-    """Take bursts of batches until the time is up, one burst at least; their number."""
+def _take(batches: Batches, seconds: float, at_once: int) -> int:
+    """Take bursts of batches until the time is up, one burst at least; return the number of batches."""
     end = time.perf_counter() + seconds
     for bursts in count(1):
         for _ in range(at_once):

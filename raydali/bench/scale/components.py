@@ -1,4 +1,4 @@
-"""What one process of a run does and keeps for its ranks: reports, the trace, the index, in seconds or bytes."""
+"""Costs of one process of a run that grow with its ranks: reports, the trace, the index; in seconds or bytes."""
 
 import gc
 import json
@@ -6,7 +6,8 @@ import pickle
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from raydali.run.sample_trace import SampleTrace
 
 REPEATS = 5
 _PATH = "train/n01440764/n01440764_10026.JPEG"
-"""As long as ImageNet's."""
+"""A path as long as ImageNet's."""
+_TIMES = ["loss_sum", "seconds", "loader_wait_seconds", "step_seconds", "checkpoint_seconds", "first_batch_seconds"]
 
 
 def _seconds(do: Callable[[], object]) -> float:
-    """The shortest of some times."""
+    """Return the shortest of REPEATS times."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -36,32 +38,26 @@ def _seconds(do: Callable[[], object]) -> float:
     return min(once() for _ in range(REPEATS))
 
 
+@contextmanager
+def _run_folder() -> Iterator[RunFolder]:
+    with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
+        folder = RunFolder(storage, "scale")
+        folder.create()
+        yield folder
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Reports
 
 
 def _records(ranks: int) -> list[RankRecord]:
     random = np.random.default_rng(0)
+    images = 1_281_167 // ranks
+    times = [dict(zip(_TIMES, random.uniform(1, 1000, len(_TIMES)).tolist(), strict=True)) for _ in range(ranks)]
     return [
-        RankRecord(
-            rank=rank,
-            world_size=ranks,
-            node=f"{rank // 8:08x}",
-            images=1_281_167 // ranks,
-            **dict(zip(_TIMES, random.uniform(1, 1000, len(_TIMES)).tolist(), strict=True)),
-        )
+        RankRecord(rank=rank, world_size=ranks, node=f"{rank // 8:08x}", images=images, **times[rank])
         for rank in range(ranks)
     ]
-
-
-_TIMES = (
-    "loss_sum",
-    "seconds",
-    "loader_wait_seconds",
-    "step_seconds",
-    "checkpoint_seconds",
-    "first_batch_seconds",
-)
 
 
 def _line(ranks: int) -> dict[str, Any]:
@@ -78,37 +74,33 @@ def _line(ranks: int) -> dict[str, Any]:
 
 
 def gather_seconds(ranks: int) -> float:
-    """Rank 0 turns what the ranks sent into records: `Worker.gather`'s work behind the network's."""
+    """Measure rank 0 unpickling the records of all ranks: the work of `Worker.gather` after the network's."""
     sent = [pickle.dumps(record) for record in _records(ranks)]
     return _seconds(lambda: [pickle.loads(each) for each in sent])
 
 
 def line_seconds(ranks: int) -> float:
-    """Merging the records and appending the line."""
-    with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
-        folder = RunFolder(storage, "scale")
-        folder.create()
+    """Measure merging the records and appending the epoch's line."""
+    with _run_folder() as folder:
         return _seconds(lambda: folder.append(EPOCHS, _line(ranks)))
 
 
 @cache
 def line_bytes(ranks: int) -> int:
-    """Of an epoch's line."""
+    """Return the size of an epoch's line."""
     return len(json.dumps(_line(ranks))) + 1
 
 
 def read_seconds(ranks: int, epochs: int) -> float:
-    """Reading a run's lines, as a resume and a report do."""
-    with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
-        folder = RunFolder(storage, "scale")
-        folder.create()
+    """Measure reading a run's lines, as a resume and a report do."""
+    with _run_folder() as folder:
         Path(folder.path(EPOCHS)).write_text((json.dumps(_line(ranks)) + "\n") * epochs)
         return _seconds(lambda: folder.rows(EPOCHS))
 
 
 @cache
 def line_memory(ranks: int) -> int:
-    """Of an epoch's line as Python's objects."""
+    """Return the memory of an epoch's line as Python objects."""
     text = json.dumps(_line(ranks))
     tracemalloc.start()
     try:
@@ -129,7 +121,7 @@ def _stream(ranks: int, samples: int, batch_size: int) -> Stream:
 
 
 def next_seconds(ranks: int, samples: int, batch_size: int) -> float:
-    """The ids of a rank's next micro-batch."""
+    """Measure computing the ids of a rank's next micro-batch."""
     stream, step = _stream(ranks, samples, batch_size), iter(range(1 << 30))
     return _seconds(lambda: stream.micro_batch(next(step) % stream.steps, ranks - 1))
 
@@ -137,9 +129,7 @@ def next_seconds(ranks: int, samples: int, batch_size: int) -> float:
 @cache
 def _trace(ranks: int, samples: int, batch_size: int) -> tuple[float, int]:
     stream = _stream(ranks, samples, batch_size)
-    with tempfile.TemporaryDirectory(prefix="raydali-bench-") as storage:
-        folder = RunFolder(storage, "scale")
-        folder.create()
+    with _run_folder() as folder:
         trace = SampleTrace(folder, ranks - 1)
         for step in range(max(1, samples // stream.global_batch_size)):
             trace.add(stream.micro_batch(step, ranks - 1))
@@ -151,12 +141,12 @@ def _trace(ranks: int, samples: int, batch_size: int) -> tuple[float, int]:
 
 
 def trace_seconds(ranks: int, samples: int, batch_size: int) -> float:
-    """One rank writes what it trained on in an epoch, as one file."""
+    """Measure one rank writing an epoch of its trace, as one file."""
     return _trace(ranks, samples, batch_size)[0]
 
 
 def trace_bytes(ranks: int, samples: int, batch_size: int) -> float:
-    """The files of all ranks."""
+    """Return the size of all ranks' files of an epoch."""
     return float(ranks * _trace(ranks, samples, batch_size)[1])
 
 
@@ -171,12 +161,12 @@ def _pickled_index(samples: int) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def index_bytes(samples: int) -> float:
-    """What Ray's object store of a node keeps for all its workers."""
+    """Return the size of the index in a node's object store, which all its workers share."""
     head, buffers = _pickled_index(samples)
     return float(len(head) + sum(buffer.raw().nbytes for buffer in buffers))
 
 
 def index_seconds(samples: int) -> float:
-    """A worker takes the index out of its node's object store: arrays stay where they are."""
+    """Measure a worker taking the index out of its node's object store; arrays are not copied."""
     head, buffers = _pickled_index(samples)
     return _seconds(lambda: pickle.loads(head, buffers=buffers))

@@ -1,4 +1,4 @@
-"""How long ranks take to find each other and to wait for each other; each is a thread of this process."""
+"""Duration of rendezvous and barriers of many ranks; each rank is a thread of this process."""
 
 import resource
 import threading
@@ -10,15 +10,15 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from raydali.bench.loader.measurement import MeasurementFailed
+from raydali.bench.common.processes import MeasurementFailed
 
 BARRIERS = 5
-"""Of which the shortest counts."""
-PATIENCE = timedelta(seconds=300)
+"""Number of barriers; the shortest counts."""
+TIMEOUT = timedelta(seconds=300)
 
 
 def store_seconds(ranks: int) -> float:
-    """All ranks leave an address at torch's store and read those of all others."""
+    """Measure all ranks writing an address to torch's store and reading those of all others."""
     with _enough_files(2 * ranks):
         names = [f"rank-{rank}" for rank in range(ranks)]
 
@@ -33,7 +33,7 @@ def store_seconds(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Seconds until all ranks are connected, and of a barrier then."""
+    """Seconds to connect all ranks, and of a barrier afterwards."""
 
     connect: float
     barrier: float
@@ -41,14 +41,14 @@ class Mesh:
 
 @cache
 def mesh(ranks: int) -> Mesh:
-    """A gloo process group, as Ray Train makes one: every rank is connected with every other."""
+    """Measure a gloo process group, as Ray Train makes one: every rank is connected with every other."""
     import torch.distributed as dist
 
     with _enough_files(ranks * ranks + 2 * ranks):
         groups: dict[int, Any] = {}
 
         def connect(rank: int, client: Any) -> None:
-            groups[rank] = dist.ProcessGroupGloo(client, rank, ranks, PATIENCE)
+            groups[rank] = dist.ProcessGroupGloo(client, rank, ranks, TIMEOUT)
             groups[rank].barrier().wait()
 
         def wait(rank: int, client: Any) -> None:
@@ -61,13 +61,13 @@ def mesh(ranks: int) -> Mesh:
 
 @contextmanager
 def _clients(ranks: int) -> Iterator[list[Any]]:
-    """Connections to a store, one for each rank.
+    """Connect each rank to a store.
 
-    They are not timed: each asks DNS for its own name, which takes seconds where DNS does not answer.
+    This is not timed: each connection looks up its own name, which takes seconds if DNS does not answer.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    server: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    server: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     clients: list[Any] = [None] * ranks
 
     def connect(rank: int, store: Any) -> None:
@@ -78,10 +78,10 @@ def _clients(ranks: int) -> Iterator[list[Any]]:
 
 
 def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float:
-    """Seconds until all ranks, a thread each, have done it.
+    """Run a function on all ranks, a thread each; return the seconds until all have finished.
 
     Raises:
-        MeasurementFailed: one of them could not.
+        MeasurementFailed: a rank failed.
     """
     errors: list[Exception] = []
     start = threading.Barrier(len(clients) + 1)
@@ -107,7 +107,7 @@ def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float
 
 @contextmanager
 def _enough_files(more: int) -> Iterator[None]:
-    """Room for so many more open files, while it lasts.
+    """Raise the limit of open files by that many inside the block.
 
     Raises:
         MeasurementFailed: the machine does not allow as many.

@@ -1,35 +1,36 @@
-"""Where the distance to the ceiling goes: pure functions on what the ranks measured.
+"""The parts of the distance to the ceiling: pure functions of what the ranks measured.
 
-All parts are shares of the time that a step takes at the ceiling, so that
+All parts are shares of the time of a step at the ceiling:
 
     time of a real step = time of a step at the ceiling x (1 + distance)
     distance            = data_values + waiting + contention + unexplained
     contention          = contention_cpu + contention_gpu
 
-They come from stretches that were measured one after the other: noise makes some of them negative, which they stay.
+They come from segments that were measured one after the other, so noise makes some of them negative.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Round = dict[str, dict[str, float]]
 Row = dict[str, Any]
+Measured = dict[str, Any]
 
 PARTS = ("data_values", "waiting", "contention_gpu", "contention_cpu", "contention", "unexplained")
 
 
 def split(rounds: Sequence[Round]) -> dict[str, float | None]:
-    """The parts of the distance, medians over the rounds; null where the stretches for it were not measured.
+    """Split the distance into parts, medians over the rounds; null if the segments for a part were not measured.
 
     distance        of real training
-    data_values     the step on real batches kept on the device: what it costs that they are no noise
-    waiting         the device idle for data while training, mean over ranks; what the others lose when one rank
-                    waits, is in `unexplained`
-    contention      the step on the resident batch with the loader running beside it, less the waiting then
-    contention_cpu  the same step while the loader decodes on the CPU alone, as fast as it can: no less than what
-                    the loader's threads cost the training loop's
-    contention_gpu  the rest of the contention: the GPU's units, its memory, its queues
+    data_values     the step on real batches kept on the device: what their values cost, compared with noise
+    waiting         the device idle for data while training, mean over ranks; what other ranks lose when one of them
+                    waits is in `unexplained`
+    contention      the step on the resident batch while the loader runs, less the waiting then
+    contention_cpu  the same step while the loader decodes on the CPU alone, as fast as it can: an upper bound of what
+                    the loader's threads cost the training loop
+    contention_gpu  the rest of the contention: the GPU's units, memory and queues
     unexplained     the rest of the distance
     """
 
@@ -54,51 +55,38 @@ def split(rounds: Sequence[Round]) -> dict[str, float | None]:
     return {"distance": distance, **parts}
 
 
-def figures(measured: dict[str, Any]) -> Row:
-    """What a row says of one combination; rates in images a second over all GPUs, medians over the rounds."""
-    rounds: list[Round] = measured["rounds"]
-
-    def median(name: str, figure: str = "images_per_second") -> float:
-        return statistics.median(each[name][figure] for each in rounds)
-
-    ratios = [each["real"]["images_per_second"] / each["ceiling"]["images_per_second"] for each in rounds]
-    return {
-        "ceiling_images_per_second": median("ceiling"),
-        "real_images_per_second": median("real"),
-        "loader_images_per_second": median("alone"),
-        "ceiling_before_images_per_second": measured["ceiling_before"]["images_per_second"],
-        "of_ceiling": statistics.median(ratios),
-        "of_ceiling_low": min(ratios),
-        "of_ceiling_high": max(ratios),
-        "loader_wait_fraction": median("real", "loader_wait_fraction"),
-        "host_wait_fraction": median("real", "host_wait_fraction"),
-        "split": split(rounds),
-        "rounds": rounds,
-    }
+def _median(name: str, figure: str = "images_per_second") -> Callable[[Measured], float]:
+    return lambda measured: statistics.median(each[name][figure] for each in measured["rounds"])
 
 
-NOTHING: Row = dict.fromkeys(
-    (
-        "ceiling_images_per_second",
-        "real_images_per_second",
-        "loader_images_per_second",
-        "ceiling_before_images_per_second",
-        "of_ceiling",
-        "of_ceiling_low",
-        "of_ceiling_high",
-        "loader_wait_fraction",
-        "host_wait_fraction",
-        "split",
-        "rounds",
-    )
-)
-"""The figures of a combination that could not be measured."""
+def _of_ceiling(measured: Measured) -> list[float]:
+    return [each["real"]["images_per_second"] / each["ceiling"]["images_per_second"] for each in measured["rounds"]]
+
+
+METRICS: dict[str, Callable[[Measured], Any]] = {
+    "ceiling_images_per_second": _median("ceiling"),
+    "real_images_per_second": _median("real"),
+    "loader_images_per_second": _median("alone"),
+    "ceiling_before_images_per_second": lambda measured: measured["ceiling_before"]["images_per_second"],
+    "of_ceiling": lambda measured: statistics.median(_of_ceiling(measured)),
+    "of_ceiling_low": lambda measured: min(_of_ceiling(measured)),
+    "of_ceiling_high": lambda measured: max(_of_ceiling(measured)),
+    "loader_wait_fraction": _median("real", "loader_wait_fraction"),
+    "host_wait_fraction": _median("real", "host_wait_fraction"),
+    "split": lambda measured: split(measured["rounds"]),
+    "rounds": lambda measured: measured["rounds"],
+}
+"""Metrics of a row, computed from what rank 0 returns: rates in images per second over all GPUs, medians of the rounds.
+The fractions are shares of the time in which the device, or the host, waited for data."""
 
 
 def against_one_gpu(row: Row, rows: Iterable[Row]) -> dict[str, float | None]:
-    """ "scaling": real training against the same on one GPU; "communication": the share of the ceiling of so many
-    GPUs, each as fast as one alone, that they lose together, in the exchange of gradients for the most part. Null
-    where one GPU alone was not measured."""
+    """Compare a row with the same model and loader on one GPU; null if that was not measured.
+
+    Returns:
+        "scaling": the ratio of the rates of real training. "communication": the share of the ceiling that the GPUs lose
+        together, compared with as many single ones; mostly in the all-reduce.
+    """
     same = (row["model"], row["loader"], 1, None)
     one = next((each for each in rows if (each["model"], each["loader"], each["gpus"], each["error"]) == same), None)
     if one is None or row["error"] is not None or not row["gpus"]:

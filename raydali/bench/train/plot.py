@@ -14,19 +14,19 @@ STACKED = {
     "data_values": "values of the data",
     "unexplained": "unexplained",
 }
-"""Parts of `train_split.split` from below, and what they are called; contention stands for its two halves."""
+"""Parts that `breakdown.split` computes, from below, and their names; contention replaces its two halves."""
 
 
 def plot(result: dict[str, Any], path: str) -> None:
-    """Draw a result of `bench train` as a PNG: a bar a model, loader and number of GPUs.
+    """Draw a result of `bench train` as a PNG: a bar per model, loader and number of GPUs.
 
-    A bar is the time of a real step: how much of it the same step takes at the ceiling, which is the ratio of the two
-    rates, and above it what the rest goes to. Parts that noise made negative are left out, and the others are drawn so
-    much smaller that the whole stays one.
+    A bar is the time of a real step: at the bottom the share of the same step at the ceiling, which is the ratio of the
+    two rates, and above it the parts of the rest. Parts that noise made negative are left out, and the others are
+    scaled down so that the bar adds up to one.
 
     Args:
         result: as written by `write_json`.
-        path: where to.
+        path: the file.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
@@ -54,19 +54,19 @@ def plot(result: dict[str, Any], path: str) -> None:
     axes.set_ylim(0, max([1.0, *(row["of_ceiling"] for row in rows)]) * 1.03)
     axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("time of a step on real data")
+    axes.set_ylabel("share of the time of a real step")
     plots.save(figure, path, columns=3)
 
 
 def lost(row: dict[str, Any]) -> dict[str, float]:
-    """The heights of the parts above a row's ceiling: together what it lacks to 1. Empty where it lacks nothing."""
+    """Return the heights of the parts above a row's ceiling, which add up to 1 with it; empty at the ceiling."""
     parts = {name: value for name in STACKED if (value := row["split"][name]) is not None and value > 0}
     if row["split"]["contention_cpu"] is not None:
         parts.pop("contention", None)
     missing, total = 1 - row["of_ceiling"], sum(parts.values())
     if missing <= 0:
         return {}
-    if row["split"]["unexplained"] is None:  # the parts were not measured, but for the waiting
+    if row["split"]["unexplained"] is None:  # only the waiting was measured
         waiting = min(missing, row["split"]["waiting"] * row["of_ceiling"])
         return {"waiting": waiting, "unexplained": missing - waiting}
     return {name: missing * value / total for name, value in parts.items()}

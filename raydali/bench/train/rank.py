@@ -1,14 +1,13 @@
-"""A rank of `raydali bench train`: it joins the others, builds the step and measures it, as segments.py says."""
+"""A rank of `raydali bench train`: joins the others, builds the step and measures the segments of segments.py."""
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from raydali.bench.common.processes import meet
+from raydali.bench.common.processes import join_ranks
 from raydali.bench.loader.contenders import LOADERS, Task
 from raydali.bench.train.feed import BatchSource
-from raydali.bench.train.segments import Segment, Segments, is_plain
+from raydali.bench.train.segments import Segments, Step, is_plain
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.host import cuda_queues
 
@@ -19,21 +18,20 @@ if TYPE_CHECKING:
     from raydali.train.worker import Worker
 
 CLASSES = 1000
-"""Of the model, where the data has no more."""
+"""Minimum number of classes of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask:
-    """What the ranks measure together.
+    """The measurement of a combination by all ranks.
 
     Attributes:
-        delivery: the loader, its settings and the number of ranks; each puts its own rank in.
-        model: as `build_model` knows it.
-        steps: of a stretch.
-        rounds: how often each stretch is measured.
-        compile, cuda_graph: as in ForwardBackward; both on GPUs only.
+        delivery: the loader, its settings and the number of ranks; each rank sets its own.
+        model: a name that `build_model` accepts.
+        steps: steps per segment.
+        rounds: how often each segment is measured.
+        compile, cuda_graph: as in ForwardBackward; on GPUs only.
         split: whether replay and both contentions are measured too.
-        timeout: for all of it, seconds.
     """
 
     delivery: Task
@@ -44,16 +42,15 @@ class TrainTask:
     compile: bool
     cuda_graph: bool
     split: bool
-    timeout: float
 
 
 def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
-    """Measure, with all the others; to be called once in a fresh process.
+    """Measure the segments together with the other ranks; called once in a new process.
 
     Returns:
         On rank 0 {"ceiling_before", "rounds": [{"ceiling", "real", "alone", with `split` "replay", "contention" and
-        perhaps "host_contention"}, ...]}, each stretch {"images_per_second" over all ranks, "loader_wait_fraction"
-        and "host_wait_fraction" of its time, means over ranks}. On others None.
+        perhaps "host_contention"}, ...]}, each segment {"images_per_second" over all ranks, "loader_wait_fraction"
+        and "host_wait_fraction" of its time, means over ranks}. On the others None.
     """
     import torch
 
@@ -63,27 +60,29 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     if delivery.gpu and LOADERS[delivery.loader].all_queues:
         cuda_queues.set_max_connections()
     worker = _join(delivery, port)
-    torch.manual_seed(rank)  # DDP hands out rank 0's weights; torchvision's order is to be each rank's own
+    torch.manual_seed(rank)  # DDP broadcasts rank 0's weights; torchvision's order must differ between ranks
     torch.backends.cudnn.benchmark = True
     source = ImageFolder.scan(delivery.root)
     precision = Precision(task.precision, worker.device)
-    feed = BatchSource(delivery, source, precision, worker)
+    feed = BatchSource(delivery, source, precision)
     step = _make_step(task, feed, worker, precision, classes=max(CLASSES, len(source.classes)))
-    stretches = Segments(delivery, feed, step, worker, steps=task.steps, split=task.split)
-    with closing(feed.batches), closing(stretches):
-        before = stretches.before()
-        rounds = [stretches.round() for _ in range(task.rounds)]
-    own = asdict(before), [{name: asdict(stretch) for name, stretch in each.items()} for each in rounds]
+    segments = Segments(delivery, feed, step, worker, steps=task.steps, split=task.split)
+    with closing(feed.batches), closing(segments):
+        before = segments.before()
+        rounds = [segments.round() for _ in range(task.rounds)]
+    own = asdict(before), [{name: asdict(segment) for name, segment in each.items()} for each in rounds]
     everyone = worker.gather(own)
     if not everyone:
         return None
 
     def together(of_ranks: list[dict[str, float]]) -> dict[str, float]:
-        own = [Segment(**each) for each in of_ranks]
+        def waiting(name: str) -> float:
+            return sum(each[name] / each["seconds"] for each in of_ranks) / len(of_ranks)
+
         return {
-            "images_per_second": sum(task.steps * delivery.batch_size / stretch.seconds for stretch in own),
-            "loader_wait_fraction": sum(stretch.loader_wait_seconds / stretch.seconds for stretch in own) / len(own),
-            "host_wait_fraction": sum(stretch.host_wait_seconds / stretch.seconds for stretch in own) / len(own),
+            "images_per_second": sum(task.steps * delivery.batch_size / each["seconds"] for each in of_ranks),
+            "loader_wait_fraction": waiting("loader_wait_seconds"),
+            "host_wait_fraction": waiting("host_wait_seconds"),
         }
 
     return {
@@ -100,39 +99,57 @@ def _join(delivery: Task, port: int) -> "Worker":
 
     from raydali.train.worker import Worker
 
-    meet(delivery.rank, delivery.world_size, port)
+    join_ranks(delivery.rank, delivery.world_size, port)
     worker = Worker.join(torch.device(delivery.device), cpus=delivery.threads, node="local")
     if delivery.gpu and is_plain(delivery):
         torch.cuda.set_stream(torch.cuda.default_stream(worker.device))
     return worker
 
 
-def _make_step(
-    task: TrainTask, feed: BatchSource, worker: "Worker", precision: "Precision", *, classes: int
-) -> "Callable[[torch.Tensor, torch.Tensor], None]":
-    """One step of the optimiser on a batch; at learning rate 0, so that no weight ever leaves its range."""
+def _make_step(task: TrainTask, feed: BatchSource, worker: "Worker", precision: "Precision", *, classes: int) -> "Step":
     import torch
 
     from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
+
+    gpu = worker.device.type == "cuda"
+    model = build_model(task.model, classes).to(worker.device).to(memory_format=torch.channels_last)
+    images, _ = feed.resident
+    return optimizer_step(
+        model,
+        Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model,
+        worker,
+        precision,
+        compiled=task.compile and gpu,
+        graph=task.cuda_graph and gpu and not is_plain(task.delivery),
+    )
+
+
+def optimizer_step(
+    model: "torch.nn.Module", trained: "torch.nn.Module", worker: "Worker", precision: "Precision", **options: bool
+) -> "Step":
+    """Return a function that takes one optimizer step on a batch, at learning rate 0 so that weights keep their range.
+
+    Args:
+        model: its parameters are optimized.
+        trained: the model, perhaps wrapped, that is called with images.
+        options: of ForwardBackward.
+    """
+    import torch
+
     from raydali.train.optim import parameter_groups
     from raydali.train.step import ForwardBackward
 
-    gpu = worker.device.type == "cuda"
-    model = build_model(task.model, classes).to(worker.device)
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=gpu)
-    images, _ = feed.resident
-    network = Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model
+    fused = worker.device.type == "cuda"
+    optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=fused)
     criterion = torch.nn.CrossEntropyLoss()
     forward_backward = ForwardBackward(
-        model,
-        lambda images, labels: criterion(network(images), labels),
+        trained,
+        lambda images, labels: criterion(trained(images), labels),
         worker,
         precision,
         micro_batches=worker.world_size,
-        compiled=task.compile and gpu,
-        graph=task.cuda_graph and gpu and not is_plain(task.delivery),
+        **options,
     )
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:

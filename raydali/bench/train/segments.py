@@ -1,20 +1,20 @@
-"""The stretches that a rank of `raydali bench train` measures, in turn, so that a machine's drift hits all alike:
+"""The segments that a rank of `raydali bench train` measures, interleaved, so that drift affects all alike:
 
-    rehearsal                compile, tune, capture, before a loader is there
+    rehearsal                compile, tune, capture, before a loader exists
     ceiling before           the step on one resident batch of noise
     loader starts, some batches are kept
     each round:
-      (the loader's queues fill, then it rests)
-      ceiling                the same again, the loader resting
-      replay                 the step on kept batches, the loader resting
-      contention             the step on the resident batch; of the loader a batch a step, thrown away
+      (the loader fills its queues, then idles)
+      ceiling                the step on the resident batch, while the loader idles
+      replay                 the step on kept batches, while the loader idles
+      contention             the step on the resident batch; one batch per step is taken from the loader and discarded
       real                   the step on the loader's batches
-      alone                  batches taken, nothing done with them
-      (rests)
-      host_contention        the step on the resident batch; beside it the same loader decodes on the CPU alone
+      alone                  batches are taken and discarded
+      (idle)
+      host_contention        the step on the resident batch, while the same loader decodes on the CPU alone
 
-A stretch ends when this rank's stream is done, not the device: a loader that works ahead is not waited for. Before
-stretches with a loader, what it had in store is used up by steps that do not count.
+A segment ends when this rank's stream is done, not the device: a loader that works ahead is not waited for. Before
+segments with a loader, the batches in its queues are used up by steps that do not count.
 """
 
 import gc
@@ -33,17 +33,19 @@ if TYPE_CHECKING:
 
     from raydali.train.worker import Worker
 
+Step = Callable[["torch.Tensor", "torch.Tensor"], None]
+"""One optimizer step on images and labels."""
 KEPT_BATCHES = {"cuda": 16, "cpu": 4}
 AWAKE_STEPS = {"cuda": 5, "cpu": 1}
-"""Until clocks are up again after a rest."""
+"""Uncounted steps after a rest, until clocks are up again."""
 REST_SECONDS = 0.5
 HOST_LOADERS = ("raydali", "native")
-"""Loaders whose work on the host is measured without the GPU; torchvision's is on the host anyway."""
+"""Loaders whose work on the host is measured without the GPU; all of torchvision's is on the host."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What a rank saw of a stretch: its length, how long the device had no data, how long the host was in `next`."""
+    """Times of a segment on one rank: its length, the device's wait for data, the host's time in `next`."""
 
     seconds: float
     loader_wait_seconds: float = 0.0
@@ -51,18 +53,18 @@ class Segment:
 
 
 def is_plain(delivery: Task) -> bool:
-    """Whether training is the loop that most write: on the default stream, kernels launched one by one."""
+    """Return whether training uses the usual loop: the default stream, kernels launched one by one."""
     return delivery.loader == "native"
 
 
 class Segments:
-    """The stretches of a rank; every rank must call the same ones."""
+    """Measures the segments of a rank; every rank must call the same methods."""
 
     def __init__(
         self,
         delivery: Task,
         feed: BatchSource,
-        step: "Callable[[torch.Tensor, torch.Tensor], None]",
+        step: Step,
         worker: "Worker",
         *,
         steps: int,
@@ -74,10 +76,10 @@ class Segments:
         self._seconds_per_batch = 0.0
         self._has_host = split and delivery.gpu and delivery.loader in HOST_LOADERS
         on_host = replace(delivery, gpu=False, pixels="float32" if delivery.loader == "native" else "uint8")
-        self._on_host = LOADERS[delivery.loader].deliver(on_host)
+        self._on_host = LOADERS[delivery.loader].batches(on_host)
 
     def before(self) -> Segment:
-        """Rehearse, measure the ceiling before there is a loader, then start it."""
+        """Rehearse, measure the ceiling before a loader exists, then start the loader."""
         from raydali.train.step import WARM_UP_STEPS
 
         on = self._worker.device.type
@@ -95,28 +97,28 @@ class Segments:
         return ceiling
 
     def round(self) -> dict[str, Segment]:
-        """Each stretch once."""
-        stretches = {}
+        """Measure each segment once."""
+        segments = {}
         self._rest()
-        stretches["ceiling"] = self._on_device(self._resident)
+        segments["ceiling"] = self._on_device(self._resident)
         if self._split:
-            stretches["replay"] = self._on_device(lambda i: self._step(*self._kept[i % len(self._kept)]))
-            stretches["contention"] = self._with_loader(lambda batch: self._step(*self._feed.resident))
-        stretches["real"] = self._with_loader(lambda batch: self._step(*batch))
-        stretches["alone"] = alone = self._with_loader(lambda batch: None)
+            segments["replay"] = self._on_device(lambda i: self._step(*self._kept[i % len(self._kept)]))
+            segments["contention"] = self._with_loader(lambda batch: self._step(*self._feed.resident))
+        segments["real"] = self._with_loader(lambda batch: self._step(*batch))
+        segments["alone"] = alone = self._with_loader(lambda batch: None)
         self._seconds_per_batch = max(self._seconds_per_batch, alone.seconds / self._steps)
         if self._has_host:
             next(self._on_host)  # the first one starts it
             self._rest()
-            with beside(self._on_host) as taken:
+            with background_load(self._on_host) as taken:
                 began = time.perf_counter()
-                stretches["host_contention"] = self._on_device(self._resident)
+                segments["host_contention"] = self._on_device(self._resident)
                 seconds = time.perf_counter() - began
             self._seconds_per_batch = max(self._seconds_per_batch, seconds / max(1, len(taken)))
-        return stretches
+        return segments
 
     def close(self) -> None:
-        """End the loader that decodes on the host."""
+        """Stop the loader that decodes on the host."""
         self._on_host.close()
 
     def _resident(self, i: int) -> None:
@@ -127,17 +129,17 @@ class Segments:
         return images.clone(), labels.clone()
 
     def _rest(self) -> None:
-        """Until loaders have filled their queues and stand still."""
+        """Sleep until loaders have filled their queues and idle."""
         time.sleep(max(REST_SECONDS, 2 * self._feed.store * self._seconds_per_batch))
 
     def _on_device(self, body: Callable[[int], None]) -> Segment:
-        """Steps on batches that lie on the device; the first after a rest do not count."""
+        """Time steps on batches that are on the device; the first ones after a rest do not count."""
         for i in range(AWAKE_STEPS[self._worker.device.type]):
             body(i)
         return self._timed(body)
 
     def _with_loader(self, use: "Callable[[Pair], None]") -> Segment:
-        """Take a batch and use it, as often as a stretch has steps."""
+        """Time taking a batch and using it, once per step of a segment."""
         from raydali.measure.clock import StageClock
 
         for _ in range(self._feed.store + 1):
@@ -154,8 +156,8 @@ class Segments:
             clock.enter("step")
             use(batch)
 
-        stretch = self._timed(body)
-        return replace(stretch, loader_wait_seconds=clock.totals()["loader_wait"], host_wait_seconds=waited)
+        segment = self._timed(body)
+        return replace(segment, loader_wait_seconds=clock.totals()["loader_wait"], host_wait_seconds=waited)
 
     def _timed(self, body: Callable[[int], None]) -> Segment:
         self._finish()
@@ -174,11 +176,11 @@ class Segments:
 
 
 @contextmanager
-def beside(batches: Iterator[Any]) -> Iterator[list[None]]:
-    """Inside, a thread takes batches as fast as they come and throws them away; yields a list as long as they are many.
+def background_load(batches: Iterator[Any]) -> Iterator[list[None]]:
+    """Run a thread that takes and discards batches as fast as they come; yields a list that grows by one per batch.
 
     Raises:
-        Exception: what the batches raised, behind the block.
+        Exception: the error that the batches raised, at the end of the block.
     """
     over = threading.Event()
     taken: list[None] = []

@@ -1,39 +1,47 @@
-"""The loaders of clips that are measured: ours, and the ways in which others read videos, as their users would.
+"""The loaders of clips that are compared: raydali's, and other ways to read videos, in the form that their users write.
 
-    raydali      VideoClips in the stream's order, with some decoders on a GPU
+    raydali      VideoClips in the stream's order, with several decoders on a GPU
     reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
     pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
-    torchcodec   the same with torchcodec, where it is installed
+    torchcodec   the same with torchcodec, if it is installed
 
-Each is an endless generator of batches of clips, and all do the same work: of frames whose shorter side is resized to
-`image_size` a random square, mirrored or not, RGB in 8 bits or as normalised floats, on the device. So of 1920 x 1080
-pixels 1080 x 1080 are resized, by an antialiasing triangle, and the others are not looked at once they are decoded,
-as far as a loader can do without. Layouts of memory differ.
+Each is an endless generator of batches of clips, and all do the same work: a random square of the frames, after their
+shorter side is resized to `image_size`, mirrored or not, RGB in 8 bits or as normalized floats, on the device. Of
+1920 x 1080 pixels, 1080 x 1080 are resized, by an antialiasing triangle filter, and the others are only decoded, as far
+as a loader allows. Memory layouts differ.
 
-A loader runs in a process of its own, so whatever is slow to import is imported inside.
+A loader runs in a process of its own, so slow imports are inside the functions.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from raydali.bench.loader.contenders import EPOCHS, Deliveries, Measured, Task, endless, normalised
+from raydali.bench.loader.contenders import (
+    EPOCHS,
+    Batches,
+    Contender,
+    Task,
+    data_loader_batches,
+    endless,
+    normalised,
+)
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.video import TrainClips
 
 SHUFFLED_AT_ONCE = 16
-"""Clips in the native reader's buffer: each is decoded."""
+"""Clips in the buffer that the native reader shuffles; all are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoTask(Task):
-    """What one process measures.
+    """The measurement of one process.
 
     Attributes:
-        batch_size: clips of a batch.
-        sequence_length: frames of a clip.
-        stride: from one frame of a clip to its next.
-        decoders: of raydali on a GPU; None for as many as by default.
+        batch_size: clips per batch.
+        sequence_length: frames per clip.
+        stride: distance from one frame of a clip to the next.
+        decoders: of raydali on a GPU; None for the default.
     """
 
     sequence_length: int
@@ -41,21 +49,21 @@ class VideoTask(Task):
     decoders: int | None = None
 
     @property
-    def measured(self) -> Measured:
-        """How the loader is measured."""
+    def contender(self) -> Contender:
+        """The loader."""
         return VIDEO_LOADERS[self.loader]
 
     def clips(self) -> VideoClips:
-        """The clips of the videos below the root."""
+        """Find the clips of the videos below the root."""
         return VideoClips.scan(self.root, sequence_length=self.sequence_length, stride=self.stride)
 
     def drawn(self) -> TrainClips:
-        """The crops and flips of all loaders."""
+        """Return the pipeline whose crops and flips all loaders use."""
         return TrainClips(seed=0, image_size=self.image_size, resize_size=self.image_size)
 
 
 class Square(NamedTuple):
-    """What is seen of a clip's frames: a square, in pixels of the video, mirrored or not."""
+    """A crop of a clip's frames: a square in pixels of the video, mirrored or not."""
 
     top: int
     left: int
@@ -63,7 +71,7 @@ class Square(NamedTuple):
     mirrored: bool
 
 
-def _raydali(task: Any) -> Deliveries:
+def _raydali(task: Any) -> Batches:
     import torch
 
     from raydali.data.loading.video_loader import make_video_loader
@@ -77,7 +85,7 @@ def _raydali(task: Any) -> Deliveries:
         yield from normalised(task, loader, "clips")
 
 
-def _reader(task: Any) -> Deliveries:
+def _reader(task: Any) -> Batches:
     from nvidia.dali import Pipeline as DaliPipeline
     from nvidia.dali import fn
 
@@ -109,7 +117,7 @@ def _reader(task: Any) -> Deliveries:
 
 
 def squares(task: Any, clips: Any) -> Any:
-    """In a DALI graph a random square of each clip's frames, (frames, height, width, 3) before and after."""
+    """Add to a DALI graph a random square crop of clips (frames, height, width, 3)."""
     from nvidia.dali import fn, types
 
     from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
@@ -125,22 +133,22 @@ def squares(task: Any, clips: Any) -> Any:
     return fn.crop_mirror_normalize(clips, mean=mean, std=std, dtype=types.FLOAT, output_layout="FHWC", mirror=mirror)
 
 
-def _pyav(task: Any) -> Deliveries:
+def _pyav(task: Any) -> Batches:
     return _data_loader(task, read_by_pyav, channels=-1)
 
 
-def _torchcodec(task: Any) -> Deliveries:
+def _torchcodec(task: Any) -> Batches:
     return _data_loader(task, read_by_torchcodec, channels=1)
 
 
-def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channels: int) -> Deliveries:
-    """Clips that `read` gives in 8 bits, by a DataLoader; `channels` is the place of the channels in them."""
+def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channels: int) -> Batches:
+    """Generate batches by a DataLoader, of clips that `read` returns in 8 bits; `channels` is the axis of channels."""
     import torch
-    from torch.utils.data import DataLoader, Dataset, RandomSampler
+    from torch.utils.data import Dataset
 
     from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 
-    torch.set_num_threads(1)  # inherited by the workers: else each starts as many threads as there are cores
+    torch.set_num_threads(1)  # inherited by the workers, which would otherwise start a thread per core each
     clips = task.clips()
     mean, std = (255 * torch.tensor(values) for values in (IMAGENET_MEAN, IMAGENET_STD))
 
@@ -155,18 +163,7 @@ def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channel
                 frames = frames.float().sub_(mean).div_(std)
             return frames.movedim(-1, channels), int(clips.videos.labels[video])
 
-    loader = DataLoader(
-        Clips(),
-        batch_size=task.batch_size,
-        sampler=RandomSampler(range(len(clips)), num_samples=len(clips) * EPOCHS),
-        num_workers=task.workers,
-        multiprocessing_context="fork",  # what users get; processes that were spawned themselves would spawn
-        persistent_workers=True,
-        pin_memory=task.gpu,
-        drop_last=True,
-    )
-    for clips_and_labels in loader:
-        yield [tensor.to(task.device, non_blocking=True) for tensor in clips_and_labels]
+    return data_loader_batches(task, Clips())
 
 
 def _frames_of(task: Any, clips: VideoClips, id: int) -> tuple[str, list[int]]:
@@ -178,7 +175,7 @@ def _frames_of(task: Any, clips: VideoClips, id: int) -> tuple[str, list[int]]:
 
 
 def square_of(task: Any, clips: VideoClips, id: int) -> Square:
-    """A random one, of torch's random numbers, as `TrainClips` draws it; at even places, as colours are coded."""
+    """Draw a square as `TrainClips` does, from torch's random numbers, at even positions as colors are coded."""
     import numpy as np
     import torch
 
@@ -191,7 +188,7 @@ def square_of(task: Any, clips: VideoClips, id: int) -> Square:
 
 
 def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
-    """A clip (frames, image_size, image_size, 3), uint8; sought by time, at a constant frame rate.
+    """Read a clip (frames, image_size, image_size, 3), uint8; seeks by time, at a constant frame rate.
 
     FFmpeg's filters crop before they resize and convert.
     """
@@ -228,7 +225,7 @@ def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
 
 
 def read_by_torchcodec(task: Any, clips: VideoClips, id: int) -> Any:
-    """A clip (frames, 3, image_size, image_size), uint8."""
+    """Read a clip (frames, 3, image_size, image_size), uint8."""
     from torch.nn.functional import interpolate
     from torchcodec.decoders import VideoDecoder
 
@@ -241,8 +238,8 @@ def read_by_torchcodec(task: Any, clips: VideoClips, id: int) -> Any:
 
 
 VIDEO_LOADERS = {
-    "raydali": Measured(deliver=_raydali, all_queues=True),
-    "reader": Measured(deliver=_reader),
-    "pyav": Measured(deliver=_pyav, parallel=True),
-    "torchcodec": Measured(deliver=_torchcodec, parallel=True, module="torchcodec"),
+    "raydali": Contender(batches=_raydali, all_queues=True),
+    "reader": Contender(batches=_reader),
+    "pyav": Contender(batches=_pyav, parallel=True),
+    "torchcodec": Contender(batches=_torchcodec, parallel=True, module="torchcodec"),
 }

@@ -1,0 +1,163 @@
+"""Options that several benchmarks share, and how they are checked."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from raydali.errors import UsageError
+from raydali.extras import require_extra
+from raydali.output import JsonFile, devices, gpu_names, require_writable
+
+MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
+"""Default number of synthetic images to train on."""
+PIXELS = ("uint8", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of all benchmarks of loading and training."""
+
+    data: str | None = None
+    """Folder of class folders of images. Default: synthetic images."""
+    gpus: str | None = None
+    """Numbers of GPUs to measure on, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
+    batch_size: int = 256
+    """Images per batch and GPU."""
+    image_size: int = 224
+    """Height and width of the images that are delivered, in pixels."""
+    threads: int = 8
+    """DALI threads per GPU."""
+    repeats: int = 3
+    """Number of measurements; the median is reported, with the lowest and the highest."""
+    json: JsonFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions(BenchOptions):
+    """Options of the benchmarks that measure loaders alone."""
+
+    workers: int = 8
+    """Worker processes of torch's DataLoader."""
+    seconds: float = 5.0
+    """Length of a measurement, after a warm-up of a fifth of it."""
+    pixels: str = ",".join(PIXELS)
+    """Formats that all loaders deliver: uint8 (8 bits), float32 (normalized). Ratios compare loaders that deliver the
+    same format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(BenchOptions):
+    """Options of the benchmarks that train."""
+
+    make: int | None = None
+    """Without --data: number of synthetic images, 130 KB each, in a temporary folder. Default: 16384, or 512 for the
+    CPU."""
+    steps: int = 60
+    """Steps of each measured segment."""
+    timeout: float = 300.0
+    """Maximum seconds per row, start-up and compilation included."""
+    plot: str | None = None
+    """PNG file to draw the results to."""
+
+
+def names(listed: str) -> list[str]:
+    """Split a comma-separated list of names; each is kept once."""
+    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+
+
+def check_names(option: str, listed: str, choice: Collection[str]) -> list[str]:
+    """Split a comma-separated list whose names are restricted.
+
+    Raises:
+        UsageError: the list is empty, or names something else.
+    """
+    found = names(listed)
+    if not found:
+        raise UsageError(f"--{option} names none: choose from {','.join(choice)}")
+    for name in found:
+        if name not in choice:
+            raise UsageError(f"--{option} {listed}: {name!r} is none of them: choose from {','.join(choice)}")
+    return found
+
+
+def integers(listed: str) -> list[int]:
+    """Parse a comma-separated list of integers, ascending and each once; empty if one of them is no integer."""
+    try:
+        return sorted({int(part) for part in listed.split(",")})
+    except ValueError:
+        return []
+
+
+def check(options: Any, **choices: Collection[str]) -> None:
+    """Check the options that benchmarks have in common, as far as this one has them.
+
+    Args:
+        options: a dataclass; every number in it must be positive, --gpus aside.
+        choices: by field, the names that its comma-separated list may hold.
+
+    Raises:
+        UsageError: with the option, its value and the remedy.
+    """
+    for field in fields(options):
+        name, value = field.name.replace("_", "-"), getattr(options, field.name)
+        if type(value) is int and value < 1 and name != "gpus":
+            raise UsageError(f"--{name} must be at least 1, not {value}")
+        if type(value) is float and not 0 < value < float("inf"):
+            raise UsageError(f"--{name} must be above 0, not {value}")
+    for name, choice in choices.items():
+        check_names(name, getattr(options, name), choice)
+    data, plot = getattr(options, "data", None), getattr(options, "plot", None)
+    if data is not None and "://" in data:
+        raise UsageError(f"--data {data}: the other loaders read local folders only: give a copy on a disk")
+    require_writable("--json", options.json)
+    require_writable("--plot", plot)
+    if plot:
+        require_extra("plot", "matplotlib", "pictures of benchmarks")
+
+
+def gpu_counts(gpus: str | None) -> list[int]:
+    """Parse --gpus: numbers of GPUs, ascending; 0 is the CPU alone.
+
+    Raises:
+        UsageError: the list is malformed, or exceeds the GPUs of this machine.
+    """
+    available = len(gpu_names())
+    if gpus is None:
+        return [min(1, available)]
+    counts = integers(gpus)
+    if not counts or counts[0] < 0:
+        raise UsageError(f"--gpus must be numbers of GPUs such as 1,2,4, not {gpus!r}: 0 is the CPU alone")
+    if counts[-1] > available:
+        there = f"has {devices(available)}" if available else "has no GPU that CUDA can use"
+        raise UsageError(f"--gpus {gpus}: this machine {there}: ask for {available} at most (0 is the CPU alone)")
+    return counts
+
+
+def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -> dict[str, Any]:
+    """Complete the options by the number of images: "make" (null with --data) and "images".
+
+    Raises:
+        UsageError: the data is missing, or has too few images for a batch of each GPU or process.
+    """
+    from raydali.data.sources.image_folder import ImageFolder
+
+    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
+    images = len(ImageFolder.scan(options.data)) if options.data is not None else make
+    check_samples(options, images, max(gpus, processes), devices(gpus))
+    return asdict(options) | {"make": None if options.data else make, "images": images}
+
+
+def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit: str = "images") -> None:
+    """Check that there are enough samples for one batch of each GPU or process.
+
+    Raises:
+        UsageError: with both numbers.
+    """
+    needed = options.batch_size * max(1, batches)
+    if count < needed:
+        where = f" in {options.data}" if options.data else ""
+        remedy = "" if options.data else f", or --make {needed} of them" if unit == "images" else ", or --make more"
+        raise UsageError(
+            f"{count} {unit}{where} are fewer than the {needed} that batches of {options.batch_size} on {on} take at "
+            f"once: lower --batch-size{remedy}"
+        )
