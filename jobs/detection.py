@@ -171,8 +171,8 @@ def main() -> None:
         check_detector(config.model)
     data = index(config)
     if config.data is None:
-        console.say("this is the demo, on drawn shapes; --data DIR trains on COCO, or what is laid out alike")
-    console.say(
+        console.print("this is the demo, on drawn shapes; --data DIR trains on COCO, or what is laid out alike")
+    console.print(
         f"{len(data.train)} training and {len(data.val)} validation images with {len(data.train.boxes)} and "
         f"{len(data.val.boxes)} boxes of {len(data.train.classes)} classes"
     )

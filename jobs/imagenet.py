@@ -169,8 +169,8 @@ def main() -> None:
         check_model(config.model, config.image_size)
         unchangeable += ["image_size"] if has_one_size(config.model) else []
     if config.data is None:
-        console.say("this is the demo, on handwritten digits; --data DIR trains on the images of DIR/train and DIR/val")
-    console.say(
+        console.print("this is the demo, on handwritten digits; --data DIR trains on images in DIR/train and DIR/val")
+    console.print(
         f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes"
     )
 

@@ -155,10 +155,10 @@ def main() -> None:
     warn_of_overlap(data.train, data.val)
     make_pipelines(config)
     if config.data is None:
-        console.say(
+        console.print(
             "this is the demo, on blurred photographs; --data DIR trains on the pairs of DIR/train and DIR/test"
         )
-    console.say(f"{len(data.train)} training and {len(data.val)} test pairs")
+    console.print(f"{len(data.train)} training and {len(data.val)} test pairs")
 
     job = Job(
         name="restoration",

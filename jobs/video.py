@@ -176,8 +176,8 @@ def main() -> None:
         check_video_model(config.model, config.sequence_length, config.image_size)
     data = index(config)
     if config.data is None:
-        console.say("this is the demo, on moving discs; --data DIR trains on the videos of DIR/train and DIR/val")
-    console.say(
+        console.print("this is the demo, on moving discs; --data DIR trains on the videos of DIR/train and DIR/val")
+    console.print(
         f"{len(data.train)} training and {len(data.val)} validation clips of {len(data.train.videos)} and "
         f"{len(data.val.videos)} videos of {len(data.train.videos.classes)} classes"
     )

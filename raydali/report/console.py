@@ -68,7 +68,7 @@ class Console:
         self._columns: tuple[_Column, ...] = ()
         self._verdicts: set[str] = set()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """One line."""
         self._rich.print(text)
 
@@ -80,11 +80,11 @@ class Console:
         """Show a message from the workers; those that are not for people are ignored."""
         match message:
             case Note():
-                self.say(message.text)
+                self.print(message.text)
             case RankWarning():
                 self.warn(f"rank {message.rank}: {message.text}")
             case Placed(workers, maximum):
-                self.say(f"starting {workers} of up to {maximum} workers: no room for more")
+                self.print(f"starting {workers} of up to {maximum} workers: no room for more")
             case Progress():
                 self._display.progress(message)
             case RankFigures():
@@ -105,18 +105,18 @@ class Console:
                 what = "resumed" if isinstance(event, Resumed) else "started"
                 workers = f"{plural(event.world_size, 'worker')} on {event.device}"
                 seconds = f"first step after {event.seconds or 0:.0f} s"
-                self.say(f"{what} at step {event.step} of {event.steps}: {workers}, {seconds}")
+                self.print(f"{what} at step {event.step} of {event.steps}: {workers}, {seconds}")
             case Rehearsed(ceiling_images_per_second=float() as rate):
-                self.say(f"ceiling: {in_digits(rate)} images/s with the batch already on the device")
+                self.print(f"ceiling: {in_digits(rate)} images/s with the batch already on the device")
             case OptionsChosen(options=options):
                 chosen = [f"--precision {options['precision']}"] if "precision" in options else []
                 chosen += ["--compile"] * bool(options.get("compile"))
                 if chosen:  # that a CPU compiles nothing is no news
-                    self.say(f"chosen for this hardware, and kept: {' '.join(chosen)}")
+                    self.print(f"chosen for this hardware, and kept: {' '.join(chosen)}")
             case Failure():
                 self._show_failure(event)
             case Resize():
-                self.say(f"continuing with {event.workers} workers, from the newest checkpoint")
+                self.print(f"continuing with {event.workers} workers, from the newest checkpoint")
             case Preemption():
                 self.warn("a node is taken away: continuing from the newest checkpoint")
             case Hang():
@@ -142,7 +142,7 @@ class Console:
         if failure.left_out:
             self.warn(f"node {', '.join(failure.left_out)} is left out from now on")
         if failure.pause:
-            self.say(f"starting again in {failure.pause:.0f} s, from the newest checkpoint")
+            self.print(f"starting again in {failure.pause:.0f} s, from the newest checkpoint")
 
     def _show_quarantined(self, event: Quarantined) -> None:
         self._quarantined += 1
@@ -158,8 +158,8 @@ class Console:
         if not self._columns:
             of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
             self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))
-            self.say(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
-        self.say(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))
+            self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
+        self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))
         self._show_verdict(record.get("verdict"))
         self._display.epoch(record)
 
@@ -173,5 +173,5 @@ class Console:
         """Below the first epoch that it speaks of: once for each cause."""
         headline = (verdict or "").partition(":")[0]
         if verdict and headline not in self._verdicts:
-            self.say(f"      {verdict}")
+            self.print(f"      {verdict}")
             self._verdicts.add(headline)

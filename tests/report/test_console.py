@@ -261,7 +261,7 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
     assert "loss 2.7183" in text and "straggler, rank 3 on node a\n" in text
     console.close()
     console.close()
-    console.say("the end")
+    console.print("the end")
     text = on_terminal()
     assert "step 220/400" not in text.rpartition("\x1b[1A\x1b[2K")[2], "the last thing done to it is erasing it"
     assert text.endswith("the end\n")

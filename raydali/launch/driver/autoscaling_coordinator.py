@@ -1,7 +1,6 @@
-"""What Ray's AutoscalingCoordinator believes of the cluster, kept up to date.
+"""Refreshes Ray's AutoscalingCoordinator, the actor that allocates runs of MIN:MAX workers.
 
-Runs of MIN:MAX workers are given their places by this actor. By itself it looks at the nodes every 20 s, and believes
-in a driver that was killed for 180 s: a run would wait that long.
+Its defaults (poll nodes every 20 s, forget killed drivers after 180 s) would delay a resume by that long.
 """
 
 import time
@@ -13,34 +12,34 @@ POLL_SECONDS = 0.5
 
 
 class AutoscalingCoordinatorSync:
-    """The connected cluster's; until a run of MIN:MAX workers has made the actor, nothing happens.
+    """The connected cluster's coordinator; nothing happens before a run of MIN:MAX workers has created it.
 
     Args:
-        left_over: Ray's ids of earlier Ray Train runs, which are over.
+        stale_run_ids: Ray's ids of earlier Ray Train runs, which have ended.
     """
 
-    def __init__(self, left_over: set[str]) -> None:
-        self._left_over = left_over
+    def __init__(self, stale_run_ids: set[str]) -> None:
+        self._stale_run_ids = stale_run_ids
         self._nodes: frozenset[str] = frozenset()
-        self._looked = float("-inf")
+        self._polled = float("-inf")
         self._coordinator: Any = None
 
     def poll(self) -> None:
-        """Where nodes have come or gone, let the actor look too; take back what runs that are over asked for."""
-        if time.monotonic() - self._looked >= POLL_SECONDS:
-            self._looked = time.monotonic()
-            with suppress(Exception):  # the actor looks by itself, later
-                self._look()
+        """Refresh the actor if nodes have come or gone, and cancel the requests of runs that have ended."""
+        if time.monotonic() - self._polled >= POLL_SECONDS:
+            self._polled = time.monotonic()
+            with suppress(Exception):  # the actor polls by itself, later
+                self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         import ray
 
         nodes = frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
-        if nodes == self._nodes and not self._left_over:
+        if nodes == self._nodes and not self._stale_run_ids:
             return
         if self._coordinator is None:
             self._coordinator = ray.get_actor(NAME, namespace=NAME)
-        while self._left_over:
-            self._coordinator.cancel_request.remote(f"train-{self._left_over.pop()}")
+        while self._stale_run_ids:
+            self._coordinator.cancel_request.remote(f"train-{self._stale_run_ids.pop()}")
         self._coordinator.get_reserved_resources.remote("", recompute=True)
         self._nodes = nodes

@@ -16,7 +16,7 @@ from raydali.errors import StartError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
-from raydali.launch.driver.loop import train_in_workers
+from raydali.launch.driver.loop import Run, train_in_workers
 from raydali.launch.driver.placement import Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
@@ -85,7 +85,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
         if earlier.finished:
-            console.say(f"{folder} is finished: nothing left to do")
+            console.print(f"{folder} is finished: nothing left to do")
             return
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in in_words(changed):
@@ -115,12 +115,21 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
-        work = {"train": job.train, "data": job.data, "samples": job.samples, "driver": attempt.driver}
-        left_over = set(earlier.train_runs) if earlier is not None else set()
+        run = Run(
+            train=job.train,
+            data=job.data,
+            samples=job.samples,
+            options=options,
+            placement=placement,
+            cluster=cluster,
+            folder=folder,
+            attempt=attempt.driver,
+            stale_run_ids=earlier.train_runs if earlier is not None else frozenset(),
+        )
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
-            console.say(f"run {folder}: with --name {folder.name}, the same command resumes it")
-            train_in_workers(work, options, placement, cluster, folder, console, track, left_over, interrupt)
+            console.print(f"run {folder}: with --name {folder.name}, the same command resumes it")
+            train_in_workers(run, console, track, interrupt)
 
 
 def _new_name(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The driver's loop: Ray Train works in a thread; this one listens, decides what follows failures, and ends the run."""
+"""The driver's loop: Ray Train works in a thread; this one routes messages, decides what follows failures, and ends."""
 
 import os
 import threading
@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import TrainingFailed, UsageError
@@ -15,7 +16,7 @@ from raydali.launch.driver.autoscaling_coordinator import AutoscalingCoordinator
 from raydali.launch.driver.driver_node import DriverNode
 from raydali.launch.driver.event_router import EventRouter
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.driver.pending_resources import PendingResources, look
+from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunRecorder
@@ -36,52 +37,151 @@ LEAVE_SECONDS = 20
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is about to train.
+
+    Attributes:
+        train, data, samples: see `launcher.Job`.
+        attempt: the id of this driver's attempt, see `run.attempt`.
+        stale_run_ids: Ray's ids of earlier Ray Train runs of this name, which have ended.
+    """
+
+    train: Callable[..., None]
+    data: Any
+    samples: int
+    options: LaunchOptions
+    placement: Placement
+    cluster: Cluster
+    folder: RunFolder
+    attempt: str
+    stale_run_ids: frozenset[str]
+
+
 def train_in_workers(
-    work: Mapping[str, Any],
-    options: LaunchOptions,
-    placement: Placement,
-    cluster: Cluster,
-    folder: RunFolder,
-    console: Console,
-    track: Callable[[Mapping[str, Any]], None],
-    left_over: set[str],
-    interrupt: Interrupt,
+    run: Run, console: Console, track: Callable[[Mapping[str, Any]], None], interrupt: Interrupt
 ) -> None:
-    """Train in Ray Train workers until the end, telling the console and `events.jsonl` what happens.
+    """Train in Ray Train workers until the end; show and record what happens.
 
     Args:
-        work: what each worker is handed beside the options and the folder; see `ray_session.run_worker`.
         track: takes the record of each epoch.
-        left_over: Ray's ids of earlier Ray Train runs of this name, which are over.
         interrupt: what asks the run to end.
 
     Raises:
         TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
-        UsageError: what a worker found that cannot be done as asked.
-        KeyboardInterrupt: it was interrupted; workers that trained have left a checkpoint.
+        UsageError: a worker found that the options cannot be used.
+        KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
+    loop = _DriverLoop(run, console, track, interrupt)
+    try:
+        loop.poll_until_end()
+    finally:
+        console.close()
+    loop.end()
+
+
+class _DriverLoop:
+    """Polls everything that the driver watches."""
+
+    def __init__(
+        self, run: Run, console: Console, track: Callable[[Mapping[str, Any]], None], interrupt: Interrupt
+    ) -> None:
+        from raydali.launch.channel import DriverChannel
+        from raydali.launch.driver.deaths import describe_deaths, silence_ray
+        from raydali.launch.driver.run_metrics import RunMetrics
+
+        silence_ray()
+        self._folder, self._console, self._interrupt = run.folder, console, interrupt
+        self._channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
+        options, placement, cluster = run.options, run.placement, run.cluster
+        self._training = _Background(_trainer(run, self._channel).fit)
+        pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
+        if cluster.own:
+            pending.over()  # it was given what its workers need
+        report = LiveReport(run.folder, console.warn)
+        policy = RestartPolicy(
+            options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
+        )
+        self._groups = WorkerGroups(self._channel, policy, pending, describe_deaths)
+        watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
+        recorder = RunRecorder(run.folder, report, RunMetrics(run.folder.name), track, console.warn)
+        self._router = EventRouter(self._channel, self._groups, watch, recorder, console)
+        self._polls = [self._router.dispatch, pending.poll, report.poll, DriverNode(interrupt.request).poll]
+        if placement.is_elastic:
+            self._polls.append(AutoscalingCoordinatorSync(set(run.stale_run_ids)).poll)
+
+    def poll_until_end(self) -> None:
+        """Return once training is over, or must not be started again.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted.
+        """
+        ended, interrupt = self._training.ended, self._interrupt
+        while not (ended.wait(POLL_SECONDS) or self._groups.stop_reason or interrupt.requested()):
+            for poll in self._polls:
+                poll()
+        self._router.dispatch()
+        if interrupt.requested() and not ended.is_set():
+            if self._groups.training:
+                self._wait_for_checkpoint()
+            self._router.close(RunInterrupted(why=interrupt.why))
+            raise KeyboardInterrupt(resume_hint(self._folder))
+
+    def _wait_for_checkpoint(self) -> None:
+        self._console.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
+        self._channel.stop()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        ended = self._training.ended
+        while not (self._groups.has_left or self._interrupt.again() or ended.wait(POLL_SECONDS / 4)):
+            if time.monotonic() > deadline:
+                self._console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
+                return
+            self._router.dispatch()
+        self._router.dispatch()
+
+    def end(self) -> None:
+        """Record the end. If Ray Train would go on, the workers end with this process's Ray.
+
+        Raises:
+            TrainingFailed, UsageError: see `train_in_workers`.
+        """
+        groups, outcome = self._groups, self._training.error
+        if groups.stop_reason is not None or outcome is not None:
+            error = final_error(outcome, groups.errors, groups.failure, groups.stop_reason)
+            self._router.close(RunStopped(error=str(error).splitlines()[-1], why=groups.stop_reason))
+            raise error
+        self._router.close(RunFinished())
+        self._console.print(f"finished: {self._folder}")
+
+
+def _trainer(run: Run, channel: "DriverChannel") -> Any:
+    """Return Ray Train's trainer of the run."""
     import ray
     from ray.train import RunConfig, ScalingConfig
 
-    from raydali.launch.channel import DriverChannel
     from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
-    from raydali.launch.driver.deaths import describe_deaths, silence_ray
-    from raydali.launch.driver.run_metrics import RunMetrics
     from raydali.launch.worker.process_group import WorkerProcesses
-    from raydali.launch.worker.ray_session import run_worker
+    from raydali.launch.worker.ray_session import WorkerTask, run_worker
 
-    silence_ray()
-    channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
-    elastic = placement.minimum < placement.reachable
-    if elastic:
+    options, placement, folder = run.options, run.placement, run.folder
+    if placement.is_elastic:
         # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
         os.environ.setdefault(START_TIMEOUT, "3")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
-    workers = (placement.minimum, placement.reachable) if elastic else placement.minimum
-    trainer = Trainer(
+    workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.minimum
+    task = WorkerTask(
+        train=run.train,
+        data=ray.put(run.data),
+        samples=run.samples,
+        options=options,
+        folder=folder,
+        attempt=run.attempt,
+        channel=channel,
+    )
+    return Trainer(
         run_worker,
         channel=channel,
-        train_loop_config=dict(work, options=options, folder=folder, channel=channel, data=ray.put(work["data"])),
+        train_loop_config={"task": task},
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
@@ -94,49 +194,10 @@ def train_in_workers(
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
         ),
     )
-    fit = _Background(trainer.fit)
-    waiting = PendingResources(
-        placement, lambda: look(cluster.autoscaler, cluster.growth.known), console.say, time.monotonic
-    )
-    if cluster.own:
-        waiting.over()  # it was given what its workers need
-    report = LiveReport(folder, console.warn)
-    reservations = AutoscalingCoordinatorSync(left_over)
-    policy = RestartPolicy(
-        options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
-    )
-    watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
-    groups = WorkerGroups(channel, policy, waiting, describe_deaths)
-    recorder = RunRecorder(folder, report, RunMetrics(folder.name), track, console.warn)
-    router = EventRouter(channel, groups, watch, recorder, console)
-    driver_node = DriverNode()
-    try:
-        while not (fit.over.wait(POLL_SECONDS) or groups.stop_reason or interrupt.requested()):
-            router.dispatch()
-            waiting.poll()
-            report.poll()
-            if elastic:
-                reservations.poll()
-            if draining := driver_node.poll():
-                interrupt.request(draining)
-        router.dispatch()
-        if interrupt.requested() and not fit.over.is_set():
-            _leave(router, groups, channel, fit.over, interrupt, console)
-            router.close(RunInterrupted(why=interrupt.why))
-            raise KeyboardInterrupt(left_behind(folder))
-    finally:
-        console.close()
-    # Where Ray Train would go on, the workers end with this process's Ray.
-    if groups.stop_reason is not None or fit.error is not None:
-        error = explained(fit.error, groups.errors, groups.failure, groups.stop_reason)
-        router.close(RunStopped(error=str(error).splitlines()[-1], why=groups.stop_reason))
-        raise error
-    router.close(RunFinished())
-    console.say(f"finished: {folder}")
 
 
 def health_check_seconds(workers: int) -> float:
-    """Return the seconds between two polls of all workers by Ray Train's controller: 400 workers a second at most."""
+    """Return the interval at which Ray Train's controller polls all workers: at most 400 workers a second."""
     return max(0.25, workers / 400)
 
 
@@ -144,13 +205,13 @@ class _Background:
     """A call on a thread of its own.
 
     Attributes:
-        over: set when it has returned or raised. Not the thread's own word: an interrupted `join` (Python 3.11) leaves
-            a thread that runs looking like one that has ended.
+        ended: set when it has returned or raised. The thread's own state cannot be used: after an interrupted `join`
+            (Python 3.11), a running thread looks as if it had ended.
         error: what it raised.
     """
 
     def __init__(self, call: Callable[[], Any]) -> None:
-        self.over = threading.Event()
+        self.ended = threading.Event()
         self.error: BaseException | None = None
         threading.Thread(target=self._run, args=(call,), daemon=True, name="fit").start()
 
@@ -159,55 +220,35 @@ class _Background:
             call()
         except BaseException as error:
             self.error = error
-        self.over.set()
+        self.ended.set()
 
 
-def _leave(
-    router: EventRouter,
-    groups: WorkerGroups,
-    channel: "DriverChannel",
-    over: threading.Event,
-    interrupt: Interrupt,
-    console: Console,
-) -> None:
-    """Let workers that train save a checkpoint before they end."""
-    if not groups.training:
-        return
-    console.say(f"{interrupt.why}: saving a checkpoint; interrupt again to leave without it")
-    channel.stop()
-    deadline = time.monotonic() + LEAVE_SECONDS
-    while not (groups.has_left or interrupt.again() or over.wait(POLL_SECONDS / 4)):
-        if time.monotonic() > deadline:
-            console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
-            return
-        router.dispatch()
-    router.dispatch()
-
-
-def left_behind(folder: RunFolder) -> str:
-    """Describe what an interrupted run can go on from."""
+def resume_hint(folder: RunFolder) -> str:
+    """Describe what an interrupted run can be resumed from."""
     from raydali.run.checkpoints import newest_step
 
     with suppress(OSError):
         if newest_step(folder) is None:
-            return "interrupted before the first checkpoint: nothing was saved, and the same command starts anew"
+            return (
+                "interrupted before the first checkpoint: nothing was saved; the same command starts from the beginning"
+            )
     return f"interrupted: the same command with --name {folder.name} resumes it"
 
 
-def explained(outcome: BaseException | None, errors: Sequence[WorkerError], failure: str, why: str | None) -> Exception:
+def final_error(
+    outcome: BaseException | None, errors: Sequence[WorkerError], failure: str, stop_reason: str | None
+) -> Exception:
     """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
 
     Args:
-        outcome: of Ray Train; None where it would go on.
-        errors, failure, why: see `WorkerGroups`: `errors`, `failure`, `stop_reason`.
+        outcome: the exception of Ray Train; None if it would go on.
+        errors, failure, stop_reason: see `WorkerGroups`.
     """
-    because = f" ({why})" if why else ""
+    reason = f" ({stop_reason})" if stop_reason else ""
     if not errors:
         text = (str(outcome).strip() or type(outcome).__name__) if outcome is not None else failure
-        return TrainingFailed(text + because)
+        return TrainingFailed(text + reason)
     first = errors[0]
     if first.usage:
         return UsageError(first.error)
-    if first.final:
-        because = ""
-    return TrainingFailed(f"{first.traceback}rank {first.rank}: {first.error}{because}")
+    return TrainingFailed(f"{first.traceback}rank {first.rank}: {first.error}{'' if first.final else reason}")

@@ -4,10 +4,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from raydali.launch.driver.autoscaler import AutoscalerCapacity, fitting, growth_of, present_groups
-from raydali.launch.driver.placement import Placement
+from raydali.launch.driver.placement import Cluster, Placement
 from raydali.text import plural
 
 POLL_SECONDS = 2.0
@@ -122,19 +121,18 @@ class PendingResources:
             self._spoke, self._said = now, text
 
 
-def look(config: Mapping[str, Any] | None, known: bool) -> ClusterSnapshot:
-    """The connected cluster as it is.
-
-    Args:
-        config: of its autoscaler; None without one.
-        known: whether that could be found out.
-    """
+def cluster_snapshot(cluster: Cluster) -> ClusterSnapshot:
+    """Return the present state of the connected cluster."""
     import ray
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     nodes = [*status.active_nodes, *status.idle_nodes]
-    growth = growth_of(config, present_groups(nodes)) if known else AutoscalerCapacity(known=False)
+    growth = (
+        growth_of(cluster.autoscaler, present_groups(nodes))
+        if cluster.growth.known
+        else AutoscalerCapacity(known=False)
+    )
     starting: Counter[str] = Counter(node.ray_node_type_name for node in status.pending_nodes)
     for launch in status.pending_launches:
         starting[launch.ray_node_type_name] += launch.count

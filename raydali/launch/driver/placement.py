@@ -27,6 +27,11 @@ class Placement:
     gpu: bool
     reachable: int
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change while the run goes on."""
+        return self.minimum < self.reachable
+
     def __str__(self) -> str:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
 

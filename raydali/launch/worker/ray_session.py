@@ -2,7 +2,8 @@
 
 import time
 import traceback
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -43,25 +44,23 @@ PROGRESS_SECONDS = 0.5
 
 
 class RaySession:
-    """See session.Session. Checkpoints are the run's own: Ray Train's record of them, which its controller rewrites in
-    place, is fatal where that write fails."""
+    """See session.Session. Checkpoints are our own, since Ray Train ends where it cannot rewrite its record of them."""
 
-    def __init__(
-        self, folder: RunFolder, channel: DriverChannel, options: LaunchOptions, samples: int, driver: str
-    ) -> None:
+    def __init__(self, task: "WorkerTask") -> None:
         context = ray.get_runtime_context()
         self.worker = Worker.join(
             _device(),
             cpus=int(context.get_assigned_resources().get("CPU", 1)),
             node=context.get_node_id()[:8],
-            timeout=options.group_timeout,
+            timeout=task.options.group_timeout,
         )
         self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
-        self._channel = channel
-        folder = replace(folder, warn=self.warn)
-        self.folder = self._attempt(driver, folder).fenced(folder)
+        self._channel = task.channel
+        folder = replace(task.folder, warn=self.warn)
+        self.folder = self._attempt(task.attempt, folder).fenced(folder)
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
-        self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, options.kept_steps(samples))
+        kept_steps = task.options.kept_steps(task.samples)
+        self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
         self.step = 0
         """The last one that is done."""
@@ -69,7 +68,7 @@ class RaySession:
         self._last_progress = 0.0
 
     def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
-        """This worker group's, which rank 0 has taken the folder for."""
+        """Return this worker group's attempt, for which rank 0 takes the folder."""
         number = 0
         if self.worker.rank == 0:
             number = self._channel.next_group()
@@ -147,20 +146,40 @@ def _device() -> torch.device:
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
-def run_worker(config: dict[str, Any]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WorkerTask:
+    """What every worker is given.
+
+    Attributes:
+        train, samples: see `launcher.Job`.
+        data: the job's, in Ray's object store.
+        attempt: the id of the driver's attempt.
+    """
+
+    train: Callable[..., None]
+    data: "ray.ObjectRef[Any]"
+    samples: int
+    options: LaunchOptions
+    folder: RunFolder
+    attempt: str
+    channel: DriverChannel
+
+
+def run_worker(config: dict[str, WorkerTask]) -> None:
     """Run the job's training function in a Ray Train worker; report an error to the driver before it is raised."""
-    channel: DriverChannel = config["channel"]
+    task = config["task"]
+    channel = task.channel
     session: RaySession | None = None
     try:
-        session = RaySession(config["folder"], channel, config["options"], config["samples"], config["driver"])
-        heartbeat = _heartbeat(session, config["options"])
+        session = RaySession(task)
+        heartbeat = _heartbeat(session, task.options)
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)
         rank = session.worker.rank
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
-            options = chosen(config["options"], session, samples=config["samples"])
-            config["train"](options, ray.get(config["data"]), session)
+            options = chosen(task.options, session, samples=task.samples)
+            task.train(options, ray.get(task.data), session)
             session.finish()
         heartbeat.close()
     except Interrupted:

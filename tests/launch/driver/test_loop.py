@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import TrainingFailed, UsageError
-from raydali.launch.driver.loop import explained, health_check_seconds, left_behind
+from raydali.launch.driver.loop import final_error, health_check_seconds, resume_hint
 from raydali.run.events import WorkerError
 from tests.support.checkpoint_stores import save
 from tests.support.messages import mentions
@@ -20,51 +20,51 @@ def error_of(rank: int, error: str, **facts: Any) -> WorkerError:
 def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:
     trace = '  File "job.py", line 3, in train\n    raise ValueError("no")\n'
     errors = [error_of(2, "ValueError: no", traceback=trace), error_of(0, "RuntimeError: connection closed by peer")]
-    error = explained(RuntimeError("worker group failed"), errors, "", None)
+    error = final_error(RuntimeError("worker group failed"), errors, "", None)
     assert type(error) is TrainingFailed
     assert str(error) == f"{trace}rank 2: ValueError: no"
 
 
 def test_bad_usage_that_a_worker_found_is_bad_usage() -> None:
     errors = [error_of(1, "the checkpoint's seed is 1, this run's is 0", usage=True, traceback="somewhere\n")]
-    error = explained(RuntimeError("worker group failed"), errors, "", None)
+    error = final_error(RuntimeError("worker group failed"), errors, "", None)
     assert type(error) is UsageError
     assert str(error) == "the checkpoint's seed is 1, this run's is 0"
 
 
 def test_bad_usage_behind_another_error_is_only_its_echo() -> None:
     errors = [error_of(0, "ValueError: no"), error_of(1, "4 workers are too many", usage=True)]
-    assert type(explained(RuntimeError(), errors, "", None)) is TrainingFailed
+    assert type(final_error(RuntimeError(), errors, "", None)) is TrainingFailed
 
 
 def test_without_a_worker_s_word_what_ray_knows_is_told() -> None:
-    error = explained(RuntimeError("\n  the actor died: out of memory \n"), [], "", None)
+    error = final_error(RuntimeError("\n  the actor died: out of memory \n"), [], "", None)
     assert type(error) is TrainingFailed
     assert str(error) == "the actor died: out of memory"
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
-    assert "TimeoutError" in str(explained(TimeoutError(), [], "", None))
+    assert "TimeoutError" in str(final_error(TimeoutError(), [], "", None))
 
 
 def test_the_reason_for_ending_follows_the_error() -> None:
     assert (
-        str(explained(None, [error_of(1, "ValueError: no")], "", "it came twice"))
+        str(final_error(None, [error_of(1, "ValueError: no")], "", "it came twice"))
         == "rank 1: ValueError: no (it came twice)"
     )
     assert (
-        str(explained(None, [error_of(1, "no such file", final=True)], "", "it would come again"))
+        str(final_error(None, [error_of(1, "no such file", final=True)], "", "it would come again"))
         == "rank 1: no such file"
     )
-    assert str(explained(None, [], "killed by 9", "--max-failures is 0")) == "killed by 9 (--max-failures is 0)"
+    assert str(final_error(None, [], "killed by 9", "--max-failures is 0")) == "killed by 9 (--max-failures is 0)"
 
 
 def test_an_interrupted_run_says_whether_anything_was_saved(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "pets")
     folder.write("checkpoint_000000003/state.pt", b"without a manifest")
-    assert mentions(left_behind(folder), "before first checkpoint nothing saved")
+    assert mentions(resume_hint(folder), "before first checkpoint nothing saved")
     save(folder, 3)
-    assert left_behind(folder) == "interrupted: the same command with --name pets resumes it"
+    assert "--name pets" in resume_hint(folder)
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (1000, 2.5)])
