@@ -74,7 +74,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_refused(tmp_path: Path, mon
                 raise OSError(errno.ESTALE, "Stale file handle", self.path(file))
             return read(self, file)
 
-        return self._patiently(call)
+        return self._with_retry(call)
 
     monkeypatch.setattr(RunFolder, "read", failing)
     told = Rows()

@@ -1,0 +1,120 @@
+"""Durable writes to local files: after a crash at any instant a file holds its old contents or the new ones."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PARTIAL = ".partial-"
+"""In the names of files that are being written."""
+
+
+def replace(path: str, contents: bytes | memoryview) -> None:
+    """Write a whole file; readers see the old one or the new one, never a part."""
+    with _partial(path) as partial:
+        _write(partial, contents)
+        os.replace(partial, path)
+    _sync_folder(os.path.dirname(path))
+
+
+def create(path: str, contents: bytes) -> None:
+    """Write a whole file that must not exist yet.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    with _partial(path) as partial:
+        _write(partial, contents)
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            with open(path, "xb") as stream:
+                stream.write(contents)
+    _sync_folder(os.path.dirname(path))
+
+
+def append(path: str, contents: bytes) -> None:
+    """Add to the end of a file, which need not exist; if that fails half-way, the file keeps its length."""
+    # Unbuffered, since closing a buffered file would try to write once more.
+    with open(path, "ab", buffering=0) as stream, _restored(stream.fileno()):
+        rest = memoryview(contents)
+        while rest:
+            rest = rest[stream.write(rest) :]
+        os.fsync(stream.fileno())
+
+
+def ends_with_newline(path: str) -> bool:
+    """Return whether a file exists and its last line is complete."""
+    with suppress(FileNotFoundError), open(path, "rb") as stream:
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+            return stream.read() == b"\n"
+    return False
+
+
+def make_parent(path: str, root: str) -> None:
+    """Make the folder of a file, but never `root`: if its disk was unmounted, we would write to the wrong disk.
+
+    Raises:
+        FileNotFoundError: `root` does not exist.
+    """
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        if not os.path.isdir(root):
+            raise FileNotFoundError(errno.ENOENT, "The folder of the run is gone", root)
+        os.makedirs(parent, exist_ok=True)
+        _sync_folder(os.path.dirname(parent))
+
+
+def remove_partial(root: str) -> None:
+    """Remove what killed processes left of files that they were writing; errors are ignored.
+
+    A process that still writes one of them gets an error.
+    """
+    for path in Path(root).rglob(f"*{PARTIAL}*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _partial(path: str) -> Iterator[str]:
+    """A name for the file while it is written; removed if it is still there, so that a full disk does not stay full."""
+    partial = f"{path}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}"  # processes of two containers may share an id
+    try:
+        yield partial
+    finally:
+        with suppress(OSError):
+            os.remove(partial)
+
+
+def _write(path: str, contents: bytes | memoryview) -> None:
+    with open(path, "wb") as stream:
+        stream.write(contents)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(path: str) -> None:
+    """Make the names in a folder durable, if its file system can."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _restored(descriptor: int) -> Iterator[None]:
+    """Cut an open file back to its length if adding to it fails."""
+    length = os.fstat(descriptor).st_size
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, length)
+        raise
