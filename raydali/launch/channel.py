@@ -11,7 +11,8 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydali.run.events import Message, Notice
+from raydali.run.events import Notice
+from raydali.run.messages import Message
 
 _POLL_SECONDS = 0.5
 

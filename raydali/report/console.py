@@ -9,25 +9,19 @@ from raydali.report.progress_display import Display, in_digits
 from raydali.run.events import (
     CheckpointFailed,
     CheckpointRefused,
-    EpochEnded,
     Event,
     Failure,
     Hang,
-    Message,
-    Note,
     OptionsChosen,
-    Placed,
     Preemption,
-    Progress,
     Quarantined,
-    RankFigures,
-    RankWarning,
     Rehearsed,
     Resize,
     Resumed,
     Started,
     StorageRetried,
 )
+from raydali.run.messages import EpochEnded, Message, Note, Placed, Progress, RankFigures, RankWarning
 from raydali.text import plural
 
 _Column = tuple[str, str, int, str]

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from raydali.measure.records import Figures
-from raydali.run.events import Progress, RankFigures
+from raydali.run.messages import Progress, RankFigures
 
 NOW_SECONDS = 10.0
 """Images a second `now` are of so long."""

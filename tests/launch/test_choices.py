@@ -24,8 +24,9 @@ from raydali.launch.driver.resume import PreviousRun, changes, previous_run
 from raydali.launch.worker import hardware_choices
 from raydali.launch.worker.hardware_choices import chosen
 from raydali.report.console import Console
-from raydali.run.events import Message, OptionsChosen, RankWarning
+from raydali.run.events import OptionsChosen
 from raydali.run.folder import RunFolder
+from raydali.run.messages import Message, RankWarning
 from tests.support.messages import mentioning
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 

@@ -11,22 +11,16 @@ from raydali.report.console import Console
 from raydali.run.events import (
     CheckpointFailed,
     CheckpointRefused,
-    EpochEnded,
     Event,
     Failure,
-    Message,
-    Note,
     OptionsChosen,
-    Progress,
-    RankFigures,
-    RankWarning,
     Rehearsed,
     Resumed,
     RunFinished,
     Started,
     StorageRetried,
-    WorkerError,
 )
+from raydali.run.messages import EpochEnded, Message, Note, Progress, RankFigures, RankWarning, WorkerError
 
 RECORD: dict[str, Any] = {
     "epoch": 3,

@@ -18,7 +18,7 @@ DRIVER = """
 import sys, time
 from raydali.measure.records import Figures
 from raydali.report.console import Console
-from raydali.run.events import EpochEnded, Progress, RankFigures
+from raydali.run.messages import EpochEnded, Progress, RankFigures
 
 ranks, seconds = int(sys.argv[1]), float(sys.argv[2])
 console = Console()

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from raydali.measure.records import Figures
 from raydali.run.checkpoints import CheckpointStore
-from raydali.run.events import Event, Message, Notice, RankWarning, Started
+from raydali.run.events import Event, Notice, Started
 from raydali.run.folder import RunFolder
+from raydali.run.messages import Message, RankWarning
 from raydali.train.worker import Worker
 
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.

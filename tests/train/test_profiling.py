@@ -9,8 +9,8 @@ import pytest
 
 from jobs.imagenet import DIGITS, Config, train
 from raydali.errors import UsageError
-from raydali.run.events import RankWarning
 from raydali.run.folder import RunFolder
+from raydali.run.messages import RankWarning
 from tests.support.digits import digits_data
 from tests.support.job_ranks import train_rank
 from tests.support.ranks import LocalSession, folder_of, run_ranks

@@ -38,7 +38,8 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
-from raydali.run.events import GroupEnded, Placed, Resize, WorkerAddress
+from raydali.run.events import GroupEnded, Resize, WorkerAddress
+from raydali.run.messages import Placed
 
 _log = logging.getLogger(__name__)
 

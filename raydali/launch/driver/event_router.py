@@ -10,20 +10,8 @@ from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
-from raydali.run.events import (
-    EpochEnded,
-    Event,
-    ForwardedWarning,
-    GroupEnded,
-    Hang,
-    Heartbeat,
-    HeartbeatEnded,
-    Left,
-    Message,
-    Progress,
-    Started,
-    WorkerError,
-)
+from raydali.run.events import Event, GroupEnded, Hang, Left, Started
+from raydali.run.messages import EpochEnded, ForwardedWarning, Heartbeat, HeartbeatEnded, Message, Progress, WorkerError
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel

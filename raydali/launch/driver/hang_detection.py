@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from raydali.host.processes import start_ticks
-from raydali.run.events import HEARTBEAT_SECONDS, Heartbeat, StuckRank
+from raydali.run.events import StuckRank
+from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat
 
 _MISSED_HEARTBEATS = 4
 """A process that missed so many is frozen, or its host is."""

@@ -24,8 +24,9 @@ from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
-from raydali.run.events import RunFinished, RunInterrupted, RunStopped, WorkerError
+from raydali.run.events import RunFinished, RunInterrupted, RunStopped
 from raydali.run.folder import RunFolder
+from raydali.run.messages import WorkerError
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from raydali.run.events import Failure, WorkerError
+from raydali.run.events import Failure
+from raydali.run.messages import WorkerError
 
 PAUSES = (0.0, 15.0, 60.0, 300.0)
 """Seconds before the start after the first failure without progress, the second one, and so on; the last one stays."""

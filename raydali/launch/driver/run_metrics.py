@@ -1,6 +1,7 @@
 """Metrics of a run that only the driver knows, for Prometheus; launch/worker/rank_metrics.py has the others."""
 
-from raydali.launch.counters import counter
+from ray.util.metrics import Counter
+
 from raydali.run.events import Event, Quarantined, Started
 
 RESTARTS = "raydali_restarts"
@@ -12,8 +13,11 @@ class RunMetrics:
 
     def __init__(self, run: str) -> None:
         text = "How often the workers of this run started again, after a failure or for another number of them."
-        self._restarts = counter(RESTARTS, text, {"run": run})
-        self._quarantined = counter(QUARANTINED, "Samples of this run that were found broken.", {"run": run})
+        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
+        text = "Samples of this run that were found broken."
+        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
+        for counter in (self._restarts, self._quarantined):
+            counter._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0
         self._started = False
 
     def count(self, event: Event) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from raydali.launch.driver.pending_resources import PendingResources
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.run.events import Failure, GroupEnded, Message, StuckRank, WorkerAddress, WorkerError, WorkerMessage
+from raydali.run.events import Failure, GroupEnded, StuckRank, WorkerAddress
+from raydali.run.messages import Message, WorkerError, WorkerMessage
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel

@@ -6,7 +6,7 @@ Otherwise they would only stand in the workers' logs, which nobody reads. What C
 import time
 from collections.abc import Callable
 
-from raydali.run.events import MORE_WARNINGS, ForwardedWarning
+from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
 from raydali.text import summarize
 
 GATHER_SECONDS = 1.0

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from raydali.host.processes import start_ticks
-from raydali.run.events import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
+from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from raydali.run.events import MORE_WARNINGS
+from raydali.run.messages import MORE_WARNINGS
 
 MAX_TEXTS = 20
 """Of a worker: texts that tell the step or the file may have no end."""

@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 
 import torch
-from ray.util.metrics import Gauge
+from ray.util.metrics import Counter, Gauge
 
-from raydali.launch.counters import counter
 from raydali.measure.records import Figures
 
 RANK_TAGS = ("run", "rank")
@@ -41,7 +40,8 @@ class RankMetrics:
     def __init__(self, run: str, rank: int, device: torch.device) -> None:
         tags = {"run": run, "rank": str(rank)}
         self._device = device
-        self._images = counter(IMAGES, "Images that this rank trained on.", tags)
+        self._images = Counter(IMAGES, "Images that this rank trained on.", RANK_TAGS).set_default_tags(tags)
+        self._images._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0
         self._gauges = {name: Gauge(name, text, RANK_TAGS).set_default_tags(tags) for name, text in GAUGES.items()}
 
     def publish(self, figures: Figures) -> None:

@@ -26,18 +26,9 @@ from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
-from raydali.run.events import (
-    ForwardedWarning,
-    Message,
-    Notice,
-    Progress,
-    RankFigures,
-    RankWarning,
-    Resumed,
-    Started,
-    WorkerError,
-)
+from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
+from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, RankWarning, WorkerError
 from raydali.train.worker import Worker
 
 PROGRESS_SECONDS = 0.5

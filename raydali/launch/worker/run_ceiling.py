@@ -12,7 +12,8 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
-from raydali.run.events import CeilingMeasured, Note, Rehearsed
+from raydali.run.events import CeilingMeasured, Rehearsed
+from raydali.run.messages import Note
 from raydali.train.worker import Worker
 
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {

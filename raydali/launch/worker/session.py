@@ -3,8 +3,9 @@
 from typing import Any, Protocol
 
 from raydali.measure.records import Figures
-from raydali.run.events import Message, Notice
+from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
+from raydali.run.messages import Message
 from raydali.train.worker import Worker
 
 

@@ -19,7 +19,8 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from raydali.launch.channel import Board
 from raydali.launch.controller import scaling
 from raydali.launch.controller.scaling import START_TIMEOUT, ElasticPolicy, FixedPolicy
-from raydali.run.events import Failure, Message, Placed, Resize
+from raydali.run.events import Failure, Resize
+from raydali.run.messages import Message, Placed
 
 
 class Desk:

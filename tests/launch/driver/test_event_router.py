@@ -13,18 +13,9 @@ from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
-from raydali.run.events import (
-    Failure,
-    Left,
-    Message,
-    Preemption,
-    Progress,
-    Resize,
-    Resumed,
-    Started,
-    WorkerError,
-)
+from raydali.run.events import Failure, Left, Preemption, Resize, Resumed, Started
 from raydali.run.folder import RunFolder
+from raydali.run.messages import Message, Progress, WorkerError
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of
 

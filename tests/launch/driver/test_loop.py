@@ -7,7 +7,7 @@ import pytest
 
 from raydali.errors import TrainingFailed, UsageError
 from raydali.launch.driver.loop import final_error, health_check_seconds, resume_hint
-from raydali.run.events import WorkerError
+from raydali.run.messages import WorkerError
 from tests.support.checkpoint_stores import save
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of

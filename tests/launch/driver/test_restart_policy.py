@@ -4,7 +4,8 @@ from collections.abc import Collection
 from typing import Any
 
 from raydali.launch.driver.restart_policy import Decision, RestartPolicy
-from raydali.run.events import Failure, WorkerError
+from raydali.run.events import Failure
+from raydali.run.messages import WorkerError
 
 
 def error(text: str, step: int, node: str = "a", **flags: Any) -> WorkerError:

@@ -8,7 +8,7 @@ import pytest
 
 from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, WorkerWarnings
 from raydali.launch.worker.log_forwarding import MAX_TEXTS, forwarded_warnings
-from raydali.run.events import MORE_WARNINGS, ForwardedWarning
+from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:

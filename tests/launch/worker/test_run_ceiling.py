@@ -15,8 +15,9 @@ from torch import nn
 
 from jobs.imagenet import train
 from raydali.measure import ceiling
-from raydali.run.events import CeilingMeasured, Message, Note, Rehearsed
+from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
+from raydali.run.messages import Message, Note
 from raydali.train import warmup
 from raydali.train.precision import Precision
 from raydali.train.warmup import warm_up
