@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raydali.measure.verdict import foreign_share
+from raydali.measure.costs import contended_node
 
 if TYPE_CHECKING:
     import torch
@@ -44,14 +44,14 @@ def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> 
 
 
 def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Who took the cores while a ceiling was measured, in words; empty for nobody.
+    """Describe which node's cores were contended while a ceiling was measured; empty for none.
 
     Args:
         ranks: of each its "node" and, in seconds, its "cpu_seconds", "host_busy_seconds" and "host_idle_seconds"; None
             for what is not known.
     """
-    node, share = foreign_share(ranks)
-    return f"other processes took {share:.0%} of what was computed on node {node}" if share > MAX_FOREIGN else ""
+    node, share = contended_node(ranks)
+    return f"other processes used {share:.0%} of node {node}'s CPU time" if share > MAX_FOREIGN else ""
 
 
 def ceiling_images_per_second(

@@ -1,11 +1,12 @@
-"""What a verdict says: the cost in words, and what can be tried, by options that the job at hand takes."""
+"""The text of a verdict: the cost in words, and what to try, as options that the job at hand has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
+from raydali.measure.costs import Straggler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,14 +14,13 @@ class Finding:
     """What `verdict` found; see Verdict.
 
     Attributes:
-        seconds: of the epoch.
-        ranks: how many.
-        straggler: its record, and `waits`: for its loader, where that is why it is late: its seconds and the others'.
-        host, taken: where other processes take most of what is computed, and their share.
-        idle: share of idle cores on the busiest host.
+        seconds: duration of the epoch.
+        ranks: the number of ranks.
+        contended_node, foreign_cpu_share: see `costs.contended_node`.
+        idle: share of idle cores on the busiest node.
         has_bf16: whether all devices have units for bf16.
-        options: of the job, a dataclass; None: a loop of one's own, which has none.
-        useful_block: what `shuffle_block` these data can be shuffled in; 0: none.
+        options: the job's, a dataclass; None for a loop of one's own.
+        useful_block: returns a `shuffle_block` that suits the data; 0: none.
     """
 
     kind: str
@@ -31,10 +31,9 @@ class Finding:
     seconds: float
     of_ceiling: float | None
     ranks: int
-    straggler: Mapping[str, Any] | None
-    waits: tuple[float, float] | None
-    host: str
-    taken: float
+    straggler: Straggler | None
+    contended_node: str
+    foreign_cpu_share: float
     idle: float | None
     device: str
     has_bf16: bool
@@ -42,26 +41,26 @@ class Finding:
     useful_block: Callable[[], int] = lambda: 0
 
     def takes(self, **change: Any) -> bool:
-        """Whether the job has such an option, would take that value, and does not have it already."""
+        """Return whether the job has such an option, accepts that value, and does not use it already."""
         try:
             return bool(replace(self.options, **change) != self.options)
         except (TypeError, UsageError):
             return False
 
     def remedy(self, *advice: "Advice | str") -> str:
-        """What can be tried of this, in words."""
+        """Return the advice that applies, in words."""
         words = [given for one in advice if (given := one if isinstance(one, str) else one.to(self))]
         return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is done by an option of a job, or in a loop of one's own.
+    """Advice that depends on the options of the job.
 
     Attributes:
-        option: in words.
-        change: what it does to the options; a job that does not take it is not given the advice.
-        own: the same in a loop of one's own; empty for nothing.
+        option: the advice in words.
+        change: the changed options; a job that does not accept them is not given the advice.
+        own: the advice for a loop of one's own; empty for none.
     """
 
     option: str
@@ -69,24 +68,24 @@ class Advice:
     own: str = ""
 
     def to(self, found: Finding) -> str:
-        """The words for that job; empty for none."""
+        """Return the words for that job; empty for none."""
         if found.options is None:
             return self.own
         return self.option if found.takes(**self.change) else ""
 
 
-def said(finding: Finding) -> str:
-    """The sentence."""
+def describe(finding: Finding) -> str:
+    """Return the text of the verdict."""
     headline, what, remedy = _SENTENCES[finding.cause](finding)
-    gain = f"; without it epochs are up to {finding.gain:.0%} faster" if finding.cost else ""
+    gain = f"; without it epochs would be up to {finding.gain:.0%} faster" if finding.cost else ""
     return f"{headline}: {what}{gain}. Try {remedy}"
 
 
 Words = tuple[str, str, str]
-"""Headline, what it costs, what to try."""
+"""The headline, what it costs, and what to try."""
 
 _ANY = 1 << 20
-"""A number that an option is not set to."""
+"""A value that no option has."""
 _MORE_CORES = Advice("more --cpus-per-worker", {"cpus_per_worker": _ANY}, "more cores and threads")
 
 
@@ -108,9 +107,9 @@ def _storage(found: Finding) -> Words:
 
 
 def _python(found: Finding) -> Words:
-    held_up = "waited for data or, as one thread at a time runs Python, could not go on with a step"
+    cost = f"for {found.cost:.0%} of the epoch ranks waited for data, or for their turn to run Python"
     remedy = "DALI's operators or numpy over whole batches instead of Python (docs/own-data.md)"
-    return "loader-bound by Python", f"for {found.cost:.0%} of the epoch ranks {held_up}", remedy
+    return "loader-bound by Python", cost, remedy
 
 
 def _cpu_decode(found: Finding) -> Words:
@@ -150,38 +149,37 @@ def _step_bound(found: Finding) -> Words:
 
 
 def _straggler(found: Finding) -> Words:
-    late = found.straggler
-    assert late is not None
+    assert found.straggler is not None
+    late = found.straggler.rank
     headline = f"straggler, rank {late['rank']} on node {late['node']}"
     what = f"the others waited for it for {found.cost:.0%} of the epoch"
-    if found.waits is None:
+    if found.straggler.waits is None:
         return headline, what + ": its steps are slow", "`raydali doctor` on that node, and what else runs there"
-    reason = ", and it for its loader ({:.1f} s, the others {:.1f} s)".format(*found.waits)
+    reason = ", and it waited for its loader ({:.1f} s, the others {:.1f} s)".format(*found.straggler.waits)
     return headline, what + reason, "`raydali doctor` on that node: its disk, its network, its cores"
 
 
 def _contention(found: Finding) -> Words:
-    if found.taken > 0.2:
-        what = f"other processes took {found.taken:.0%} of what was computed on node {found.host}"
-        cost = f"Ray and the driver among them, and no core was left, which cost {found.cost:.0%} of the epoch"
-        return "contention for cores", f"{what}, {cost}", "a node of its own, or more cores"
-    what = f"model and loader have too few, and waited for them for {found.cost:.0%} of the epoch"
+    if found.foreign_cpu_share > 0.2:
+        used = f"other processes used {found.foreign_cpu_share:.0%} of node {found.contended_node}'s CPU time"
+        return "CPU contention", f"{used}, costing {found.cost:.0%} of the epoch", "a node of its own, or more cores"
+    what = f"model and loader have too few cores, and waited for them for {found.cost:.0%} of the epoch"
     fewer = [Advice("fewer --workers on a node", own="fewer ranks on a node")] if found.ranks > 1 else []
-    return "contention for cores", what, found.remedy(*fewer, "nodes with more cores")
+    return "CPU contention", what, found.remedy(*fewer, "nodes with more cores")
 
 
 def _gpu_contention(found: Finding) -> Words:
-    what = f"steps are slower beside the loader than alone, for {found.cost:.0%} of the epoch"
-    return "contention for the GPU", what, found.remedy(_smaller(found), _MORE_CORES)
+    what = f"steps are slower while the loader runs than without it, costing {found.cost:.0%} of the epoch"
+    return "GPU contention", what, found.remedy(_smaller(found), _MORE_CORES)
 
 
 def _slower_steps(found: Finding) -> Words:
-    what = f"for {found.cost:.0%} of the epoch, steps took longer than at the ceiling though they had their cores"
+    what = f"steps took longer than at the ceiling although they had their cores, costing {found.cost:.0%} of the epoch"
     return "slower steps", what, "torch.set_flush_denormal(True): numbers near 0 are slow on CPUs"
 
 
 def _communication(found: Finding) -> Words:
-    what = f"exchanging gradients took {found.cost:.0%} of the epoch even when no rank was late"
+    what = f"all-reduces took {found.cost:.0%} of the epoch although no rank was late"
     larger = Advice("a larger --batch-size or --global-batch-size", {"batch_size": _ANY}, "larger batches")
     return "communication", what, found.remedy(larger, "a faster network (`raydali doctor`)")
 
@@ -192,9 +190,9 @@ def _start_up(found: Finding) -> Words:
 
 
 def _compile(found: Finding) -> Words:
-    what = f"the first step took {found.cost:.0%} of the epoch longer than the others"
-    rehearsed = Advice("leaving out --no-ceiling, so that it is rehearsed", {"ceiling": True})
-    on_cpu = [rehearsed] if found.device == "cpu" else []  # on a GPU it is in any case
+    what = f"the first step took longer than the others, costing {found.cost:.0%} of the epoch"
+    warmed_up = Advice("leaving out --no-ceiling, so that steps are warmed up", {"ceiling": True})
+    on_cpu = [warmed_up] if found.device == "cpu" else []  # on a GPU they always are
     return "compile", what, found.remedy(*on_cpu, "nothing, if later epochs are free of it")
 
 

@@ -98,8 +98,8 @@ def check(
     assert sum(line["costs"].values()) < 1.1, line
     if cause == "straggler":
         found = verdict(without_host(line))
-        assert found is not None and found.words.startswith("straggler, rank 1 on node local: ")
-        assert ("for its loader" in found.words) == (plant is planted.slow_reads_of_rank_1)
+        assert found is not None and found.text.startswith("straggler, rank 1 on node local: ")
+        assert ("for its loader" in found.text) == (plant is planted.slow_reads_of_rank_1)
 
 
 @pytest.mark.parametrize(CASES, QUICK)
@@ -129,4 +129,4 @@ def test_processes_that_take_the_cores_are_told_from_all_else(tmp_path: Path, wo
         lambda line: "other processes took" in line["verdict"],
         burners=4,
     )
-    assert line["verdict"].startswith("contention for cores: other processes took ")
+    assert line["verdict"].startswith("CPU contention: other processes used ")

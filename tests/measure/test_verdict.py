@@ -51,7 +51,7 @@ def test_healthy_runs_are_step_bound() -> None:
     assert str(alone).startswith("step-bound: 97% of the ceiling")
     assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
     unmeasured = judged(rank(), ceiling=None)
-    assert unmeasured.kind == "step-bound" and mentions(unmeasured.words, "ceiling not known")
+    assert unmeasured.kind == "step-bound" and mentions(unmeasured.text, "ceiling not known")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_rank_whose_loader_is_slow() -> None:
     waits = {"storage": 5.0}
     late = rank(2, 3, seconds=15.0, loader_wait_seconds=5.2, loader_waits=waits, exchange_seconds=0.4, step_seconds=9.7)
     found = judged(*others, late)
-    assert found.kind == "straggler" and "rank 2" in found.words and mentions(found.words, "loader 5.2")
+    assert found.kind == "straggler" and "rank 2" in found.text and mentions(found.text, "loader 5.2")
     assert found.costs.get("storage", 0) < 0.02
 
 
@@ -167,7 +167,7 @@ def test_exchanging_gradients() -> None:
 
 def test_a_loader_in_the_way_of_a_gpu_s_steps() -> None:
     found = judged(rank(seconds=14.0, step_seconds=13.7))
-    assert str(found).startswith("contention for the GPU: steps are slower beside the loader than alone")
+    assert str(found).startswith("GPU contention: ")
     assert found.costs["gpu contention"] == pytest.approx((13.7 - 1000 / 103) / 14.3, abs=0.001)
 
 
@@ -176,7 +176,7 @@ def test_reading_that_lacks_cores_is_no_gpu_contention() -> None:
     busy: dict[str, Any] = {"cpu_seconds": 39.0, "host_busy_seconds": 40.0, "host_idle_seconds": 0.5}
     found = judged(rank(**slow, **busy, helpers_queued_seconds=9.0))
     assert (found.kind, found.costs.get("gpu contention", 0.0)) == ("contention", 0.0)
-    assert str(found).startswith("contention for cores: ")
+    assert str(found).startswith("CPU contention: ")
 
 
 def test_cores_that_others_took() -> None:
@@ -191,7 +191,7 @@ def test_cores_that_others_took() -> None:
         ),
         ceiling=51.0,  # measured while they were at it
     )
-    assert str(found).startswith("contention for cores: other processes took 75% of what was computed on node a")
+    assert str(found).startswith("CPU contention: other processes used 75% of node a's CPU time")
 
 
 def test_own_cores_that_do_not_suffice() -> None:
@@ -206,7 +206,7 @@ def test_own_cores_that_do_not_suffice() -> None:
             host_idle_seconds=0.5,
         )
     )
-    assert str(found).startswith("contention for cores: model and loader have too few, and waited ")
+    assert str(found).startswith("CPU contention: model and loader ")
 
 
 def test_reading_that_waits_for_cores_is_contention() -> None:
@@ -262,7 +262,7 @@ def test_a_late_first_batch_does_not_make_a_loader_straggler() -> None:
     started: dict[str, Any] = {"seconds": 25.0, "first_batch_seconds": 5.0, "loader_wait_seconds": 5.2}
     others = [rank(i, 3, **started, step_seconds=19.7, exchange_seconds=10.4) for i in range(2)]
     found = judged(*others, rank(2, 3, **started, step_seconds=19.7, exchange_seconds=0.4))
-    assert found.kind == "straggler" and found.words.split(";")[0].endswith("its steps are slow")
+    assert found.kind == "straggler" and found.text.split(";")[0].endswith("its steps are slow")
 
 
 def test_validation_checkpoints_and_short_epochs() -> None:

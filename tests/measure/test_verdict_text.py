@@ -9,7 +9,8 @@ import pytest
 from jobs import detection, imagenet, restoration, video
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
-from raydali.measure.verdict_text import _SENTENCES, Finding, said
+from raydali.measure.costs import Straggler
+from raydali.measure.verdict_text import _SENTENCES, Finding, describe
 from tests.support.messages import mentions
 
 JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
@@ -21,10 +22,9 @@ FOUND: dict[str, Any] = {
     "seconds": 9.0,
     "of_ceiling": 0.9,
     "ranks": 2,
-    "straggler": {"rank": 1, "node": "a"},
-    "waits": None,
-    "host": "a",
-    "taken": 0.0,
+    "straggler": Straggler({"rank": 1, "node": "a"}, 1.0, None),
+    "contended_node": "a",
+    "foreign_cpu_share": 0.0,
     "idle": 0.0,
     "device": "cpu",
     "has_bf16": True,
@@ -32,7 +32,7 @@ FOUND: dict[str, Any] = {
 
 
 def advice(cause: str, options: TrainingOptions | None, **facts: Any) -> str:
-    return said(Finding(**(FOUND | {"cause": cause, "options": options} | facts))).partition(". Try ")[2]
+    return describe(Finding(**(FOUND | {"cause": cause, "options": options} | facts))).partition(". Try ")[2]
 
 
 @pytest.mark.parametrize("options", JOBS, ids=lambda options: type(options).__module__)

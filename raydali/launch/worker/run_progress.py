@@ -17,7 +17,7 @@ from raydali.launch.worker.session import Session
 from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import epoch_record
-from raydali.run.events import EpochEnded
+from raydali.run.messages import EpochEnded
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.profiling import StepTrace
 

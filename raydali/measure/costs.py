@@ -1,0 +1,235 @@
+"""Attribute the seconds of an epoch to causes, from the records of its ranks; docs/verdict.md explains the method.
+
+An epoch lasts as long as its slowest rank, plus validation. The ceiling tells what training itself needs: the same
+steps with their batch already on the device. The rest is divided among causes, so that each second counts once:
+
+    start-up        up to the first batch of the last worker
+    compile         from there to the end of the last worker's first step, beyond the mean of later steps
+    straggler       how much longer one rank waited for its loader or computed than the median of the others
+    storage, python, cpu decode, gpu decode, loader
+                    how long the other ranks waited for the loader, by what blocked it; `loader` if that is unknown
+    python          also steps longer than at the ceiling, up to the time that the loader's Python ran meanwhile: the
+                    threads of a process run Python one at a time
+    communication   how long an all-reduce takes even when no rank is late
+    contention      waiting for a core
+    gpu contention  on a GPU, steps longer than at the ceiling: the loader gets in their way
+    slower steps    on a CPU, steps longer than at the ceiling although they had their cores
+    validation, checkpoint
+                    a checkpoint counts as long as it blocks the first rank, for which the others then wait
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+ON_CORES = ("python", "cpu decode")
+LOADER = ("storage", "python", "cpu decode", "gpu decode", "loader")
+SATURATED_IDLE = 0.15
+"""Cores that idle for a smaller share of the time are all taken."""
+
+Rank = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The slowest rank.
+
+    Attributes:
+        rank: its record.
+        seconds: how much longer it takes than the median of the others, image for image.
+        waits: if most of that is waiting for its loader: its seconds of that, and the median of the others'.
+    """
+
+    rank: Rank
+    seconds: float
+    waits: tuple[float, float] | None
+
+
+def seconds_by_cause(
+    ranks: Sequence[Rank], straggler: Straggler | None, foreign_cpu_share: float, at_ceiling: float | None
+) -> dict[str, float]:
+    """Return the seconds of an epoch that each cause costs, without validation.
+
+    Args:
+        foreign_cpu_share: see `contended_node`.
+        at_ceiling: seconds that the same steps take at the ceiling; None if it is unknown.
+    """
+    lost = straggler.seconds if straggler is not None else 0.0
+    others = [rank for rank in ranks if straggler is None or rank is not straggler.rank]
+    exchanging = _communicating(ranks)
+    begun, started, saved = max(map(_begun, ranks)), max(map(_first_batch, ranks)), max(map(_saving, ranks))
+    # The other ranks spend these seconds in the all-reduce. Any further wait there is for ranks that take turns at
+    # being late.
+    known = fmean(begun - _begun(rank) + saved - _saving(rank) for rank in others)
+    waiting = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost)
+    if all(rank["exchange_seconds"] is not None for rank in others):
+        known = min(known, waiting)
+    late = max(0.0, waiting - known)
+    # Time beyond that at the ceiling.
+    stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost - late - known
+    slowed = max(0.0, stepped - at_ceiling) if at_ceiling is not None else 0.0
+    waits = _waits(others)
+    in_python = waits.get("python", 0.0)
+    beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
+    waits["python"] = in_python + beside
+    slowed -= beside
+    # The wait of one rank makes each of the others wait as long, at most.
+    lateness = min(late / (sum(waits.values()) + slowed or 1.0), len(others) - 1)
+    waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
+    return {
+        "start-up": started,
+        "compile": begun - started,
+        "communication": exchanging,
+        **_contention(others, waits, slowed * (1 + lateness), foreign_cpu_share),
+        "checkpoint": saved,
+        "straggler": lost,
+    }
+
+
+def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
+    """Return the slowest rank, if it costs at least that share of the epoch."""
+    whole = max(rank["seconds"] for rank in ranks)
+    if len(ranks) < 2 or not all(rank["images"] for rank in ranks):
+        return None
+    # If all-reduces could not be timed, only the loader distinguishes a rank from the others.
+    timed = all(rank["exchange_seconds"] is not None for rank in ranks)
+    pace = [(_busy(rank) if timed else _waited(rank)) / rank["images"] for rank in ranks]
+    slowest = pace.index(max(pace))
+    lost = (pace[slowest] - median(pace[:slowest] + pace[slowest + 1 :])) * ranks[slowest]["images"]
+    others = [*ranks[:slowest], *ranks[slowest + 1 :]]
+    waits = _waited(ranks[slowest]), median(map(_waited, others))
+    by_loader = waits[0] - waits[1] > lost / 2
+    if lost < least_share * whole or (by_loader and not _has_slower_loader(ranks[slowest], others, whole)):
+        return None
+    return Straggler(ranks[slowest], lost, waits if by_loader else None)
+
+
+def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool:
+    """Return whether the others' loaders are much faster; also of equal ones, the last is waited for."""
+    if median(map(_waited, others)) > 0.05 * whole:
+        return False
+
+    def computing(rank: Rank) -> float:
+        return float(((rank["helpers_seconds"] or 0.0) + (rank["helpers_queued_seconds"] or 0.0)) / rank["images"])
+
+    waits, theirs = rank["loader_waits"], median(map(computing, others))
+    by_computing = sum(waits.get(cause, 0.0) for cause in ON_CORES) > sum(waits.values()) / 2
+    return not (by_computing and theirs) or computing(rank) > 1.3 * theirs
+
+
+def _contention(
+    ranks: Sequence[Rank], waits: Mapping[str, float], slowed: float, foreign_cpu_share: float
+) -> dict[str, float]:
+    """Return the seconds of waits, contention and slower steps.
+
+    Args:
+        slowed: seconds of steps beyond those at the ceiling.
+    """
+    # What the loader's own threads take from each other is no contention.
+    queued_share = _queued_share(ranks) * foreign_cpu_share
+    contended = sum(waits.get(cause, 0.0) for cause in ON_CORES) * queued_share
+    # Steps on a CPU may take longer for other reasons than cores; other processes may have lowered the ceiling, too.
+    queued = _mean(ranks, "cpu_queued_seconds")
+    on_gpu = ranks[0]["device"] == "cuda"
+    lacking = 0.0 if on_gpu else max(min(queued, slowed), queued * foreign_cpu_share)
+    left = {cause: wait * (1 - queued_share) if cause in ON_CORES else wait for cause, wait in waits.items()}
+    # While all wait for a disk, cores idle. If none did, reading was held up by cores for as long as threads queued.
+    if "storage" in left and (idle := idle_share(ranks)) is not None and idle <= SATURATED_IDLE:
+        reading = min(left["storage"], _mean(ranks, "helpers_queued_seconds"))
+        left["storage"] -= reading
+        contended += reading
+    slower = "gpu contention" if on_gpu else "slower steps"
+    return {**left, "contention": contended + lacking, slower: max(0.0, slowed - lacking)}
+
+
+def _busy(rank: Rank) -> float:
+    """Return the seconds for which others that were done would wait: for its loader, and for its own part of steps."""
+    return _waited(rank) + _stepping(rank) - _compiling(rank)
+
+
+def _stepping(rank: Rank) -> float:
+    """Return the seconds of its own part of steps."""
+    return float(rank["step_seconds"]) - float(rank["exchange_seconds"] or 0.0)
+
+
+def _waited(rank: Rank) -> float:
+    """Return the seconds of waiting for the loader, without the first batch."""
+    return max(0.0, float(rank["loader_wait_seconds"]) - _first_batch(rank))
+
+
+def _first_batch(rank: Rank) -> float:
+    return float(rank["first_batch_seconds"] or 0.0)
+
+
+def _saving(rank: Rank) -> float:
+    return float(rank["checkpoint_seconds"])
+
+
+def _compiling(rank: Rank) -> float:
+    """Return by how much the first step exceeded the mean of those that followed."""
+    first, rest = rank["first_step_seconds"], rank["steps"] - 1
+    if first is None or rest < 1:
+        return 0.0
+    mean = max(0.0, _stepping(rank) - first) / rest
+    return float(max(0.0, first - mean))
+
+
+def _begun(rank: Rank) -> float:
+    """Return the seconds until it had its first batch and had compiled."""
+    return _first_batch(rank) + _compiling(rank)
+
+
+def _mean(ranks: Sequence[Rank], name: str) -> float:
+    """Return the mean over ranks; what was not measured counts as 0."""
+    return fmean(float(rank[name] or 0.0) for rank in ranks)
+
+
+def _communicating(ranks: Sequence[Rank]) -> float:
+    """Return the seconds that all-reduces take even if no rank is late: the shortest of all, in each step."""
+    shortest = [rank["shortest_exchange_seconds"] for rank in ranks]
+    if any(seconds is None for seconds in shortest):
+        return 0.0
+    return float(min(shortest) * max(rank["steps"] for rank in ranks))
+
+
+def _waits(ranks: Sequence[Rank]) -> dict[str, float]:
+    """Return the mean seconds of waiting for the loader by cause, in proportion to what blocked the hosts."""
+    mean = fmean(map(_waited, ranks))
+    blocked = {cause: sum(rank["loader_waits"].get(cause, 0.0) for rank in ranks) for cause in LOADER}
+    whole = sum(blocked.values())
+    if not whole:
+        return {"loader": mean}
+    return {cause: mean * seconds / whole for cause, seconds in blocked.items() if seconds}
+
+
+def _queued_share(ranks: Sequence[Rank]) -> float:
+    """Return the share of the time in which the loader's threads could run that they waited for a core."""
+    queued = sum(rank["helpers_queued_seconds"] or 0.0 for rank in ranks)
+    ran = sum(rank["helpers_seconds"] or 0.0 for rank in ranks)
+    return queued / (queued + ran) if queued else 0.0
+
+
+def idle_share(ranks: Sequence[Rank]) -> float | None:
+    """Return the share of idle cores, among those that the ranks may use, on the busiest node; None if not measured."""
+    shares = [
+        rank["host_idle_seconds"] / (rank["host_idle_seconds"] + rank["host_busy_seconds"])
+        for rank in ranks
+        if rank["host_idle_seconds"] is not None and rank["host_idle_seconds"] + rank["host_busy_seconds"]
+    ]
+    return min(shares, default=None)
+
+
+def contended_node(ranks: Sequence[Rank]) -> tuple[str, float]:
+    """Return the node of which other processes take the largest share of the CPU time, and that share; 0 if cores are
+    left."""
+    most = "", 0.0
+    for node in {rank["node"] for rank in ranks}:
+        here = [rank for rank in ranks if rank["node"] == node]
+        idle = idle_share(here)
+        if idle is None or idle > SATURATED_IDLE:
+            continue
+        busy = max(rank["host_busy_seconds"] or 0.0 for rank in here)
+        share = max(0.0, 1 - sum(rank["cpu_seconds"] or 0.0 for rank in here) / busy) if busy else 0.0
+        most = max(most, (node, share), key=lambda found: found[1])
+    return most
