@@ -39,11 +39,11 @@ class Grid(Pipeline[LabeledFiles]):
     outputs = "whole", "left_top", "right_top", "left_bottom", "right_bottom", "labels"
 
     def inputs(self, source: LabeledFiles, ids: Any, epochs: Any) -> Inputs:
-        """Files and labels."""
+        """Return files and labels."""
         return source.files(ids), source.labels[ids]
 
     def graph(self, source: LabeledFiles, *inputs: Any, device: str) -> tuple[Any, ...]:
-        """Decoded and cut on the CPU, resized on the device."""
+        """Decode and cut on the CPU, resize on the device."""
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
         cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
         *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))

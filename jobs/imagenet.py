@@ -140,7 +140,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
 
 def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
-    """What happens to training and to validation images."""
+    """Make the pipelines of training and validation images."""
     train = TrainImages(
         seed=config.seed,
         image_size=config.image_size,

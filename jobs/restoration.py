@@ -135,7 +135,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
 
 def make_pipelines(config: Config) -> tuple[TrainPairs, ValidationPairs]:
-    """What happens to training and to test pairs."""
+    """Make the pipelines of training and test pairs."""
     crop = config.crop_size, config.crop_size
     train = TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding)
     return train, ValidationPairs(crop_size=config.test_size, **config.decoding)

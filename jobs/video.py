@@ -139,7 +139,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
 
 def make_pipelines(config: Config) -> tuple[TrainClips, ValidationClips]:
-    """What happens to training and to validation clips."""
+    """Make the pipelines of training and validation clips."""
     frames: dict[str, Any] = {"image_size": config.image_size, "resize_size": config.resize_size}
     train = TrainClips(seed=config.seed, flip_probability=config.flip_probability, **frames)
     return train, ValidationClips(**frames)

@@ -25,7 +25,7 @@ from raydali.train.worker import Worker
 
 
 def measured(loader: Loader) -> Iterator["Epoch"]:
-    """The epochs that are left of a loader's stream, each to be iterated over for its batches.
+    """Yield the epochs that are left of a loader's stream; iterate over each for its batches.
 
     All ranks must run the same loop. Global batches are not cut: an epoch ends with the first one that reaches its end.
 
@@ -57,9 +57,9 @@ def _epochs(loader: Loader, stream: Stream) -> Iterator["Epoch"]:
 
 
 class Epoch:
-    """One epoch's batches of this rank, and what is measured while they are used; made by `measured`.
+    """One epoch of this rank: yields its batches and measures their use; made by `measured`.
 
-    After a resume amid an epoch it is the rest of that epoch.
+    After a resume in the middle of an epoch it is the rest of that epoch.
     """
 
     def __init__(self, loader: Loader, stream: Stream, batches: Iterator[Batch], meter: EpochMeter) -> None:
@@ -69,7 +69,7 @@ class Epoch:
         self._no_loss = torch.zeros((), device=loader.device)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, up to the epoch's end. What happens between epochs is no part of their time."""
+        """Yield the batches up to the epoch's end. The time between epochs counts to none."""
         done = False
         while not done:
             self._meter.enter("loader_wait")
@@ -86,7 +86,7 @@ class Epoch:
 
     @property
     def ends_step(self) -> bool:
-        """Whether the newest batch is this rank's last one of its global batch, so that the optimiser's step is due."""
+        """True if the newest batch is this rank's last one of its global batch: the optimiser's step is due."""
         assert self._newest is not None, "no batch was taken yet"
         index = self._newest.micro_batch.index
         return index + self._loader.world_size >= self._stream.micro_batches_per_step
@@ -104,7 +104,7 @@ class Epoch:
     def record(
         self, *, learning_rate: float | None = None, validation: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """What all ranks measured, as a line of a run's `epochs.jsonl`, on rank 0; elsewhere None.
+        """Return what all ranks measured, as a line of a run's `epochs.jsonl`, on rank 0; elsewhere None.
 
         All ranks must call it: facts travel by torch.distributed's default group. Times are in seconds, rates in images
         a second over all ranks; what a loop of your own does not measure, such as the ceiling, is None.

@@ -1,4 +1,4 @@
-"""How long a rank that has all its gradients of a step waits for the others'."""
+"""Times how long a rank that has all its gradients of a step waits for the all-reduce."""
 
 import time
 
@@ -9,14 +9,14 @@ from torch.autograd import Variable
 from raydali.measure.meter import EpochMeter
 
 SAMPLE_SECONDS = 2.0
-"""Between two looks at a captured exchange; each lets the host wait for the device once."""
+"""Interval between samples of a captured all-reduce; each waits for the device once."""
 
 
 class AllReduceTimer:
-    """Times exchanges of gradients, as DistributedDataParallel has them at the end of a backward pass.
+    """Times the all-reduce of gradients, which DistributedDataParallel waits for at the end of a backward pass.
 
-    A step that is launched kernel by kernel is a stage of the meter's clock, each time. Inside a CUDA graph stand two
-    events, which every replay records anew: their distance is looked at now and then.
+    In an eager step it is a stage of the meter's clock. A CUDA graph contains two events instead, which every replay
+    records again: the time between them is sampled.
 
     Args:
         model: of its parameters the first one that is trained gets its gradient last.
@@ -31,11 +31,11 @@ class AllReduceTimer:
         self._look_at = 0.0
 
     def expect(self, meter: EpochMeter | None) -> None:
-        """Say who measures the micro-batch that comes; None where it is not the last one of its step."""
+        """Set the meter for the next micro-batch; None unless it is the last of its step."""
         self._meter = meter
 
     def sample(self, meter: EpochMeter) -> None:
-        """Between two steps: tell what the captured exchange of the step before took, if it is time for that."""
+        """Measure the all-reduce of the last captured step, every SAMPLE_SECONDS. Call between steps."""
         if self._captured is None or not meter.steps or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + SAMPLE_SECONDS

@@ -1,4 +1,4 @@
-"""What one rank measures of an epoch, until its line falls."""
+"""Measures one rank's part of an epoch, until its record is written."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class EpochMeter:
-    """Counts images, adds up the loss on the device, and keeps the time; nothing waits for the device but `record`.
+    """Counts images, adds up the loss on the device, and times the stages; only `record` waits for the device.
 
-    Stages: "loader_wait", "step", "exchange" (that part of a step in which this rank has its gradients, and the
-    others' are not there yet), "checkpoint" and "validation" (which is left out of an epoch's seconds); what a caller
+    Stages: "loader_wait", "step", "exchange" (the time between this rank's last gradient and the end of
+    the all-reduce), "checkpoint" and "validation" (which is left out of an epoch's seconds); what a caller
     enters under another name counts as the loop's own.
 
     Attributes:
@@ -69,7 +69,7 @@ class EpochMeter:
         self._waits_before, self._python_before = self._of_loader()
 
     def _of_loader(self) -> tuple[dict[str, float], float]:
-        """Seconds up to now: of blocking the host by cause, and of Python."""
+        """Return the seconds so far that blocked the host, by cause, and those of Python."""
         if self._loader is None:
             return {}, 0.0
         return dict[str, float](self._loader.waits.seconds.items()), self._loader.python.seconds
@@ -107,19 +107,19 @@ class EpochMeter:
             self._mark("step")
 
     def exchange(self) -> None:
-        """Note that this rank has all its gradients of the step under way; `add` says that the others' came."""
+        """Note that this rank has all its gradients of the step; `add` ends the all-reduce."""
         self._exchanging = True
         self._mark("exchange")
 
     @property
     def steps(self) -> int:
-        """Done since the last reset."""
+        """The number of steps since the last reset."""
         return self._steps
 
     def sample_exchange(self, seconds: float) -> None:
-        """Between two steps: tell how long the exchange in the last of them was, which is captured and so no stage.
+        """Attribute an all-reduce inside a captured CUDA graph, which the stage clock cannot see. Call between steps.
 
-        All such steps do the same work: what one takes longer than another is an exchange's. Waits for the device.
+        Captured steps do identical work, so any time beyond the fastest one is all-reduce wait. Waits for the device.
         """
         self._clock.totals()
         step = self._clock.latest("step")
@@ -127,7 +127,7 @@ class EpochMeter:
             self._sampled_exchanges.append((seconds, max(0.0, step - seconds)))
 
     def end_step(self) -> None:
-        """Note that a step is done; of a worker's first one, how long the host was at its own part."""
+        """Note that a step is done; of a worker's first step also the time of the host's own part."""
         self._steps += 1
         if self._first_batch_seconds is not None and self._first_step_seconds is None:
             self._note_own_part(False)
@@ -141,7 +141,7 @@ class EpochMeter:
 
     @property
     def images(self) -> int:
-        """Counted since the last reset; a GPU may still be at the last of them."""
+        """The number since the last reset; a GPU may not have finished the last ones."""
         return self._images
 
     def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
@@ -168,7 +168,7 @@ class EpochMeter:
         self._loss_asked = self._images, there
 
     def record(self) -> RankRecord:
-        """What was measured since the last reset; waits for the device."""
+        """Return the record since the last reset; waits for the device."""
         times, cpu = self._clock.totals(), cpu_times()
         waits, python = self._of_loader()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None

@@ -1,1 +1,1 @@
-"""What a training loop needs beside its data: worker, precision, optimisation, evaluation, checkpoints."""
+"""The parts of a training loop besides its data: worker, precision, optimisation, evaluation, checkpoints."""

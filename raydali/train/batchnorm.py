@@ -2,7 +2,7 @@
 
 Every step moves the running statistics once, by the mean of the statistics of all its micro-batches. A rank does
 that over its own micro-batches. As the update is linear, the mean over ranks, weighted by their micro-batches, is
-exactly what one worker would have got; it is taken only when somebody looks: in validation and in checkpoints.
+exactly what one worker would have got; it is taken only when it is used: in validation and in checkpoints.
 """
 
 import torch

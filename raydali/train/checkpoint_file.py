@@ -68,7 +68,7 @@ def packed(state: dict[str, Any]) -> memoryview:
 
 
 def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> bytes:
-    """What lies in a checkpoint's folder, by name: written last, it makes the checkpoint whole."""
+    """Return the manifest of a checkpoint's folder: written last, it makes the checkpoint complete."""
     described = {
         name: {"bytes": contents.nbytes, "sha256": hashlib.sha256(contents).hexdigest()}
         for name, contents in files.items()

@@ -8,7 +8,7 @@ Mix = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def mixing(mixup: float, cutmix: float, classes: int) -> Mix:
-    """What turns 8-bit images and labels (N,) into mixed float ones and shares (N, classes), one of the two each time.
+    """Return a function that mixes 8-bit images and labels (N,): float images and shares (N, classes).
 
     Args:
         mixup, cutmix: alpha of each, 0 for off; with both off nothing is changed.

@@ -1,6 +1,6 @@
-"""Who this worker is, and how it speaks with the others.
+"""A worker's identity, and its communication with the other workers.
 
-No pickle travels: who can reach the port of a process group could have it call what he likes.
+No pickle is sent: whoever can reach the port of a process group could have it call anything.
 """
 
 import inspect
@@ -40,10 +40,10 @@ class Worker:
 
     @classmethod
     def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
-        """The worker that the default process group, if there is one, says this process is.
+        """Return the worker that this process is in the default process group, if there is one.
 
-        On a GPU this thread works on a stream of its own from now on: what can be captured, and what no thread that
-        uses the default stream holds up. Its kernels and NCCL's go before the loader's.
+        On a GPU this thread uses a stream of its own from now on. A non-default stream can be captured, and is not
+        serialised with other threads' default-stream work. Its kernels and NCCL's have priority over the loader's.
 
         Args:
             timeout: for which NCCL waits for another rank; None: as long as it does by itself, 10 minutes.
@@ -61,7 +61,7 @@ class Worker:
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it.
+        """Return every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it.
 
         Args:
             value: what JSON can hold, NaN and infinities too; it comes as JSON gives it back, tuples as lists.
@@ -78,7 +78,7 @@ class Worker:
         return _cut(parts or [], sizes)
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's value (see `gather`), on every rank. All ranks must call it."""
+        """Return rank 0's value (see `gather`) on every rank. All ranks must call it."""
         content = json.dumps(value).encode()
         if self.world_size > 1:
             size = torch.tensor(len(content), device=_exchange_device())
@@ -89,7 +89,7 @@ class Worker:
         return json.loads(content)
 
     def state_from_first(self, state: Any) -> Any:
-        """Rank 0's nested state of tensors on the CPU and plain values, on every rank. All ranks must call it.
+        """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
 
         Tensors are sent one by one: no rank holds more than its own copy. Nothing that is sent is executed.
         """
@@ -112,7 +112,7 @@ class Worker:
         return with_tensors(state, broadcast)
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's value (see `gather`), in order of rank, on every rank. All ranks must call it."""
+        """Return every rank's value (see `gather`), in order of rank, on every rank. All ranks must call it."""
         contents = [json.dumps(value).encode()]
         if self.world_size > 1:
             mine, sizes = self._padded(contents[0])
@@ -130,8 +130,7 @@ class Worker:
         return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
     def sum_later(self, count: int) -> Callable[[], int]:
-        """Begin to add up a number over all ranks, and go on; what is returned waits for the sum. All ranks must call
-        both."""
+        """Start to add up a number over all ranks, and return what waits for the sum. All ranks must call both."""
         if self.world_size == 1:
             return lambda: count
         total = torch.tensor(count)
@@ -149,14 +148,14 @@ class Worker:
             dist.barrier()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks of a small tensor, on the CPU."""
+        """Return the sum over all ranks of a small tensor, on the CPU."""
         total = tensor.detach().cpu().clone()
         if self.world_size > 1:
             dist.all_reduce(total)
         return total
 
     def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
-        """The model with gradients averaged over ranks, its buffers each rank's own; None where there is one rank."""
+        """Return the model with gradients averaged over ranks and buffers of its own; None if there is one rank."""
         if self.world_size == 1:
             return None
         parameters = inspect.signature(DistributedDataParallel).parameters

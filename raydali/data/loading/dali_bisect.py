@@ -40,7 +40,7 @@ class Once:
         self.samples, self._micro_batch = len(ids), MicroBatch(0, 0, 0, ids, epochs)
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        """Yield it."""
+        """Yield the one micro-batch."""
         yield self._micro_batch
 
 

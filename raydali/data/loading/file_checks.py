@@ -1,4 +1,4 @@
-"""Which image files are worth a closer look: by their first and last bytes, their sizes and shapes, a batch at once.
+"""Finds suspicious image files in a batch by their first and last bytes, their sizes and shapes.
 
 A JPEG that was cut off decodes as long as the window lies above the cut, so an error cannot be waited for: whether a
 sample is broken must not depend on where an epoch's crop lies. What is suspected here is read as a whole, once in a run
@@ -17,7 +17,7 @@ from raydali.data.tasks.image_formats import HEAD, JPEG, JPEG_2000, PNG, TAIL, W
 from raydali.data.tasks.pillow import has_end
 
 MAX_PIXELS = 178_956_970
-"""Of an image; Pillow refuses what has more as a decompression bomb (twice PIL.Image.MAX_IMAGE_PIXELS)."""
+"""Pixels of an image. Pillow refuses larger ones as decompression bombs (twice PIL.Image.MAX_IMAGE_PIXELS)."""
 
 Bytes = NDArray[np.uint8]
 Suspects = NDArray[np.bool_]
@@ -26,7 +26,7 @@ Suspects = NDArray[np.bool_]
 def suspicious(
     heads: Bytes, tails: Bytes, lengths: NDArray[np.int64], content: Callable[[int], Any] | None = None
 ) -> Suspects:
-    """Files (n,) that are too short, cut off or of an unknown kind, as far as their ends tell.
+    """Return which files (n,) are too short, cut off or of an unknown kind, as far as their ends tell.
 
     Args:
         heads: (n, HEAD) first bytes.
@@ -46,13 +46,13 @@ def suspicious(
 
 
 def too_large(shapes: NDArray[np.int64]) -> Suspects:
-    """Images (n,) of more than MAX_PIXELS, of their heights and widths (n, 2)."""
+    """Return which images (n,) have more than MAX_PIXELS, given their heights and widths (n, 2)."""
     larger: Suspects = shapes.astype(np.int64).prod(1) > MAX_PIXELS
     return larger
 
 
 def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
-    """Suspects (n,) among files, without DALI.
+    """Return which files (n,) are suspicious, without DALI.
 
     Args:
         files: uint8 each: contents; or absolute paths, of which those in object stores are passed over.
@@ -75,7 +75,7 @@ def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
 
 
 def _ends(path: bytes) -> tuple[bytes, bytes, int]:
-    """First and last bytes, and length; nothing where there is no such file."""
+    """Return the first and last bytes and the length, or nothing if there is no such file."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

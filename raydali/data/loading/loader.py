@@ -37,7 +37,7 @@ full, and hold as many batches in GPU memory."""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a loader yields: named tensors on the device, and which samples they are.
+    """A micro-batch as a loader yields it: named tensors on the device, and the ids of their samples.
 
     Images are (batch, channels, height, width) in channels-last memory, uint8. Where a broken sample is replaced,
     `micro_batch.replaced_by` says by which.
@@ -140,7 +140,7 @@ class Loader(ABC):
             self._steps.popleft().synchronize()
 
     def state_dict(self) -> dict[str, int]:
-        """The stream's state behind the batches that were handed out; those only prefetched do not count.
+        """Return the stream's state after the batches that were handed out; prefetched ones do not count.
 
         A global batch of which this rank has not had all its micro-batches yet counts as not consumed.
 
@@ -157,7 +157,7 @@ class Loader(ABC):
 
     @property
     def prepared_batches(self) -> int | None:
-        """How many batches lie ready in the loader's last queue that can be looked into; None: it has no queue.
+        """The number of batches that are ready in the last queue that can be inspected; None if there is no queue.
 
         Cheap, and never waits.
         """
@@ -184,12 +184,12 @@ class Loader(ABC):
         self.close()
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device, images in channels-last memory."""
+        """Return the tensor on the device, images in channels-last memory."""
         layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
         return tensor.to(self.device, non_blocking=True).contiguous(memory_format=layout)
 
     def resident_batch(self, size: int) -> dict[str, torch.Tensor]:
-        """`size` samples of noise on the device, like the pipeline's; what is no image is the first sample's.
+        """Return `size` samples of noise on the device; what is no image is that of the first sample.
 
         Raises:
             DataError: none of the first samples can be read, so that their shape is unknown.

@@ -1,4 +1,4 @@
-"""Micro-batches made ready for DALI ahead of its asking: their inputs, with others in place of broken samples."""
+"""Prefetches the inputs of micro-batches for DALI, with substitutes for broken samples."""
 
 import time
 from collections import deque
@@ -22,10 +22,10 @@ from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.errors import DataError, StorageAway
 
 PREFETCHED_INPUTS = 4
-"""Whose inputs are made ahead of DALI's asking, all at once: what counts where inputs are read from object stores."""
+"""Batches whose inputs are prefetched concurrently. This hides object-store latency."""
 CHECKED_AHEAD = 1024
-"""Micro-batches whose files are looked at before DALI reads them, after one that it failed at: each failure is a stall,
-and each look costs an open of every file."""
+"""Micro-batches whose files are checked before DALI reads them, after one on which it failed: each failure is a stall,
+and each check opens every file."""
 
 
 class PreparedInputs(NamedTuple):
@@ -73,15 +73,15 @@ class InputPrefetcher:
         self._read_shares: dict[int, float] = {}
 
     def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
-        """Hand out these from now on."""
+        """Prepare these micro-batches from now on."""
         self._prepared = self._prepare(micro_batches)
 
     def stop(self) -> None:
-        """Hand out none."""
+        """Prepare no more micro-batches."""
         self._prepared = iter(())
 
     def take(self) -> PreparedInputs:
-        """The next that is not empty; made again where one of its samples was found to be broken since.
+        """Return the next one that is not empty, prepared again if one of its samples was found broken since.
 
         Raises:
             StopIteration: there is none.
@@ -95,28 +95,28 @@ class InputPrefetcher:
                 return prepared
 
     def peek(self) -> PreparedInputs:
-        """The one that `take` returns next."""
+        """Return what `take` returns next."""
         prepared = self.take()
         self._prepared = chain([prepared], self._prepared)
         return prepared
 
     def requeue(self, micro_batches: list[MicroBatch]) -> None:
-        """Hand out these before what comes next, and look at the files of the next ones before DALI reads them."""
+        """Requeue these micro-batches first, and check files before DALI reads them from now on."""
         self._failures += 1
         self._looks_left = CHECKED_AHEAD
         self._prepared = chain(map(self._make, micro_batches), self._prepared)
 
     def examine_suspects(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
-        """Whether any of a batch's suspects, (N,), is broken."""
+        """Return whether any suspicious sample, marked in `suspects` (N,), is broken."""
         return bool(suspects.any()) and self._quarantine.examine(micro_batch.read_ids[suspects])
 
     @property
     def ready(self) -> int:
-        """How many lie ready, PREFETCHED_INPUTS at most."""
+        """The number of prepared micro-batches, PREFETCHED_INPUTS at most."""
         return sum(inputs.done() for _, inputs in tuple(self._pending))
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, without a wait for what they do."""
         self._threads.shutdown(cancel_futures=True)
 
     def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[PreparedInputs]:

@@ -1,5 +1,4 @@
-"""How long users' functions in a DALI graph take: they hold up the decoding behind them and the training thread, and
-nothing else shows it."""
+"""Times users' Python functions in a DALI graph, which delay decoding and the training thread unnoticed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from raydali.data.sources.read_timing import PythonCpuTime
 
 @contextmanager
 def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iterator[None]:
-    """Each `fn.python_function` that a graph made inside calls hands its seconds to `add`, but raydali's own.
+    """Time each call of a `fn.python_function` in the graphs that are made inside, except raydali's own.
 
     Args:
         add: takes seconds of the clock.

@@ -1,4 +1,4 @@
-"""Broken samples: which are, and what becomes of them.
+"""Broken samples: how they are found, and how they are replaced.
 
     no file, not permitted, empty, no image, cut short, absurdly large  -->  `why_broken`: decoded on the host, or not
     training      the first that is not broken of substitute(seed, epoch, id, 0), (.., 1), ... is read in its place
@@ -29,7 +29,7 @@ from raydali.errors import DataError, StorageAway
 
 SUBSTITUTES_TRIED = 100
 _SALT = 0x5AB5717D7E
-"""Keeps what stands in for a sample apart from the sample's own random numbers."""
+"""Separates the random numbers of substitutes from those of samples."""
 _THREADS = 8
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BrokenSample:
-    """One that cannot be read.
+    """A sample that cannot be read.
 
     Attributes:
         id: in its source.
@@ -56,13 +56,13 @@ class BrokenSample:
 
 
 def why_broken(load: Callable[[], object]) -> str | None:
-    """Why a sample cannot be read, on one line; None: it can. Arguments and errors are those of `refusal`."""
+    """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
     error = refusal(load)
     return None if error is None else _in_words(error)
 
 
 def refusal(load: Callable[[], object]) -> Exception | None:
-    """Return what reading a sample ends with; None: it can be read.
+    """Return the error of reading a sample; None if it can be read.
 
     Args:
         load: reads and decodes all of it on the host, as `Pipeline.sample` does.
@@ -87,7 +87,7 @@ def _in_words(error: Exception) -> str:
 
 
 def of_storage(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is the storage's."""
+    """Return whether an error, or one of its causes, is the storage's."""
     while error is not None:
         if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in STORAGE_ERRNOS):
             return True
@@ -96,25 +96,25 @@ def of_storage(error: BaseException | None) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an error of reading a sample is the storage's, and may be gone in a moment."""
+    """Return whether an error of reading a sample is the storage's and may be transient."""
     return of_storage(error) and is_transient(error)
 
 
 def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> int:
-    """The id, of 0..samples-1, that is tried in a broken one's place; attempts count from 0."""
+    """Return the id, in 0..samples-1, that is tried in place of a broken one; attempts count from 0."""
     return int(keyed(_SALT, seed, epoch, id, attempt) % np.uint64(samples))
 
 
 class KnowsBroken(Protocol):
-    """What has a source's quarantine, such as the quarantine itself."""
+    """Something that has a source's quarantine, such as the quarantine itself."""
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
-        """The quarantine, told how to read a sample."""
+        """Return the quarantine, bound to a source and a pipeline that read its samples."""
         ...
 
 
 class Quarantine:
-    """What one process knows of a source's broken samples. Threads may share it.
+    """The broken samples of a source that one process knows. Threads may share it.
 
     Args:
         samples: N of the source.
@@ -138,24 +138,24 @@ class Quarantine:
         self._storage = "the storage of the data"
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
-        """This one, told how to read a sample."""
+        """Return this quarantine, bound to a source and a pipeline that read its samples."""
         self._load, self._path = partial(_load, source, pipeline), source.path
         self.sound.resize(max(len(self.sound), len(source)), refcheck=False)
         self._storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
 
     def patience(self) -> Patience:
-        """For reads of the source that are repeated while its storage does not answer."""
+        """Return the patience for reads of the source that are retried while its storage does not answer."""
         return Patience(self._storage)
 
     def add(self, broken: Iterable[BrokenSample]) -> None:
-        """Take over what another process found."""
+        """Add what another process found."""
         with self._lock:
             for sample in broken:
                 self.known.setdefault(sample.id, sample)
 
     def examine(self, ids: Iterable[int] | NDArray[np.int64], *, again: bool = False) -> bool:
-        """Read these samples, on several threads; whether any is broken.
+        """Read these samples on several threads, and return whether any is broken.
 
         Args:
             ids: any number, repeated or not.
@@ -171,7 +171,7 @@ class Quarantine:
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
     def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
-        """Read these samples, and note those that no decoder can read.
+        """Read these samples, and record those that no decoder can read.
 
         Returns:
             Whether any is known as broken; of the others, what those ended with that Pillow alone gave up on, by id.
@@ -186,7 +186,7 @@ class Quarantine:
         return any(id in self.known for id in unlike), doubtful
 
     def refusals(self, ids: Iterable[int]) -> dict[int, Exception]:
-        """Read these samples on several threads, and return what that ended with, by id; nothing of the others.
+        """Read these samples on several threads, and return the errors by id.
 
         Raises:
             DataError: the storage refuses to give one.
@@ -207,7 +207,7 @@ class Quarantine:
         return self.read(id, partial(refusal, partial(self._load, id)))
 
     def read(self, id: int, call: Callable[[], T]) -> T:
-        """Return what a call gives that reads a sample, and repeat it while the storage does not answer.
+        """Return the result of a call that reads a sample; it is retried while the storage does not answer.
 
         Raises:
             StorageAway: it does not answer, for a minute.
@@ -223,11 +223,11 @@ class Quarantine:
             raise kind(f"the storage did not give sample {id}: {error}") from error
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
-        """Note a sample that the device's decoder refuses."""
+        """Record a sample that the device's decoder refuses."""
         self.record([self._described(id, _in_words(reason) if isinstance(reason, Exception) else reason)])
 
     def record(self, found: Iterable[BrokenSample]) -> None:
-        """Take up what was found here.
+        """Record what this process found.
 
         Raises:
             DataError: there is any, and this is `strict`.
@@ -247,17 +247,17 @@ class Quarantine:
         return BrokenSample(id, path, reason)
 
     def has_news(self) -> int:
-        """How many were found here since `news`."""
+        """The number of samples that were found here since `drain_new`."""
         return len(self._news)
 
     def drain_new(self) -> list[BrokenSample]:
-        """What was found here since the last call."""
+        """Return the samples that were found here since the last call."""
         with self._lock:
             news, self._news = self._news, {}
         return list(news.values())
 
     def add_sound(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Take over which samples another process read as a whole, and found sound: they are not read so again."""
+        """Add the samples that another process read as a whole and found sound: they are not checked again."""
         self.sound[np.asarray(ids, np.int64)] = True
 
     def sound_news(self) -> list[int]:

@@ -66,5 +66,5 @@ def make_video_loader(
 
 
 def video_engines(device: torch.device | str) -> int:
-    """How many of a GPU's engines decode H.264: 7 on an H100, 5 on an A100; at least 1."""
+    """Return the number of a GPU's engines that decode H.264: 7 on an H100, 5 on an A100; at least 1."""
     return max(1, capabilities(torch.device(device), "h264").get("num_decoder_engines", 1))

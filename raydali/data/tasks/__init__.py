@@ -1,1 +1,1 @@
-"""From samples to tensors: a pipeline for each task, by DALI and by its twin on the CPU."""
+"""Pipelines that make tensors of samples, one for each task: a DALI graph, and its twin on the CPU."""

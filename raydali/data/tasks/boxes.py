@@ -14,7 +14,7 @@ PADDING = -1
 
 
 def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers]:
-    """Boxes (N, max_boxes, 4) and labels (N, max_boxes) of these images, PADDING for crowds and behind the last box.
+    """Return boxes (N, max_boxes, 4) and labels (N, max_boxes), PADDING for crowds and after the last box.
 
     Raises:
         DataError: an image has more boxes.
@@ -39,7 +39,7 @@ def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers
 def moved(
     boxes: Boxes, labels: Integers, starts: Integers, sizes: Integers, flips: NDArray[np.int32], side: int
 ) -> tuple[Boxes, Integers]:
-    """Boxes (N, M, 4) and labels (N, M) as the windows show them in squares; what they do not show is PADDING.
+    """Return boxes (N, M, 4) and labels (N, M) as the windows show them in squares, PADDING for hidden ones.
 
     Args:
         boxes, labels: (N, M, 4) and (N, M), in pixels of the originals.
@@ -65,19 +65,19 @@ def moved(
 
 
 def fitted(sizes: Integers, side: int) -> Integers:
-    """Height and width (N, 2), or width and height, scaled so that the longer one is `side`."""
+    """Scale heights and widths (N, 2), or widths and heights, so that the longer one is `side`."""
     scaled = np.rint(sizes * (side / sizes.max(-1, keepdims=True)))
     whole: Integers = scaled.clip(1, side).astype(np.int64)
     return whole
 
 
 def corners(fitted: Integers, side: int) -> Integers:
-    """Where, in a square, what was fitted into its middle begins."""
+    """Return where a fitted image begins in the middle of a square."""
     return (side - fitted) // 2
 
 
 def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
-    """Boxes (K, 4) in a square as boxes in the original, cut off at its border.
+    """Return boxes (K, 4) in a square as boxes in the original, clipped to its border.
 
     Args:
         size: height and width (2,) of the original, pixels.
@@ -90,6 +90,6 @@ def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
 
 
 def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
-    """Which images (N,) have another size than the annotated one, so that boxes would lie anywhere."""
+    """Return which images (N,) differ in size from their annotations, so that their boxes are meaningless."""
     other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
     return other

@@ -40,7 +40,7 @@ Shapes = Sequence[NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Pipeline[LabeledSource], DecoderSettings):
-    """What training and validation images have in common.
+    """The settings that training and validation images share.
 
     Args:
         image_size: height and width of the output, pixels.
@@ -58,7 +58,7 @@ class Images(Pipeline[LabeledSource], DecoderSettings):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        """The names: images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
 
@@ -85,11 +85,11 @@ class TrainImages(Images):
         require_crops(self.random_area, self.random_aspect)
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
+        """Return files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Windows: starts and sizes (N, 2); flips; labels.
+        """Return the windows' starts and sizes (N, 2), flips and labels.
 
         For the CPU a flip is 0 or 1. For a GPU it is the corner (N, 2, 2) of the window where the result begins and
         that where it ends, in units of the window: resizing from right to left costs nothing.
@@ -131,7 +131,7 @@ class TrainImages(Images):
         return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """What is random about the samples: draws (N, 11, 2) of `draw_crops`, and flips (N,), 0 or 1."""
+        """Draw the random numbers of samples: those of `draw_crops` (N, 11, 2), and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
         flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
         return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), flips
@@ -154,16 +154,18 @@ class ValidationImages(Images):
 
     @property
     def shorter_side(self) -> int:
-        """What the shorter side is resized to, pixels."""
+        """The length to which the shorter side is resized, pixels."""
         return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Files and labels (N,) int64; nothing is random."""
+        """Return files and labels (N,) int64; nothing is random."""
         return source.files(ids), source.labels[ids]
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """For a GPU where the centre crops of the resized images lie in the originals: start and end (N, 2), in pixels,
-        not rounded; then labels, which are all that the CPU needs."""
+        """Return start and end (N, 2) of the centre crops in the originals, in pixels, not rounded; labels.
+
+        The CPU needs the labels alone.
+        """
         if device == "cpu":
             return inputs
         (originals,) = shapes

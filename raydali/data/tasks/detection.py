@@ -36,7 +36,7 @@ FILL = 124, 116, 104
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Pipeline[Coco], DecoderSettings):
-    """What training and validation images have in common.
+    """The settings that training and validation images share.
 
     Args:
         image_size: height and width of the output, pixels.
@@ -70,14 +70,15 @@ class Images(Pipeline[Coco], DecoderSettings):
         return fn.flip(images, horizontal=flips), *(other.gpu() for other in others)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Images (N,) of another size than annotated."""
+        """Return which images (N,) differ in size from their annotations."""
         return differs(np.asarray(inputs[0]), shapes[0])
 
     def windows(
         self, starts: Integers, sizes: Integers, flips: NDArray[np.int32], refused: NDArray[np.bool_], device: Device
     ) -> Inputs:
-        """What the graph needs of N windows: starts and sizes (N, 2), flips (N,); on GPUs also the fitted sizes and
-        where the square begins in them, (N, 2) each.
+        """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
+
+        On GPUs also the fitted sizes, and where the square begins in them, (N, 2) each.
 
         Args:
             refused: (N,), which windows are to reach out of their images: decoders refuse them, `sample` says why.
@@ -126,7 +127,7 @@ class TrainImages(Images):
         return "images", "boxes", "labels"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
-        """Files; annotated sizes (N, 2); draws (N, 11, 2) of the crops; crops and flips (N,); boxes, labels.
+        """Return files; annotated sizes (N, 2); draws (N, 11, 2) of the crops; crops and flips (N,); boxes, labels.
 
         Raises:
             DataError: an image has more than `max_boxes` boxes.
@@ -134,14 +135,14 @@ class TrainImages(Images):
         return source.files(ids), source.sizes[ids], *self.draws(ids, epochs), *padded(source, ids, self.max_boxes)
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """What `windows` makes; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes), in the windows."""
+        """Return the result of `windows`; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes) in the windows."""
         annotated, draws, crops, flips, boxes, labels = map(np.asarray, inputs)
         starts, sizes = self.chosen(shapes[0], draws, crops)
         placed = self.windows(starts, sizes, flips, differs(annotated, shapes[0]), device)
         return *placed, *moved(boxes, labels, starts, sizes, flips, self.image_size)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
+        """Make the same by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
 
         Raises:
             DataError: the image's size is not the annotated one; more than `max_boxes` boxes.
@@ -160,7 +161,7 @@ class TrainImages(Images):
         return pixels, torch.from_numpy(boxes[0]), torch.from_numpy(labels[0])
 
     def draws(self, ids: Integers, epochs: Integers) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int32]]:
-        """What is random about the samples: draws (N, 11, 2) of `draw_crops`; whether to crop (N,); flips (N,),
+        """Draw the random numbers of samples: those of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,),
         0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
         crops = numbers[:, -2] < self.crop_probability
@@ -168,7 +169,7 @@ class TrainImages(Images):
         return draw_crops(numbers[:, :-2], self.random_area, self.random_aspect), crops, flips
 
     def chosen(self, shapes: Integers, draws: Floats, crops: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-        """The windows, starts and sizes (N, 2), that `draws` gives in images of these shapes."""
+        """Return the windows, starts and sizes (N, 2), that draws give in images of these shapes."""
         starts, sizes = crop_windows(shapes, draws, self.random_aspect)
         return np.where(crops[:, None], starts, 0), np.where(crops[:, None], sizes, shapes)
 
@@ -183,18 +184,18 @@ class ValidationImages(Images):
         return "images", "sizes"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
-        """Files and annotated sizes (N, 2)."""
+        """Return files and annotated sizes (N, 2)."""
         return source.files(ids), source.sizes[ids]
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """What `windows` makes of whole images, and their sizes (N, 2) int64."""
+        """Return the result of `windows` for whole images, and their sizes (N, 2) int64."""
         (sizes,), (annotated,) = shapes, map(np.asarray, inputs)
         flips = np.zeros(len(sizes), np.int32)
         refused = differs(annotated, sizes)
         return *self.windows(np.zeros_like(sizes), sizes, flips, refused, device), np.ascontiguousarray(sizes)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow: image (3, image_size, image_size) uint8, size (2,).
+        """Make the same by Pillow: image (3, image_size, image_size) uint8, size (2,).
 
         Raises:
             DataError: the image's size is not the annotated one.

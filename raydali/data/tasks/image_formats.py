@@ -1,4 +1,4 @@
-"""Which formats of image files are read: those that Pillow and DALI both decode, told by a file's first bytes.
+"""The formats of image files that are read: those that Pillow and DALI both decode, by a file's first bytes.
 
 Nothing else reaches a parser, whatever a file's name says: data from the web may hold anything.
 """

@@ -58,12 +58,12 @@ def opened(data: bytes) -> ImageFile:
 
 
 def is_thin(height: int, width: int, shorter: int) -> bool:
-    """Whether an image, its shorter side brought to `shorter`, has more pixels than should be made for its centre."""
+    """Return whether an image with its shorter side at `shorter` has too many pixels to be made for its centre."""
     return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
 
 
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """The centre (side, side) of an image whose shorter side is brought to `shorter`, without the rest of it."""
+    """Return the centre (side, side) of an image resized to a shorter side of `shorter`, without the rest of it."""
     wide, high = (shorter * length // min(image.size) for length in image.size)
     left, top = round((wide - side) / 2), round((high - side) / 2)
     x, y = image.width / wide, image.height / high
@@ -72,9 +72,9 @@ def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
 
 
 def is_certain(error: Exception) -> bool:
-    """Whether an error of reading an image says that no decoder reads it: no such file, or what `opened` refuses.
+    """Return whether an error means that no decoder can read an image: no such file, or what `opened` refuses.
 
-    Where Pillow alone gave up, inside of a file, DALI may go on.
+    DALI may decode a file inside of which Pillow gave up.
     """
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, FileNotFoundError | PermissionError)
@@ -82,7 +82,7 @@ def is_certain(error: Exception) -> bool:
 
 
 def has_end(data: bytes | memoryview) -> bool:
-    """Whether a JPEG goes on to the end of its image; what lies behind it, such as a phone's video, does not count."""
+    """Return whether a JPEG is complete; data after the image, such as a phone's video, does not count."""
     tail = bytes(data[-_LAST:])
     if tail.rfind(_END) > tail.rfind(_SCAN):
         return True
@@ -98,7 +98,7 @@ def has_end(data: bytes | memoryview) -> bool:
 
 
 def _checked(data: bytes) -> bytes:
-    """A PNG without its ancillary chunks whose checksums are wrong: libpng, which DALI has, passes them over.
+    """Return a PNG without ancillary chunks whose checksums are wrong, which libpng, and so DALI, ignores.
 
     Raises:
         DataError: the checksum of a critical chunk is wrong.

@@ -1,12 +1,12 @@
-"""What a task adds to the loader: which numbers go into a DALI graph for a sample, and the graph itself.
+"""The interface of a task: the inputs of a DALI graph for a sample, and the graph itself.
 
 A task is one `Pipeline` over its kind of `Source`; the loaders (data/loading/loader.py) know nothing else about it:
 
-    ids --> inputs --> [ read, peek at shapes --> place ] --> graph --> tensors
+    ids --> inputs --> [ read, peek at shapes --> compute_crops ] --> graph --> tensors
             threads      where `image_files` > 0
 
 Where crops are to lie depends on shapes that only the files know. So a task may have its image files read first, and
-`place` its crops by numpy for a whole batch at once, which is several times faster than inside a DALI graph.
+compute its crops by numpy for a whole batch at once, which is several times faster than inside a DALI graph.
 
 See classification.py for a task. The driver makes pipelines too, to check their settings: torch and DALI are imported
 inside `graph` and `sample` alone.
@@ -31,15 +31,15 @@ AnySource = TypeVar("AnySource", bound=Source, contravariant=True)
 
 
 class Pipeline(Protocol[AnySource]):
-    """From ids of a source to tensors, the same on every rank: randomness is keyed on (seed, epoch, id) alone.
+    """Makes tensors of a source's ids, the same on every rank: random numbers depend on (seed, epoch, id) alone.
 
     To be subclassed.
     """
 
     image_files: ClassVar[int] = 0
-    """How many of the inputs, from the first on, are image files that the loader is to read; 0: the graph reads."""
+    """Number of the inputs, from the first on, that are image files for the loader to read; 0: the graph reads."""
     gpu_inputs: ClassVar[int] = 0
-    """How many of the inputs, from the first on, are torch tensors that lie on the GPU already."""
+    """Number of the inputs, from the first on, that are torch tensors on the GPU already."""
     conditionals: ClassVar[bool] = False
     """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
     of all that it calls, functions inside of it too: one for `fn.python_function` must stand outside, or it is slow."""
@@ -52,7 +52,7 @@ class Pipeline(Protocol[AnySource]):
         ...
 
     def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
-        """What goes into the graph for these samples.
+        """Return the inputs of the graph for these samples.
 
         Called ahead of time, on several threads at once. Files go in as paths where the source says that DALI reads
         them, so that no bytes of theirs pass through Python; else as contents.
@@ -60,11 +60,11 @@ class Pipeline(Protocol[AnySource]):
         ...
 
     def unfit(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs) -> NDArray[np.bool_]:
-        """Which samples (N,) `sample` refuses, though their images can be decoded; arguments are those of `place`."""
+        """Return which samples (N,) `sample` refuses though their images can be decoded; see `compute_crops`."""
         return np.zeros(len(shapes[0]), np.bool_)
 
     def compute_crops(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
-        """What goes into the graph beside the files, once the images' shapes are known.
+        """Return the inputs of the graph besides the files, once the shapes of the images are known.
 
         Args:
             shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
@@ -76,11 +76,13 @@ class Pipeline(Protocol[AnySource]):
         """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
 
         Args:
-            inputs: as `inputs` made them; with `image_files`, contents of these and what `place` made.
+            inputs: as `inputs` made them; with `image_files`, contents of these and what `compute_crops` returned.
         """
         ...
 
     def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """One sample by Pillow and torchvision instead of DALI, on the CPU: the baseline that `--loader torch` runs.
-        The same outputs as the graph's, images as CHW."""
+        """Make one sample by Pillow and torchvision on the CPU, for the baseline `--loader torch` and for checks.
+
+        The outputs are those of the graph, images as CHW.
+        """
         ...

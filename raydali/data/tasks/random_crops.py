@@ -20,7 +20,7 @@ CROP_UNIFORMS = 2 * ATTEMPTS + 2
 
 
 def draw_crops(uniforms: Floats, random_area: Range, random_aspect: Range) -> Floats:
-    """What is random about N crops, before the images' shapes are known.
+    """Draw the random numbers of N crops, before the shapes of the images are known.
 
     Args:
         uniforms: (N, CROP_UNIFORMS), in [0, 1).

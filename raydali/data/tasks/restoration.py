@@ -33,7 +33,7 @@ Draws = tuple[NDArray[np.float64], NDArray[np.int32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(Pipeline[ImagePairs], DecoderSettings):
-    """What training and validation pairs have in common.
+    """The settings that training and validation pairs share.
 
     Args:
         crop_size: height and width of the output, pixels; no image may be smaller.
@@ -57,7 +57,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
     @abstractmethod
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """What becomes of the samples, before their shapes are known.
+        """Draw the random numbers of samples, before their shapes are known.
 
         Returns:
             places: (N, 2), y before x, between the first (0) and the last (1) of the window's places that are possible.
@@ -65,16 +65,16 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         """
 
     def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
-        """Files of inputs and of targets, places (N, 2), flips (N, 2)."""
+        """Return files of inputs and of targets, places (N, 2), flips (N, 2)."""
         return source.inputs.files(ids), source.targets.files(ids), *self.draws(ids, epochs)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Pairs (N,) of two sizes, or smaller than the crop."""
+        """Return which pairs (N,) have two sizes, or are smaller than the crop."""
         others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
         return others
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Where the windows start (N, 2), flips (N, 2).
+        """Return where the windows start (N, 2), and flips (N, 2).
 
         The window of a pair that cannot be cropped reaches out of its images: decoders refuse it, `sample` says why.
         """
@@ -97,7 +97,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         return cropped(encoded), cropped(targets)
 
     def sample(self, source: ImagePairs, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow: input and target, each (3, *crop_size) uint8.
+        """Make the same by Pillow: input and target, each (3, *crop_size) uint8.
 
         Raises:
             DataError: one cannot be decoded, they differ in size, or are smaller than the crop; names files and sizes.
@@ -141,7 +141,7 @@ class TrainPairs(Pairs):
         require_draws(self.seed, flip_probability=self.flip_probability)
 
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """See Pairs."""
+        """Draw as `Pairs` says."""
         numbers = uniforms(4, self.seed, epochs, ids)
         return numbers[:, :2], (numbers[:, 2:] < self.flip_probability).astype(np.int32)
 
@@ -151,12 +151,12 @@ class ValidationPairs(Pairs):
     """The centre, the same each time."""
 
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """See Pairs."""
+        """Draw as `Pairs` says."""
         return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
 
 
 def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int, int]) -> Integers:
-    """Where windows of one size start: (N, 2), y before x.
+    """Return where windows of one size start: (N, 2), y before x.
 
     Args:
         shapes: (N, 2), height and width of each image.

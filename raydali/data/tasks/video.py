@@ -35,7 +35,7 @@ _FLIP, _TOP, _LEFT = range(3)
 
 @dataclass(frozen=True)
 class Crops:
-    """Where clips are cropped, in frames whose shorter side is resized.
+    """The crops of clips, in frames whose shorter side is resized.
 
     Attributes:
         resized: int64 (n, 2), height and width of the whole frames.
@@ -59,7 +59,7 @@ class Regions:
 
 @dataclass(frozen=True, kw_only=True)
 class Clips(Pipeline[VideoClips]):
-    """What training and validation clips have in common: frames whose shorter side is resized, and a square of them.
+    """The settings that training and validation clips share: frames are resized by their shorter side and cropped.
 
     Args:
         image_size: height and width of what comes out, pixels.
@@ -80,7 +80,7 @@ class Clips(Pipeline[VideoClips]):
 
     @property
     def shorter_side(self) -> int:
-        """What the shorter side is resized to, pixels."""
+        """The length to which the shorter side is resized, pixels."""
         return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     @property
@@ -89,8 +89,10 @@ class Clips(Pipeline[VideoClips]):
         return "clips", "labels"
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
-        """Decoded clips (sequence_length, height, width, 3) uint8 RGB, the part around the crop; the crops' starts and
-        ends in them (N, 2) float32, flips (N,) int32, labels (N,) int64.
+        """Return decoded clips, the crops in them, flips and labels.
+
+        Clips are (sequence_length, height, width, 3) uint8 RGB, the part around the crop; starts and ends of the crops in
+        them (N, 2) float32, flips (N,) int32, labels (N,) int64.
 
         Raises:
             OSError: a video cannot be read or decoded; names its path.
@@ -133,7 +135,7 @@ class Clips(Pipeline[VideoClips]):
         return frames.permute(1, 0, 2, 3).contiguous(), torch.tensor(int(source.labels(ids)[0]))
 
     def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
-        """What of the frames is worth keeping: the crops as they lie in frames as they are coded, and a margin."""
+        """Return the parts of the coded frames to keep: the crops and a margin."""
         shapes = source.shapes[source.places(ids)[0]]
         scale = shapes / crops.resized
         starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
@@ -145,7 +147,7 @@ class Clips(Pipeline[VideoClips]):
         return Regions(parts, (starts - first).astype(np.float32), (ends - first).astype(np.float32))
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
-        """Where these clips are cropped: in the centre, not mirrored."""
+        """Return the crops of these clips: the centre, not mirrored."""
         resized = self._resized(source, ids)
         starts = np.rint((resized - self.image_size) / 2).astype(np.int64)
         return Crops(resized, starts, np.zeros(len(ids), np.int32))
@@ -179,7 +181,7 @@ class TrainClips(Clips):
         require_draws(self.seed, flip_probability=self.flip_probability)
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
-        """Where these clips are cropped, the same for all frames of a clip."""
+        """Return the crops of these clips, the same for all frames of a clip."""
         numbers = uniforms(3, self.seed, epochs, ids)
         resized = self._resized(source, ids)
         starts = np.floor(numbers[:, _TOP:] * (resized - self.image_size + 1)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Clips for a GPU: decoded by its video engines, or by FFmpeg what these do not decode; then resized by DALI.
+"""Decodes clips for a GPU by its video engines, or by FFmpeg if these do not decode them; DALI resizes them.
 
     ids --> packets --> decode --> luma and chroma of the crops --> DALI graph
             FFmpeg      engines    on the GPU, 1.5 bytes a pixel    resize, RGB, flip
@@ -34,7 +34,7 @@ _FULL_RANGE = 2
 
 
 class Colours(NamedTuple):
-    """How a video's pixels are coded: FFmpeg's names and numbers."""
+    """The coding of a video's pixels, by FFmpeg's names and numbers."""
 
     pixels: str
     space: int
@@ -61,7 +61,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Those of `clips`."""
+        """The names that `clips` gives."""
         return self.clips.outputs
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
@@ -85,7 +85,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         return planes_graph(self.clips.image_size, *inputs, device=device)
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """That of `clips`, on the CPU."""
+        """Make the sample of `clips`, on the CPU."""
         return self.clips.sample(source, id, epoch)
 
     def close(self) -> None:
@@ -129,8 +129,10 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 
 
 class Planes:
-    """A clip's luma and chroma: whole frames' columns at first, as one copy a frame is all that threads which share an
-    interpreter have time for, then their rows too."""
+    """The luma and chroma of a clip.
+
+    Columns are cropped during the copy, rows afterwards: under the GIL, one copy per frame is all we can afford.
+    """
 
     def __init__(self, frames: int, height: int, part: Part, device: torch.device) -> None:
         self._part, self._height = part, height
@@ -140,11 +142,11 @@ class Planes:
         self._places = self._frames.unbind()
 
     def put(self, place: int, frame: torch.Tensor) -> None:
-        """A frame, luma above chroma, (height * 3 / 2, width)."""
+        """Copy a frame, luma above chroma, (height * 3 / 2, width)."""
         self._places[place].copy_(frame[:, self._part.columns], non_blocking=True)
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is kept of luma, (frames, rows, columns, 1), and of chroma, (frames, rows / 2, columns / 2, 2)."""
+        """Return the kept luma, (frames, rows, columns, 1), and chroma, (frames, rows / 2, columns / 2, 2)."""
         rows = self._part.rows
         luma = self._frames[:, rows, :, None]
         chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2]
@@ -175,7 +177,7 @@ def planes_graph(
 
 
 def colours_of(cut: ClipPackets) -> Colours:
-    """Where the container does not say, the first packet does."""
+    """Return the coding of a clip, which the first packet names if the container does not."""
     context = cut.stream.codec_context
     if context.pix_fmt is None or context.codec.canonical_name == "h264":
         context.thread_count = 1

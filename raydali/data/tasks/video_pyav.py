@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uint8]:
-    """The frames of a clip, (sequence_length, height, width, 3) RGB.
+    """Return the frames of a clip, (sequence_length, height, width, 3) RGB.
 
     Raises:
         OSError: the video cannot be read or decoded; names its path.
@@ -32,7 +32,7 @@ def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uin
 
 
 def decoded(cut: ClipPackets, convert: Callable[[Any], T]) -> list[T]:
-    """What `convert` makes of the clip's frames, which are PyAV's.
+    """Return what `convert` makes of the clip's frames, which are PyAV's.
 
     Raises:
         ValueError: some of them cannot be decoded.

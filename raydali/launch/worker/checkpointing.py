@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: it is read where a run goes on, and saved with the rows that it covers."""
+"""The state of a run in its checkpoints: read when a run resumes, saved with the records that it covers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,19 +21,19 @@ from raydali.train.optim import load_optimizer
 
 
 class Stateful(Protocol):
-    """What can be saved and loaded: modules, optimisers, gradient scalers."""
+    """Something that can be saved and loaded: a module, an optimiser, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; empty for nothing."""
+        """Return tensors and plain values; empty for nothing."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Become what the state says."""
+        """Take over the state."""
         ...
 
 
 class RunState:
-    """The state of a run on one rank, from the newest checkpoint on; all ranks must call the same methods.
+    """The state of a run on one rank; all ranks must call the same methods.
 
     Args:
         trace: of samples, None where none is kept.
@@ -84,15 +84,15 @@ class RunState:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint, up to its first step."""
+        """True from a resume until the first step."""
         return self._read is not None
 
     def discard_checkpoint(self) -> None:
-        """Let go of what was read: the parts have it."""
+        """Free the checkpoint that was read, once its parts are loaded."""
         self._read = None
 
     def keep(self, parts: Mapping[str, Stateful], before_saving: Callable[[], None]) -> None:
-        """Load these parts, where they were read, and save them from now on; see TrainingRun.register_state."""
+        """Load these parts if they were read, and save them from now on; see TrainingRun.register_state."""
         self._prepare, self._parts = before_saving, dict(parts)
         for name, part in self._parts.items():
             if read := (self._read or {}).get(name):
@@ -116,15 +116,14 @@ class RunState:
         self._unwritten.append(record)
 
     def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
-        """The weights to be kept as the best ones, on rank 0; None elsewhere, or where an earlier score is as high, or
-        this one no number."""
+        """Return the weights to keep as the best ones on rank 0; None elsewhere, or unless the score is the highest."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
         return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
 
     def save(self, done: int, record: RankRecord, best: dict[str, Any] | None) -> None:
-        """Make a checkpoint of all that is done, with the rows before it.
+        """Make a checkpoint of all that is done, after the records that it covers are written.
 
         Args:
             done: global batches.
@@ -132,7 +131,7 @@ class RunState:
             best: see `best_of`.
 
         Raises:
-            DivergedError: the weights cannot be gone on from.
+            DivergedError: the weights are not finite.
         """
         self._broken.exchange()
         self._prepare()  # which may bring in what other ranks have
@@ -159,10 +158,10 @@ class RunState:
         self.saved = done
 
     def _check_weights(self, done: int) -> None:
-        """On rank 0, whose weights are everybody's: never save what cannot be gone on from.
+        """Refuse, on rank 0, to save what a run could not resume from.
 
         Raises:
-            DivergedError: weights, or what the optimiser or an average holds of them, are infinite or no numbers.
+            DivergedError: weights, momenta or averages are infinite or not a number.
         """
         if self._worker.rank:
             return
@@ -174,7 +173,7 @@ class RunState:
             )
 
     def _write_rows(self) -> str:
-        """Write what a checkpoint must find written; what hinders that, or an empty text. The next one tries again."""
+        """Write the records before a checkpoint; return the error, or an empty text. The next one tries again."""
         try:
             if self._trace is not None:
                 self._trace.flush()

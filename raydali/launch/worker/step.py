@@ -22,7 +22,7 @@ from raydali.train.step import ForwardBackward
 
 @dataclass
 class StepContext:
-    """What all steps of a run on this rank share.
+    """The parts that all steps of a run on this rank share.
 
     Attributes:
         micro_batches: number of micro-batches that this rank takes of a global batch.

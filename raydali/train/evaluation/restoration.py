@@ -1,4 +1,4 @@
-"""What restores images: the network, its loss, and how well it does."""
+"""Image restoration: a network, its loss, and its evaluation."""
 
 import time
 from collections.abc import Iterable

@@ -34,7 +34,7 @@ def _unfit(name: str, size: int) -> str:
 
 
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
-    """What a model has against inputs of this shape, on one line; empty: it takes them, or cannot be tried."""
+    """Return why a model refuses inputs of this shape, on one line; empty if it takes them or cannot be tried."""
     with torch.device("meta"), torch.no_grad():  # shapes alone, no memory and no arithmetic
         try:
             build().eval()(torch.empty(1, *shape))

@@ -9,7 +9,7 @@ Channels = tuple[float, ...]
 
 
 class Normalized(nn.Module):
-    """A model of normalised images as one of images in 0..255. Checkpoints hold the model's state alone.
+    """Normalises images in 0..255 for a model. Checkpoints hold the state of the model alone.
 
     Args:
         model: of float images (N, C, ...).
@@ -25,7 +25,7 @@ class Normalized(nn.Module):
         self.register_buffer("shift", -torch.tensor(mean) / torch.tensor(std), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """What the model makes of images (N, C, ...) in 0..255, of any dtype."""
+        """Return the output of the model for images (N, C, ...) in 0..255, of any dtype."""
         each = (-1, *[1] * (images.dim() - 2))
         normalised = (images * self.scale.view(each)).add_(self.shift.view(each))  # in place: a third less CPU time
         output: torch.Tensor = self.model(normalised)
