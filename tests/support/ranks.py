@@ -47,6 +47,7 @@ class LocalSession:
         self.folder = folder
         self.worker = Worker.join(device, cpus=cpus, node="local")
         self.messages: list[Message] = []
+        self.steps_left = 0
         self.published: list[Figures] = []
         self.noticed: Notice | None = None
         self._stop_at = stop_at

@@ -91,8 +91,8 @@ class Clips(Pipeline[VideoClips]):
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
         """Return decoded clips, the crops in them, flips and labels.
 
-        Clips are (sequence_length, height, width, 3) uint8 RGB, the part around the crop; starts and ends of the crops in
-        them (N, 2) float32, flips (N,) int32, labels (N,) int64.
+        Clips are (sequence_length, height, width, 3) uint8 RGB, the part around the crop; starts and ends of the crops
+        in them (N, 2) float32, flips (N,) int32, labels (N,) int64.
 
         Raises:
             OSError: a video cannot be read or decoded; names its path.

@@ -53,6 +53,7 @@ class RaySession:
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
+        self.steps_left = 0
         self.step = 0
         """The last one that is done."""
         self._taken = 0
@@ -171,6 +172,9 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
             options = chosen(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
+            if session.steps_left:
+                left = f"with {session.steps_left} steps left"
+                raise UsageError(f"the job's train function returned {left}: iterate over `run.steps` to its end")
             session.finish()
         heartbeat.close()
     except Interrupted:

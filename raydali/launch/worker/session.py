@@ -12,6 +12,9 @@ from raydali.train.worker import Worker
 class Session(Protocol):
     """What a training function needs from the launcher; `RaySession` is the implementation on Ray."""
 
+    steps_left: int
+    """Number of steps until the end of the training loop, as far as the loop has begun; 0 at its end."""
+
     @property
     def worker(self) -> Worker:
         """Who this process is."""

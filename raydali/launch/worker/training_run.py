@@ -95,6 +95,7 @@ class TrainingRun:
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
         self._progress = RunProgress(config, session, self.stream, self._state, self._broken, trace, labels)
         self.start = self._state.start
+        session.steps_left = self.stream.steps - self.start
         self._parts: dict[str, Stateful] = {}
         self._context: StepContext
         self._loader: Loader
@@ -242,6 +243,7 @@ class TrainingRun:
                 self._checkpoint()
             if notice := self._stop_signals.poll():
                 self._leave(notice)
+            self._session.steps_left = self.stream.steps - progress.done
 
     def _warm_up(self, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps, and return the ceiling; see `warm_up`."""

@@ -91,6 +91,7 @@ def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.train()
     (row,) = loop.session.folder.rows("epochs.jsonl")
+    assert loop.session.steps_left == 0
     assert row["step"] == loop.run.stream.steps and row["validation"]["top1"] == 0.5 and row["learning_rate"] == 0.1
 
 
