@@ -41,7 +41,10 @@ def machine() -> dict[str, Any]:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs that CUDA shows this process. Asks the driver alone: torch would take seconds, and a GPU's memory."""
+    """The GPUs that CUDA shows this process, which NVML does not know: it ignores CUDA_VISIBLE_DEVICES.
+
+    Asks the driver alone: torch would take seconds, and a GPU's memory.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -25,6 +25,7 @@ from typing import Any
 from raydali.bench.common.options import check
 from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandFailed, UsageError
+from raydali.host.facts import driver_and_gpus
 from raydali.host.started_jobs import heed_sigterm, job_script
 from raydali.output import JsonFile, show
 
@@ -171,7 +172,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
             while driver.poll() is None and time.monotonic() < deadline:
                 done = rows.read_bytes().count(b"\n") if rows.exists() else 0
                 if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:
-                    titles = [(each.pid, each.command) for each in processes.members(mark)]
+                    titles = [(each.pid, processes.command_line(each)) for each in processes.members(mark)]
                     readings.append((done, _reading(driver.pid, titles)))
                     print(f"epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
                 time.sleep(POLL_SECONDS)
@@ -207,13 +208,8 @@ def _reading(driver: int, titles: Sequence[tuple[int, str]]) -> Reading:
 
 def _gpu_megabytes() -> float | None:
     """Return the memory in use on all GPUs together, by all programs; None without a GPU or a driver."""
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        gpus = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return float(sum(pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in gpus)) / 2**20
-    return None
+    _, gpus = driver_and_gpus()
+    return sum(gpu.total - gpu.free for gpu in gpus) / 2**20 if gpus else None
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -8,8 +8,10 @@ import platform
 import re
 import resource
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("ray", "torch", "torchvision", "nvidia-dali-cuda120", "raydali")
 """That must be the same on all nodes."""
@@ -58,7 +60,7 @@ class Host:
 
 def this_host() -> Host:
     """The host of this process."""
-    driver, gpus = _gpus()
+    driver, gpus = driver_and_gpus()
     return Host(
         name=socket.gethostname(),
         driver=driver,
@@ -103,29 +105,29 @@ def _why_not_loaded(*libraries: str) -> str:
     return error
 
 
-def _gpus() -> tuple[str, tuple[Gpu, ...]]:
-    """The driver's version and its GPUs, from NVML, which shows all of them whatever CUDA_VISIBLE_DEVICES says."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return "", ()
-    if nvml.nvmlInit_v2():
-        return "", ()
-    try:
-        text, count = ctypes.create_string_buffer(96), ctypes.c_uint()
-        driver = "" if nvml.nvmlSystemGetDriverVersion(text, len(text)) else text.value.decode()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        return driver, tuple(_gpu(nvml, index) for index in range(count.value))
-    finally:
-        nvml.nvmlShutdown()
+def driver_and_gpus() -> tuple[str, tuple[Gpu, ...]]:
+    """The driver's version and its GPUs, from NVML, which shows all of them whatever CUDA_VISIBLE_DEVICES says.
+
+    Both are empty where no driver answers.
+    """
+    import pynvml as nvml
+
+    driver, gpus = "", tuple[Gpu, ...]()
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        try:
+            driver = nvml.nvmlSystemGetDriverVersion()
+            gpus = tuple(_gpu(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount()))
+        finally:
+            nvml.nvmlShutdown()
+    return driver, gpus
 
 
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
-    device, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), (ctypes.c_ulonglong * 3)()
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-    nvml.nvmlDeviceGetName(device, name, len(name))
-    nvml.nvmlDeviceGetMemoryInfo(device, memory)  # total, free, used
-    return Gpu(name=name.value.decode(), free=memory[1], total=memory[0])
+def _gpu(handle: Any) -> Gpu:
+    import pynvml as nvml
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(name=nvml.nvmlDeviceGetName(handle), free=memory.free, total=memory.total)
 
 
 def _kernel_sees_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""The processes of one cluster, and no others: found by a mark in their environment, by session and by parent (/proc).
+"""The processes of one cluster, and no others: found by a mark in their environment, by session and by parent.
 
 The head is started with the mark and in a session of its own; what it starts inherits both. Ray's Python processes
 write their title over their environment, but stay in the session; the drivers of jobs get sessions of their own, but
@@ -8,9 +8,11 @@ keep the mark.
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 MARK = "RAYDALI_CLUSTER"
 """The environment variable that holds the mark."""
@@ -20,96 +22,82 @@ KILL_SECONDS = 15.0
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process of this machine started, in ticks since boot; None if there is none. Together with its id
-    this identifies a process, since ids are reused."""
+    this identifies a process, since ids are reused. psutil's times follow the clock, and differ between processes."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return None
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process; the time of its start, in ticks since the machine's, tells it from a later one of the same id."""
-
-    pid: int
-    started: int
-    parent: int
-    session: int
-
-    @property
-    def same(self) -> tuple[int, int]:
-        """What does not change while it lives."""
-        return self.pid, self.started
-
-    @property
-    def command(self) -> str:
-        """Its command line, or an empty text once it is gone."""
-        with suppress(OSError):
-            return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return ""
+def command_line(process: psutil.Process) -> str:
+    """Its command line, or an empty text once it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline()).strip()
+    return ""
 
 
-def members(mark: str, known: list[Process] | None = None) -> list[Process]:
+def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """All living processes of the cluster with this mark.
 
     Args:
         mark: the value of the environment variable.
-        known: processes that were members a moment ago, in case what tells them is gone by now.
+        known: earlier members, in case the ancestor that showed that they are has ended.
     """
     running = _running()
-    before = {process.same for process in known or []}
-    roots = [process for process in running if _has_mark(process.pid, mark)]
-    sessions = {process.session for process in roots} - {0}
-    found = {p.pid for p in running if p in roots or p.session in sessions or p.same in before}
+    marked = {process for process in running if _has_mark(process, mark)}
+    sessions = {running[process][1] for process in marked} - {0}
+    found = {process for process, (_, session) in running.items() if session in sessions} | marked
+    found |= running.keys() & {*known}
     grew = True
     while grew:
-        children = {process.pid for process in running if process.parent in found} - found
+        pids = {process.pid for process in found}
+        children = {process for process, (parent, _) in running.items() if parent in pids} - found
         found |= children
         grew = bool(children)
-    return [process for process in running if process.pid in found - {os.getpid()}]
+    return [process for process in running if process in found and process.pid != os.getpid()]
 
 
-def end(mark: str) -> list[Process]:
-    """End the cluster's processes: at first they are asked, then killed; those that are left, none but for a bug."""
+def end(mark: str) -> list[psutil.Process]:
+    """End the cluster's processes by SIGTERM, then by SIGKILL; returns those that are left, which would be a bug."""
     left = members(mark)
-    _signal(left, signal.SIGTERM)
+    send(left, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
         left = members(mark, left)
-    deadline = time.monotonic() + KILL_SECONDS
+    return kill(mark, left, KILL_SECONDS)
+
+
+def kill(mark: str, left: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """SIGKILL to these members, and to those that they start meanwhile; returns those that are left after so long."""
+    deadline = time.monotonic() + seconds
     while left and time.monotonic() < deadline:
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         time.sleep(0.1)
         left = members(mark, left)
     return left
 
 
-def _signal(processes: list[Process], number: int) -> None:
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those of the processes that have not ended."""
     for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
-def _running() -> list[Process]:
-    """This user's processes but for zombies."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError):
-            if entry.stat().st_uid != os.getuid():
-                continue
-            # pid (command) state parent group session ... start, by man 5 proc; a command may hold spaces
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] not in "ZX":
-                found.append(
-                    Process(int(entry.name), started=int(fields[19]), parent=int(fields[1]), session=int(fields[3]))
-                )
+def _running() -> dict[psutil.Process, tuple[int, int]]:
+    """This user's processes but for zombies, each with its parent and its session."""
+    found = {}
+    for pid in psutil.pids():  # not process_iter: it keeps objects, and may give one whose id was reused since
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process] = process.ppid(), os.getsid(pid)
     return found
 
 
-def _has_mark(pid: int, mark: str) -> bool:
-    with suppress(OSError):
-        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    with suppress(psutil.Error, OSError):
+        return bool(process.environ().get(MARK) == mark)
     return False

@@ -18,6 +18,7 @@ from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Host, hosts, small_disk
 from raydali.commands.local_cluster.head import Ports
 from raydali.data.stream.stream import Stream
+from raydali.host.processes import command_line
 from raydali.host.started_jobs import heed_sigterm, job_script
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.sample_trace import read_samples
@@ -88,7 +89,7 @@ class ChaosExperiment:
             found = self._accounts(undisturbed.folder, disturbed.folder, suffered)
         return found | {
             "left": {
-                "processes": [each.command[:80] for each in processes],
+                "processes": [command_line(each)[:80] for each in processes],
                 "ports": ports_left,
                 "shared_memory": sorted(leaks.shared_memory() - memory),
             }

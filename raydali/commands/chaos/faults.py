@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from raydali.commands.chaos.accounting import FaultOutcome, first, reached
-from raydali.commands.chaos.nodes import Nodes, send
+from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, why_no_cables, why_no_disk
-from raydali.host.processes import Process
+from raydali.host.processes import send
 from raydali.train.checkpoint_file import FILE_NAME
 
 CHECKPOINTS_BETWEEN = 2
@@ -38,7 +40,7 @@ class Stage:
     disk: Disk
     at: float = 0.0
     number: int = 0
-    victims: list[Process] = field(default_factory=list)
+    victims: list[psutil.Process] = field(default_factory=list)
     said: int = 0
 
     def training_nodes(self) -> list[int]:
@@ -136,8 +138,8 @@ def _warned(stage: Stage) -> tuple[float, str] | None:
 
 def _orphans_gone(stage: Stage) -> tuple[float, str] | None:
     """The ranks of a killed driver have ended."""
-    alive = {each.same for each in stage.nodes.all_trainers()}
-    return (time.time(), "its ranks are gone") if not alive & {each.same for each in stage.victims} else None
+    alive = {*stage.nodes.all_trainers()} & {*stage.victims}
+    return None if alive else (time.time(), "its ranks are gone")
 
 
 # -- What is done

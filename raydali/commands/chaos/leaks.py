@@ -1,11 +1,14 @@
-"""What runs may leave on a machine: ports at which somebody listens, and shared memory that nobody uses."""
+"""What runs may leave on a machine: ports at which somebody listens, and shared memory that nobody uses.
+
+Both come from /proc: psutil knows the sockets of its own network namespace alone, and no maps without their sizes.
+"""
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from raydali.host.processes import Process
+import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 _LISTENING = "0A"
@@ -17,7 +20,7 @@ def listening(table: str) -> set[tuple[int, str]]:
     return {(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTENING}
 
 
-def ports_of(groups: Iterable[Iterable[Process]]) -> set[int]:
+def ports_of(groups: Iterable[Iterable[psutil.Process]]) -> set[int]:
     """The TCP ports at which these processes listen, each on its own host."""
     found: set[int] = set()
     for process in (process for group in groups for process in group):

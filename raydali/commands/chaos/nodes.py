@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from raydali.commands.chaos.virtual_hosts import Host
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports
 from raydali.errors import CommandFailed
-from raydali.host.processes import MARK, Process, members
+from raydali.host.processes import MARK, command_line, kill, members
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -78,15 +79,15 @@ class Nodes:
                 raise CommandFailed(f"node {number} does not start:\n{end}")
             time.sleep(0.1)
 
-    def processes(self, number: int) -> list[Process]:
+    def processes(self, number: int) -> list[psutil.Process]:
         """All that runs of a node."""
         return members(self._mark_of(number))
 
-    def trainers(self, number: int) -> list[Process]:
+    def trainers(self, number: int) -> list[psutil.Process]:
         """The processes that train on a node."""
-        return [process for process in self.processes(number) if "RayTrainWorker" in process.command]
+        return [process for process in self.processes(number) if "RayTrainWorker" in command_line(process)]
 
-    def all_trainers(self) -> list[Process]:
+    def all_trainers(self) -> list[psutil.Process]:
         """Those of all nodes."""
         return [process for number in range(len(self.hosts)) for process in self.trainers(number)]
 
@@ -96,17 +97,11 @@ class Nodes:
         while self.processes(number) and time.monotonic() < deadline:
             time.sleep(0.2)
 
-    def kill(self, number: int) -> list[Process]:
-        """SIGKILL to all of a node's processes; those that do not end, none but for a bug."""
-        deadline = time.monotonic() + END_SECONDS
-        left = self.processes(number)
-        while left and time.monotonic() < deadline:
-            send(left, signal.SIGKILL)
-            time.sleep(0.1)
-            left = members(self._mark_of(number), left)
-        return left
+    def kill(self, number: int) -> list[psutil.Process]:
+        """SIGKILL to all of a node's processes; returns those that are left, which would be a bug."""
+        return kill(self._mark_of(number), self.processes(number), END_SECONDS)
 
-    def end(self) -> list[Process]:
+    def end(self) -> list[psutil.Process]:
         """Kill all nodes, the head last, and take Ray's files away; the processes that do not end."""
         left = [process for number in reversed(range(len(self.hosts))) for process in self.kill(number)]
         for process in self._started:
@@ -117,10 +112,3 @@ class Nodes:
 
     def _mark_of(self, number: int) -> str:
         return f"{self._mark}-{number}"
-
-
-def send(processes: Sequence[Process], number: signal.Signals) -> None:
-    """A signal to processes, whether they are still there or not."""
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)

@@ -117,7 +117,7 @@ def _down(folder: Path) -> None:
     number = len(processes.members(cluster.mark))
     left = processes.end(cluster.mark)
     if left:
-        listed = "; ".join(f"{process.pid} {process.command[:60]}" for process in left)
+        listed = "; ".join(f"{process.pid} {processes.command_line(process)[:60]}" for process in left)
         print(f"error: {len(left)} processes do not end: {listed}", file=sys.stderr)
         sys.exit(1)
     state.remove(folder)

@@ -12,6 +12,8 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydali.text import plural
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -158,13 +160,8 @@ def config_on_head(gcs_address: str) -> dict[str, Any] | None:
 
 def _file_of_monitor(gcs_address: str) -> str | None:
     """What the autoscaler's process of this cluster reads: empty where it only watches, None without one."""
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (
-                (entry / "cmdline").read_bytes().decode(errors="replace").split("\0") if entry.name.isdigit() else []
-            )
-        except OSError:
-            continue
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
         options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
         if any(word.endswith("/monitor.py") for word in words) and options.get("gcs-address") == gcs_address:
             return options.get("autoscaling-config", "")

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydali.errors import StartError
 from raydali.host.cpu_times import usable_cores
 
@@ -131,13 +133,9 @@ def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
 
 def _has_ended(name: str) -> bool:
     """Return whether a child of this process with that name is a zombie: Ray waits for none that it still starts."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # pid (command) state parent ..., by man 5 proc
-            command, _, rest = stat.read_text().rpartition(")")
-            state, parent = rest.split()[:2]
-            if state == "Z" and int(parent) == os.getpid() and command.partition("(")[2] == name:
-                return True
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process().children()
+        return any(child.status() == psutil.STATUS_ZOMBIE and child.name() == name for child in children)
     return False
 
 

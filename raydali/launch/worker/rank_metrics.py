@@ -4,9 +4,7 @@ Ray's counters, which end in `_total` there, stay until the node's agent ends. I
 last set, so that none outlives what it speaks of. See docs/monitoring.md.
 """
 
-import os
-from pathlib import Path
-
+import psutil
 import torch
 from ray.util.metrics import Counter, Gauge
 
@@ -57,13 +55,7 @@ class RankMetrics:
             "raydali_own_step_seconds": figures.own_step_seconds,
             "raydali_loss": figures.loss,
             "raydali_loader_prepared_batches": figures.prepared_batches,
-            "raydali_host_memory_bytes": resident_bytes(),
+            "raydali_host_memory_bytes": psutil.Process().memory_info().rss,
             "raydali_gpu_memory_bytes": torch.cuda.memory_reserved(self._device) if on_gpu else None,
         }.items():
             self._gauges[name].set(value)
-
-
-def resident_bytes() -> int:
-    """Physical memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

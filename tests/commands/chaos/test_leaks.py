@@ -7,25 +7,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from raydali.commands.chaos import leaks
 from raydali.commands.chaos.virtual_hosts import LOCAL, Host
-from raydali.host.processes import Process
 
 LISTENER = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
 
 
 @pytest.fixture
-def listener() -> Iterator[tuple[Process, int]]:
+def listener() -> Iterator[tuple[psutil.Process, int]]:
     process = subprocess.Popen([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    yield Process(process.pid, 0, os.getpid(), 0), int(process.stdout.readline())
+    yield psutil.Process(process.pid), int(process.stdout.readline())
     process.kill()
     process.communicate()
 
 
-def test_ports_are_those_of_the_processes_asked_about(listener: tuple[Process, int]) -> None:
+def test_ports_are_those_of_the_processes_asked_about(listener: tuple[psutil.Process, int]) -> None:
     process, port = listener
     with socket.create_server((LOCAL, 0)) as other:
         assert leaks.ports_of([[process]]) == {port}
