@@ -13,9 +13,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -33,7 +33,6 @@ from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
 from raydali.commands.report import Report
 from raydali.commands.verify import Verify
-from raydali.completion import Completion
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
 from raydali.output import mark_warnings
@@ -41,6 +40,14 @@ from raydali.output import mark_warnings
 DESCRIPTION = """Measure, look at and check what raydali's jobs train on and run on.
 
 Exit codes: 0 done, 1 something failed or is not as it should be, 2 bad usage, 130 interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Print a script that completes raydali's commands and options in bash, zsh or fish."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """The shell."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -56,6 +63,8 @@ def main(args: Sequence[str] | None = None) -> None:
         for argument in given:
             refuse_secrets(argument)
         options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=(tyro.conf.DisallowNone,))
+        if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
+            return main(["--tyro-print-completion", options.shell])
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
         if getattr(options, "json", None) == "-":
             _print_json(run, options)
