@@ -1,1 +1,1 @@
-"""From a config to a TorchTrainer to a result: the one place that starts Ray."""
+"""The launcher starts Ray and its workers, and follows a run to its end. Only this package imports Ray."""

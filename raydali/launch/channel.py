@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the driver has written, and for a resize the controller.
+    """The requests that the driver has written, and for a resize the controller.
 
     Attributes:
         notice: why the workers should save a checkpoint and leave; None while they should train.
@@ -83,7 +83,7 @@ class DriverChannel:
         self._asked = float("-inf")
 
     def post(self, message: Message) -> None:
-        """Send without waiting."""
+        """Send a message without waiting."""
         self._actor.post.remote(message)
 
     def post_and_wait(self, message: Message) -> None:

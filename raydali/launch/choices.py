@@ -19,18 +19,18 @@ from raydali.launch.options import LaunchOptions
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
 OF_EARLIER_VERSIONS = {"shuffle_window": 0}
-"""Settings that earlier versions did not know, where they had others than today's defaults."""
+"""Settings of runs of earlier versions, which did not know these options."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
 
 
 def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
-    """The options with what was chosen before, where nothing else is asked for now, and a size to resize to.
+    """Return the options with what was chosen before, unless something else is given now, and with a resize size.
 
-    That size follows the image size where there is none yet, or where the image size is another than it was.
+    The resize size follows the image size if there is none yet, or if the image size has changed.
 
     Args:
-        settings: of `config.json`, where None, too, stands for what has yet to be chosen; empty at a first start.
+        settings: those of `config.json`, where None also means not chosen yet; empty at a first start.
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
     if getattr(options, "resize_size", 0) is None:
@@ -41,14 +41,14 @@ def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
 
 
 def with_window(options: Options, samples: int, labels: NDArray[np.int64] | None) -> Options:
-    """The options with the window of blocks that these labels need, where it is open."""
+    """Return the options with the window of blocks that these labels need, if it is not given."""
     if not options.shuffle_block or options.shuffle_window is not None:
         return options
     return replace(options, shuffle_window=fitting_window(labels, options.stream(samples)))
 
 
 def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int64] | None) -> str:
-    """What there is to say of shuffling in blocks on these labels; empty for nothing."""
+    """Return a warning about shuffling in blocks with these labels; empty for none."""
     stream = options.stream(samples)
     if not stream.shuffle_block or labels is None:
         return ""
@@ -73,7 +73,7 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
 
 
 def crop_warning(options: LaunchOptions) -> str:
-    """What there is to say of a centre crop of less than half of the side; empty for nothing."""
+    """Return a warning about a centre crop of less than half of the side; empty for none."""
     side, shorter = getattr(options, "image_size", 0), getattr(options, "resize_size", None)
     if shorter is None or 2 * side >= shorter:
         return ""

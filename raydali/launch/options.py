@@ -1,4 +1,4 @@
-"""The options of every job: where it runs, what it is called, what it consumes, how it survives, how it computes."""
+"""The options of every job: placement, storage, stream, fault tolerance and training."""
 
 import operator
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from raydali.report.tracking import asked_trackers
 
 LEAST_TIMEOUT = 10
 _OTHERS_WAIT = 1.5
-"""Times the longer timeout: for so long do ranks wait for each other, so that the driver names the culprit before."""
+"""Ranks wait for each other for the longer timeout times this, so that the driver finds the culprit first."""
 PLACEMENT_OPTIONS = {
     "workers",
     "cpus_per_worker",
@@ -33,14 +33,14 @@ PLACEMENT_OPTIONS = {
     "hw_decoder_load",
     "largest_image",
 }
-"""What a resume may change as it likes: where it runs, not what."""
+"""Options that a resume may change freely: they say where it runs, not what."""
 MAX_PROFILED = 200
-"""Steps: a trace of 200 is some hundred MB in memory, and as much as a browser shows."""
+"""A trace of 200 steps takes some hundred MB, which is as much as a browser shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """Mixed into a job's config: its fields are the command line's options."""
+    """Base of a job's config, whose fields are the options of the command line."""
 
     workers: str | None = None
     """Workers: a number, or MIN:MAX to grow and shrink with the cluster. Default: one a GPU, or 2 on CPUs."""
@@ -57,11 +57,11 @@ class LaunchOptions:
     epochs: int = 90
     """Passes over the training samples."""
     batch_size: int = 256
-    """Samples that a device holds at once: a micro-batch."""
+    """Samples of a micro-batch, which a device processes at once."""
     global_batch_size: int | None = None
     """Samples of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
     seed: int = 0
-    """Of weights, order, crops and everything else that is drawn at random."""
+    """Seed of everything random: weights, order, crops."""
     shuffle_block: int = 0
     """For slow disks: shuffle blocks of as many neighbouring samples, and the samples of a window of blocks; 0: all
     samples."""
@@ -69,27 +69,27 @@ class LaunchOptions:
     """Blocks of a window, spread over the data; 0: 16, drawn from anywhere. Default: by the labels, so that a global
     batch holds nearly the classes that it would without blocks. Kept from the first start on."""
     sync_bn: bool = False
-    """BatchNorm over the micro-batches of all GPUs instead of each one's own."""
+    """Compute BatchNorm over the micro-batches of all GPUs instead of each GPU's own."""
     checkpoint_every: int = 0
-    """Steps between checkpoints, beside those at the end of each epoch; 0: none."""
+    """Steps between checkpoints, in addition to those at the end of each epoch; 0: none."""
     keep_epochs: int = 0
-    """Keep the checkpoint at the end of every so many epochs for good, beside the newest three; 0: none."""
+    """Keep the checkpoint of every Nth epoch for good, in addition to the newest three; 0: none."""
     trace_samples: bool = False
-    """Write which rank trained on which id at which step to the run's samples/."""
+    """Record which rank trained on which sample at which step, in the run's samples/."""
     max_failures: int = 3
-    """How often in a row a failed worker group is started again from the newest checkpoint while there is no newer one;
-    -1: always. Preemptions do not count, nor does a storage that is away. What would recur is not tried again."""
+    """Consecutive failures without a newer checkpoint after which the run ends; -1: no limit. Preemptions and storage
+    outages do not count. A failure that would recur ends the run at once."""
     hang_timeout: float = 600
-    """Seconds after which a run that stands still is started again from the newest checkpoint; 0: never."""
+    """Seconds without progress after which a run is restarted from the newest checkpoint; 0: never."""
     storage_timeout: float = 21600
-    """Seconds for which data or checkpoints may be out of reach before the run ends; 0: any time. Workers try for a
-    minute, then start again after pauses of 30 s to 5 min."""
+    """Seconds for which data or checkpoints may be unreachable before the run ends; 0: no limit. Workers retry for a
+    minute, then restart after pauses of 30 s to 5 min."""
     start_timeout: float = 1800
-    """Seconds that a started worker group may take to its first step, compilation included, before it is started again;
-    0: for ever."""
+    """Seconds that a worker group may take to its first step, compilation included, before it is restarted; 0: no
+    limit."""
 
     track: str | None = None
-    """Programs to keep the run in beside TensorBoard, where they are installed: mlflow, wandb, or mlflow,wandb."""
+    """Trackers in addition to TensorBoard, if they are installed: mlflow, wandb, or mlflow,wandb."""
 
     def __post_init__(self) -> None:
         _ = self.worker_range, self.trackers
@@ -110,7 +110,7 @@ class LaunchOptions:
             if 0 < (timeout := getattr(self, name)) < LEAST_TIMEOUT:
                 raise UsageError(
                     f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
-                    "a worker says every 2 s how far it is"
+                    "workers report progress every 2 s"
                 )
 
     @cached_property
@@ -133,7 +133,7 @@ class LaunchOptions:
 
     @property
     def group_timeout(self) -> timedelta:
-        """How long process groups wait for a rank: longer than the driver does; a day where that waits for ever."""
+        """Timeout of process groups: longer than the driver's timeouts, or a day if one of those is off."""
         if not self.hang_timeout or not self.start_timeout:
             return timedelta(days=1)
         return timedelta(seconds=_OTHERS_WAIT * max(self.hang_timeout, self.start_timeout))
@@ -161,7 +161,7 @@ class LaunchOptions:
         """The stream of ids that a run over that many training samples consumes.
 
         Raises:
-            UsageError: the sizes do not go together.
+            UsageError: the sizes do not fit together.
         """
         assert self.global_batch_size is not None, "the driver fills it in"
         return Stream(
@@ -257,7 +257,7 @@ class ImageOptions(TrainingOptions):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """What of this the job's pipelines take."""
+        """The decoding options that the job's pipelines take."""
         return {"hw_decoder_load": self.hw_decoder_load, "largest_image": self.largest_image}
 
 

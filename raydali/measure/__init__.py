@@ -1,1 +1,1 @@
-"""Where the time goes: clocks, epoch records, merging ranks, the ceiling, the verdict. Pure: no Ray, no DALI."""
+"""Measurement: clocks, epoch records, the ceiling, and the verdict on an epoch's time. No Ray, no DALI."""

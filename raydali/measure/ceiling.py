@@ -1,4 +1,4 @@
-"""The ceiling: how fast the training step is when its batch lies on the device already."""
+"""The ceiling: the speed of the training step with its batch already on the device."""
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,20 +16,20 @@ MAX_STEPS, MIN_STEPS = 60, 3
 MAX_SECONDS = 10.0
 """Duration of a measurement. No ceiling is measured of steps that take longer."""
 VOID_ABOVE = 1.1
-"""The share of a ceiling from which on something must have slowed the machine down when it was measured."""
+"""A larger share of the ceiling means that something slowed the machine down while the ceiling was measured."""
 MAX_FOREIGN = 0.5
-"""The share of what a host without idle cores computes that other processes may have while it is measured. Ray and the
-driver have a quarter where cores are few; what they take from a ceiling shows in epochs that are faster than it."""
+"""The share of a saturated node's CPU time that other processes may use during the measurement. Ray and the driver use
+a quarter if there are few cores; if that made the ceiling too low, epochs are faster than it."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A measured ceiling, or why there is none.
+    """A measured ceiling, or the reason why there is none.
 
     Attributes:
-        images_per_second: of all ranks together; None where it is not known.
-        why: it is not known, in words; empty where nobody asked.
-        void: it was measured, but of a machine that did other things too: to be measured again.
+        images_per_second: of all ranks together; None if it is not known.
+        why: the reason; empty if no measurement was requested.
+        void: whether it was measured on a busy machine, and must be measured again.
     """
 
     images_per_second: float | None = None
@@ -38,7 +38,7 @@ class Ceiling:
 
 
 def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> float | None:
-    """A rate's share of a ceiling; None where one of them is not known, or the ceiling cannot be true."""
+    """Return a rate as a share of the ceiling; None if one of them is not known, or the ceiling cannot be right."""
     share = images_per_second / ceiling if images_per_second and ceiling else None
     return share if share is None or share <= VOID_ABOVE else None
 
@@ -96,7 +96,7 @@ def ceiling_images_per_second(
 
 
 def synchronize(device: "torch.device") -> None:
-    """Wait until the device has done all that was asked of it; a CPU has."""
+    """Wait until the device has finished all work; a CPU always has."""
     if device.type == "cuda":
         import torch
 

@@ -7,11 +7,11 @@ import torch
 
 
 class StageClock:
-    """Adds up the time spent in named stages; entering one ends the one before.
+    """Adds up the time spent in named stages; entering one ends the previous one.
 
-    On a GPU the marks are CUDA events on the current stream: a stage lasts as long as the device says, nothing is
-    synchronised while it runs, and "loader_wait" is how long the device stood idle for its data, not how long the
-    host (which runs ahead) did. On a CPU they are times of the host's monotonic clock.
+    On a GPU the marks are CUDA events on the current stream: durations are the device's, nothing is synchronised while
+    a stage runs, and "loader_wait" is how long the device, not the host, was idle for its data. On a CPU the marks are
+    times of the host's monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,27 +33,27 @@ class StageClock:
         self._add_up(wait=False)
 
     def totals(self) -> dict[str, float]:
-        """Seconds of each stage up to now, the running one included; waits for the device."""
+        """Return the seconds of each stage up to now, the running one included; waits for the device."""
         if self._marks:
             self.enter(self._marks[-1][0])
             self._add_up(wait=True)
         return dict(self._totals)
 
     def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Seconds of each stage, and how often it was, as far as the device is known to be through; never waits."""
+        """Return the seconds and the count of each stage, as far as the device has finished; never waits."""
         self._add_up(wait=False)
         return dict(self._totals), dict(self._ended)
 
     def shortest(self, stage: str) -> float | None:
-        """Seconds of the shortest time that a stage was run through, of those that `totals` or `so_far` saw end."""
+        """Return the seconds of the shortest completed run of a stage, among those that `totals` or `so_far` saw."""
         return self._shortest.get(stage)
 
     def latest(self, stage: str) -> float | None:
-        """The same of the last such time."""
+        """Return the same for the last such run."""
         return self._latest.get(stage)
 
     def reset(self) -> None:
-        """Forget what was added up; the running stage goes on from now."""
+        """Start again from zero; the running stage continues from now."""
         self.totals()
         self._totals.clear()
         self._ended.clear()

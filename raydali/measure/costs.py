@@ -33,7 +33,7 @@ Rank = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Straggler:
-    """The slowest rank.
+    """The slowest rank of an epoch.
 
     Attributes:
         rank: its record.

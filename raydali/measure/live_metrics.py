@@ -1,4 +1,4 @@
-"""What a rank says of itself while it trains: figures of the last seconds, taken without waiting for the device."""
+"""Figures of the last seconds of a rank's training, taken without waiting for the device."""
 
 import time
 from collections.abc import Callable
@@ -8,22 +8,22 @@ from raydali.measure.meter import EpochMeter
 from raydali.measure.records import Figures
 
 PULSE_SECONDS = 5.0
-"""Between two pulses. Ray passes metrics on every 10 s, and drops what was not set again for 20."""
+"""Interval of publishing. Ray exports metrics every 10 s, and drops those not set for 20 s."""
 SHORTEST_SECONDS = 1.0
-"""An epoch's rest that is shorter says nothing of speed, if the epoch had a pulse before."""
+"""A shorter rest of an epoch gives no reliable speed; it is left out if the epoch has other figures."""
 
 
 class LiveMetrics:
-    """Now and then publishes figures of what a meter has measured since the time before.
+    """Publishes at intervals what a meter has measured since the last time.
 
-    On a GPU they are of the steps that the device is through with, which the host is a little ahead of.
+    On a GPU they cover the steps that the device has finished; the host is a little ahead.
 
     Args:
-        meter: of the epoch under way.
+        meter: that of the current epoch.
         batch_size: of a micro-batch.
-        micro_batches: that a step takes of this rank.
-        ceiling_images_per_second: of this rank; None where it was not measured.
-        prepared: the loader's `prepared_batches`.
+        micro_batches: of this rank in each step.
+        ceiling_images_per_second: this rank's part of the ceiling; None if it was not measured.
+        prepared: returns the loader's `prepared_batches`.
         publish: takes the figures.
     """
 
@@ -43,7 +43,7 @@ class LiveMetrics:
         self._begin()
 
     def step(self) -> None:
-        """Publish, if it is time; cheap enough for every step."""
+        """Publish if it is time to; cheap enough for every step."""
         if time.monotonic() - self._taken >= PULSE_SECONDS:
             self._publish(self._figures())
 
@@ -87,7 +87,7 @@ class LiveMetrics:
         )
 
     def _mean_loss(self) -> float | None:
-        """Since the pulse before."""
+        """Return the mean loss since the last time."""
         (total, images), (total_before, images_before) = self._meter.loss_so_far(), self._loss
         if images == images_before:
             return None

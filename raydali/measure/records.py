@@ -1,4 +1,4 @@
-"""Epoch records: what each rank measured, merged into a line of `epochs.jsonl`. A value not measured is None."""
+"""Epoch records: the measurements of all ranks, merged into a row of `epochs.jsonl`. None: not measured."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from raydali.measure.verdict import verdict
 
 @dataclass(kw_only=True, slots=True)
 class RankRecord:
-    """One rank's share of an epoch, or of the part of an epoch that one worker group ran.
+    """The measurements of one rank in an epoch, or in the part of an epoch that one worker group ran.
 
-    Times are in seconds; the loader's, the step's and the checkpoint's add up to `seconds` but for what the loop
-    itself costs. Validation stands apart.
+    Times are in seconds. The loader's, the step's and the checkpoint's add up to `seconds`, except for the cost of the
+    loop itself. Validation is not included.
     """
 
     rank: int
@@ -29,46 +29,45 @@ class RankRecord:
     step_seconds: float
     checkpoint_seconds: float
     first_batch_seconds: float | None
-    """From asking for the worker's first batch to having it; None where that lay before this record."""
+    """Wait for the worker's first batch; None if that was before this record."""
 
     replaced: int = 0
-    """Broken samples that others stood in for."""
+    """Number of broken samples that were replaced."""
 
-    # What the verdict is read from. With defaults, since older checkpoints lack it.
+    # Input of the verdict. With defaults, since older checkpoints do not have it.
     device: str = "cpu"
     has_bf16: bool = False
-    """True where the device has units for bf16: else it is no advice."""
+    """Whether the device has units for bf16; otherwise the verdict does not advise it."""
     steps: int = 0
     first_step_seconds: float | None = None
-    """Of the host: its own part of the worker's first step, without the loader and the exchange; None where that lay
-    before this record."""
+    """Host time of the worker's first step, without the loader and the all-reduce; None if that was before this
+    record."""
     exchange_seconds: float | None = None
-    """The part of `step_seconds` in which this rank had its gradients and waited for the others'; inside a CUDA graph
-    worked out from samples. None: one rank, or not measured."""
+    """The part of `step_seconds` between this rank's last gradient and the end of the all-reduce; inside a CUDA graph
+    estimated from samples. None: one rank, or not measured."""
     shortest_exchange_seconds: float | None = None
-    """Of a step: what exchanging gradients itself takes at most."""
+    """The same of the shortest step: an upper bound of the duration of the all-reduce itself."""
     loader_waits: dict[str, float] = field(default_factory=dict)
-    """How long the loader blocked the host behind the first batch, by cause; empty where it cannot tell."""
+    """Time that the loader blocked the host after the first batch, by cause; empty if unknown."""
     python_seconds: float = 0.0
-    """Computing of the loader's Python behind the first batch, beside the training thread: as long, that could run none
-    of its own."""
+    """CPU time of the loader's Python after the first batch, during which the training thread could not run Python."""
     cpu_seconds: float | None = None
-    """Computing of this rank's processes, validation included, as in those below."""
+    """CPU time of this rank's processes; this and the following include validation."""
     cpu_queued_seconds: float | None = None
-    """The training thread was ready and had to wait for a core."""
+    """Time that the training thread was ready and waited for a core."""
     helpers_seconds: float | None = None
-    """Computing of all but the training thread: the loader's, above all."""
+    """CPU time of all threads but the training thread, mainly the loader's."""
     helpers_queued_seconds: float | None = None
-    """These were ready and had to wait for a core."""
+    """Time that these were ready and waited for a core."""
     host_busy_seconds: float | None = None
-    """Of all processes on the cores that this rank may use."""
+    """CPU time of all processes on the cores that this rank may use."""
     host_idle_seconds: float | None = None
-    """The rest of these cores' time."""
+    """Idle time of these cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What one rank measured in the last seconds; None for what could not be measured."""
+    """The measurements of one rank in the last seconds; None for what could not be measured."""
 
     images: int
     """Images that it trained on. Over a run, each image counts once."""
@@ -89,11 +88,11 @@ class Figures:
 
 
 Segment = Sequence[RankRecord]
-"""The records of all ranks of one worker group, in order of rank."""
+"""The records of all ranks of one worker group, ordered by rank."""
 
 
 def segment_of(rows: Iterable[Mapping[str, Any]]) -> list[RankRecord]:
-    """The records that these rows hold, as checkpoints and other ranks give them."""
+    """Return the records that these rows hold, as checkpoints and other ranks give them."""
     return [RankRecord(**row) for row in rows]
 
 
@@ -110,16 +109,16 @@ def epoch_record(
     options: Any = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
-    """A line of `epochs.jsonl`; what the arguments name is taken over as it is.
+    """Return a row of `epochs.jsonl`; arguments with the name of a column are copied.
 
-    Ranks run side by side, segments one after the other: a time is the sum over segments of the mean over ranks,
-    but `seconds` of the slowest rank; images are sums.
+    Ranks run concurrently, segments one after the other: a time is the sum over segments of the mean over ranks, except
+    `seconds`, which is that of the slowest rank. Images are summed.
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
-        ceiling_images_per_second: of the last segment's workers; it counts for no others, and one that the epoch itself
-            disproves (`share_of_ceiling`) is none.
-        options: of the job, a dataclass, for the verdict's remedies; None: there are none.
+        ceiling_images_per_second: of the last segment's workers. It is dropped if others had another number of
+            workers, or if the epoch is faster (`share_of_ceiling`).
+        options: the job's, a dataclass, for the verdict's advice; None for a loop of one's own.
         useful_block: see `verdict`.
     """
 
@@ -163,12 +162,12 @@ def epoch_record(
     }
     try:
         found = verdict(line, options, useful_block)
-        said = str(found)
-    except Exception as error:  # what only speaks of a run must not end it
+        text = str(found)
+    except Exception as error:  # a description must not end the run
         warnings.warn(f"no verdict could be found: {type(error).__name__}: {error}", stacklevel=2)
         return line
     if found:
-        line["verdict"], line["costs"] = said, found.costs
+        line["verdict"], line["costs"] = text, found.costs
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line

@@ -42,7 +42,7 @@ SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What an epoch's time was lost to, and what to try.
+    """The largest cost of an epoch's time, and what to try.
 
     Attributes:
         kind: the largest cost, or "step-bound" if none is large.

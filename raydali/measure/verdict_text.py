@@ -11,7 +11,7 @@ from raydali.measure.costs import Straggler
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What `verdict` found; see Verdict.
+    """The findings that a verdict describes; see Verdict.
 
     Attributes:
         seconds: duration of the epoch.

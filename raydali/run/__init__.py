@@ -1,1 +1,1 @@
-"""What a run leaves on storage: its folder, checkpoints, and the trace of its samples."""
+"""A run's data on storage: its folder, events, checkpoints, and the trace of its samples."""

@@ -1,9 +1,9 @@
-"""A run's folder belongs to its newest driver, and to the newest of its worker groups. Older ones write no more.
+"""Ownership of a run's folder by the newest driver and its newest worker group; older ones can no longer write.
 
 attempt.json    the driver's random id, and the number of its worker group; 0 before the first one
 
-Two drivers may train one run: on two machines, or since the first was given up too early. And a node that is cut off
-goes on for a minute after Ray has given it up and started its workers elsewhere; it may still reach the storage.
+Two drivers may train one run: on two machines, or because the first was given up too early. And a node that is cut off
+continues for a minute after Ray has given it up and started its workers elsewhere; it may still reach the storage.
 """
 
 import secrets
@@ -30,7 +30,7 @@ class Attempt:
     group: int = 0
 
     def take(self, folder: RunFolder) -> None:
-        """Make the folder this attempt's: earlier ones are refused from now on.
+        """Take over the folder: earlier attempts are refused from now on.
 
         Raises:
             Superseded: this is a worker group, and another driver or a newer group has taken the folder.
@@ -40,9 +40,9 @@ class Attempt:
         folder.write_json(ATTEMPT, {"driver": self.driver, "group": self.group, "time": round(time.time(), 3)})
 
     def fenced(self, folder: RunFolder) -> RunFolder:
-        """The folder, which looks before each write, renaming and deletion whether it is still this attempt's.
+        """Return the folder with a fence: each write, rename and deletion checks that this attempt still owns it.
 
-        What it does so raises `Superseded`, which is no OSError, where it is not.
+        If it does not, they raise `Superseded`, which is no OSError.
         """
         return replace(folder, fence=lambda: self._check(folder))
 
@@ -51,7 +51,7 @@ class Attempt:
             newest: Any = folder.read_json(ATTEMPT)
             driver, group = newest["driver"], newest["group"]
         except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return  # it was deleted, or the disk is gone, which the write will say
+            return  # it was deleted, or the disk is gone, in which case the write fails
         if driver != self.driver:
             raise Superseded(f"another driver has taken over {folder}: this one ends, and writes nothing more to it")
         if self.group and group > self.group:

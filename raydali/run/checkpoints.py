@@ -1,10 +1,10 @@
-"""The checkpoints of a run: saved in the background, counted once whole, verified before they are used.
+"""The checkpoints of a run: saved in the background, valid once complete, verified before use.
 
     checkpoint_000000100/state.pt         written first
     checkpoint_000000100/manifest.json    written last: sizes and hashes; without it this is not a checkpoint
-    checkpoint_000000095/refused.json     the manifest of one that could not be used, when one before it was taken
+    checkpoint_000000095/refused.json     the manifest of one that was unusable, after an earlier one was used
 
-A kill at any instant leaves the newest whole one as it was. What fails to be saved is an event; the next one is tried.
+A kill at any instant leaves the newest complete one intact. A checkpoint that cannot be saved is an event.
 """
 
 import re
@@ -25,9 +25,9 @@ from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpoint
 from raydali.train.worker import Worker
 
 KEPT = 3
-"""Older ones are deleted."""
+"""Number of newest checkpoints to keep; older ones are deleted."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
-"""How many in a row may fail, and for how long; beyond both the run ends."""
+"""Number of consecutive failed saves, and their duration, after which the run ends."""
 REFUSED = "refused.json"
 
 
@@ -36,17 +36,17 @@ class _Unsaved:
     step: int
     state: dict[str, Any]
     best: dict[str, Any] | None
-    hindered: bool
+    is_blocked: bool
 
 
 class CheckpointStore:
-    """One worker's view of the checkpoints in a run's folder; rank 0 alone writes, on a thread of its own.
+    """The checkpoints in a run's folder. Only rank 0 writes, on a background thread.
 
     Args:
         folder: the run's.
-        worker: who this is; its process group tells the others what rank 0 found.
+        worker: this process; its process group broadcasts what rank 0 reads.
         emit: sends an event to the driver.
-        keeps: of a step, whether its checkpoint is kept however old it is.
+        is_kept: returns whether the checkpoint of a step is kept for good.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CheckpointStore:
         folder: RunFolder,
         worker: Worker,
         emit: Callable[[Event], None],
-        keeps: Callable[[int], bool] = lambda step: False,
+        is_kept: Callable[[int], bool] = lambda step: False,
     ) -> None:
-        self._folder, self._worker, self._emit, self._keeps = folder, worker, emit, keeps
+        self._folder, self._worker, self._emit, self._is_kept = folder, worker, emit, is_kept
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
@@ -64,18 +64,20 @@ class CheckpointStore:
 
     # -- Saving
 
-    def save(self, step: int, state: dict[str, Any], *, best: dict[str, Any] | None = None, hindered: str = "") -> None:
-        """Begin to save a state, once the one before is saved: so snapshots do not pile up in memory. Rank 0 only.
+    def save(
+        self, step: int, state: dict[str, Any], *, best: dict[str, Any] | None = None, save_error: str = ""
+    ) -> None:
+        """Begin to save a state, once the previous one is saved: snapshots must not pile up in memory. Rank 0 only.
 
         Args:
             step: global batches that it covers.
             state: a snapshot; it must not change afterwards.
-            best: weights to keep in `best/`; where that fails, they are tried again with the next checkpoint.
-            hindered: why there can be no checkpoint now, since what must lie there before it does not.
+            best: weights to keep in `best/`; if that fails, they are saved with the next checkpoint.
+            save_error: why there can be no checkpoint now: the rows before it could not be written.
 
         Raises:
-            StorageError: too many in a row could not be saved, for too long.
-            StorageAway: the same, since the storage does not answer.
+            StorageError: too many consecutive ones could not be saved, for too long.
+            StorageAway: the same, because the storage does not answer.
         """
         self.wait()
         seconds = time.monotonic() - self._failing_since
@@ -83,15 +85,15 @@ class CheckpointStore:
             raise self._error(f"{self._failures} checkpoints in a row could not be saved, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
-        self._unsaved = _Unsaved(step, state, best, bool(hindered))
-        if hindered:
-            self._failed(hindered)
+        self._unsaved = _Unsaved(step, state, best, bool(save_error))
+        if save_error:
+            self._failed(save_error)
         else:
             self._thread = threading.Thread(target=self._save, args=(self._unsaved,), daemon=True, name="checkpoint")
             self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being saved."""
+        """Wait until nothing is being saved."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -99,16 +101,16 @@ class CheckpointStore:
             raise self._bug
 
     def finish(self) -> None:
-        """Wait for the last one, which is tried for a minute more where it could not be saved.
+        """Wait for the last one; if it could not be saved, it is retried for a minute.
 
         Raises:
             StorageError: it cannot be saved.
-            StorageAway: the same, since the storage does not answer.
+            StorageAway: the same, because the storage does not answer.
         """
         self.wait()
         if (unsaved := self._unsaved) is None:
             return
-        if unsaved.hindered:
+        if unsaved.is_blocked:
             raise self._error("the last checkpoint could not be saved")
         try:
             retry.with_retry(
@@ -125,7 +127,7 @@ class CheckpointStore:
         try:
             self._write(unsaved)
         except OSError as error:
-            # Of a full disk it must not take more; straight, since a store may be away.
+            # It must not fill a full disk. Without retry, since the storage may be away.
             with suppress(OSError, Superseded):
                 self._folder.fence()
                 self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
@@ -154,15 +156,15 @@ class CheckpointStore:
         self._emit(CheckpointFailed(step=step, path=self._path(step), reason=why, in_a_row=self._failures))
 
     def _tidy(self, step: int) -> None:
-        """Delete what is older than the newest three and not to be kept, and what earlier kills left half-written."""
+        """Delete older checkpoints that are not to be kept, and parts that earlier kills left."""
         try:
-            whole = 0
+            complete = 0
             for name in self._names():
                 if self._folder.exists(f"{name}/{MANIFEST}"):
-                    whole += 1
-                    if whole <= KEPT or self._keeps(_step(name)):
+                    complete += 1
+                    if complete <= KEPT or self._is_kept(_step(name)):
                         continue
-                    self._folder.remove(f"{name}/{MANIFEST}")  # first, so that no part of it looks whole
+                    self._folder.remove(f"{name}/{MANIFEST}")  # first, so that no part of it looks complete
                 elif _step(name) > step:
                     continue
                 self._folder.remove_folder(name)
@@ -172,19 +174,19 @@ class CheckpointStore:
     def _error(self, what: str) -> StorageAway | StorageError:
         kind = StorageAway if self._folder.is_transient(OSError(self._why)) else StorageError
         return kind(
-            f"{what} to {self._folder}: {self._why}: mend the storage; "
-            "then the same command goes on from the newest checkpoint"
+            f"{what} to {self._folder}: {self._why}: repair the storage; "
+            "then the same command resumes from the newest checkpoint"
         )
 
     # -- Loading
 
     def newest(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that can be used, the same on every rank; None where none was ever made.
+        """Return the state of the newest usable checkpoint, the same on every rank; None if none was ever made.
 
-        All ranks must call it. Rank 0 reads it for all, tells of those that cannot be used, and puts them aside.
+        All ranks must call it. Rank 0 reads it for all, reports unusable ones, and sets them aside.
 
         Raises:
-            StorageError: there were checkpoint_file, but none can be used; the storage refuses to give them.
+            StorageError: there were checkpoints, but none can be used, or the storage refuses access.
             StorageAway: the storage does not answer.
         """
         self.wait()
@@ -216,7 +218,7 @@ class CheckpointStore:
                 last = str(error)
                 self._emit(CheckpointRefused(path=f"{self._folder}/{name}", reason=last))
                 continue
-            # What the run writes from here on does not go with them, should they become readable again.
+            # Should they become readable again, they would not match what the run writes from here on.
             for bad in refused:
                 self._folder.rename(f"{bad}/{MANIFEST}", f"{bad}/{REFUSED}")
             return state
@@ -245,7 +247,7 @@ class CheckpointStore:
         return checkpoint_file.verified(contents(MANIFEST), contents, step=_step(name))
 
     def _names(self) -> list[str]:
-        """Of the folders, the newest first."""
+        """Return the names of the folders, the newest first."""
         return newest_first(self._folder)
 
     def _path(self, step: int) -> str:
@@ -253,13 +255,13 @@ class CheckpointStore:
 
 
 def newest_first(folder: RunFolder) -> list[str]:
-    """Names of the folders of checkpoint_file, whole or not, from the newest to the oldest."""
+    """Return the names of the folders of checkpoints, complete or not, from the newest to the oldest."""
     names = [name for name in folder.folders() if re.fullmatch(r"checkpoint_\d{9,}", name)]
     return sorted(names, key=_step, reverse=True)
 
 
 def newest_step(folder: RunFolder) -> int | None:
-    """The global batches that the newest whole checkpoint covers; None where there is none."""
+    """Return the step of the newest complete checkpoint; None if there is none."""
     return next((_step(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
 
 

@@ -146,7 +146,7 @@ class CheckpointRefused(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Left(Event):
-    """All workers are about to leave; a checkpoint covers every step up to this one."""
+    """The workers are about to leave; a checkpoint covers every step up to this one."""
 
     event = "left"
     notice: Notice
@@ -167,7 +167,7 @@ class GroupEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(GroupEnded):
-    """Workers failed.
+    """Workers of a group failed.
 
     Attributes:
         ranks, error: those that ended with an error, and the error as Ray Train describes it.

@@ -131,7 +131,7 @@ class RunFolder:
                 self.filesystem.delete_dir(self.path())
 
     def create(self) -> None:
-        """Make the folder.
+        """Create the folder of the run.
 
         Raises:
             UsageError: the storage cannot be written to.
@@ -199,7 +199,7 @@ class RunFolder:
         self._with_retry(lambda: self.filesystem.move(self.path(file), self.path(new)))
 
     def remove(self, file: str) -> None:
-        """Delete a file."""
+        """Delete a file of the folder."""
         self.fence()
         self._with_retry(lambda: self.filesystem.delete_file(self.path(file)))
 

@@ -30,7 +30,7 @@ class WorkerMessage(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(WorkerMessage):
-    """How far a rank is, every `HEARTBEAT_SECONDS`.
+    """The progress of a rank, sent every `HEARTBEAT_SECONDS`.
 
     Attributes:
         node, node_id, pid, started: where its process runs; see `host.processes.start_ticks`.
@@ -95,7 +95,7 @@ class RankWarning(Message):
 
 @dataclass(frozen=True)
 class ForwardedWarning(Message):
-    """What code in a worker passed to `warnings` or `logging`; the driver merges equal ones."""
+    """A warning that code in a worker gave by `warnings` or `logging`; the driver merges equal ones."""
 
     rank: int
     text: str
@@ -111,7 +111,7 @@ class Placed(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Message):
-    """How far training is, from rank 0.
+    """The progress of training, from rank 0.
 
     Attributes:
         step: completed ones of the run's `steps`.
@@ -127,7 +127,7 @@ class Progress(Message):
 
 @dataclass(frozen=True)
 class RankFigures(Message):
-    """What a rank measured in the last seconds."""
+    """The measurements of a rank in the last seconds."""
 
     rank: int
     figures: Figures

@@ -25,10 +25,10 @@ SCHEMA = pa.schema(
 
 
 class SampleTrace:
-    """Rows of one rank, written as a file whenever a checkpoint is about to be made.
+    """Collects the rows of one rank, and writes them as a file before each checkpoint.
 
     A row: step (global batch), epoch, rank, micro_batch (its place in the global batch), id, and replaced_by, null
-    but for a broken sample. Within a micro-batch rows keep the order of the stream.
+    except for a broken sample. Within a micro-batch rows keep the order of the stream.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
@@ -36,11 +36,11 @@ class SampleTrace:
         self._micro_batches: list[MicroBatch] = []
 
     def add(self, micro_batch: MicroBatch) -> None:
-        """Note a micro-batch that was trained on."""
+        """Add a micro-batch that was trained on."""
         self._micro_batches.append(micro_batch)
 
     def flush(self) -> None:
-        """Write what was noted since the last flush as one file.
+        """Write what was added since the last flush as one file.
 
         Raises:
             OSError: it cannot be written; the next flush tries again.
@@ -73,7 +73,7 @@ def _replaced_by(batches: Sequence[MicroBatch]) -> Any:
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:
-    """Drop the rows from global batch `step` on, what a resume at that step trains on again, and a crash's leftovers.
+    """Drop the rows from global batch `step` on, which a resume will write again, and parts that a crash left.
 
     Raises:
         RuntimeError: a file begins before the step and reaches beyond it.
@@ -88,7 +88,7 @@ def drop_samples(folder: RunFolder, step: int) -> None:
 
 
 def read_samples(folder: RunFolder) -> pa.Table:
-    """All rows of a run in the order of the stream: by step, micro-batch, and place in the micro-batch."""
+    """Return all rows of a run in the order of the stream."""
     files = [file for file in folder.files("samples") if file.endswith(".parquet")]
     tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
     table = pa.concat_tables([SCHEMA.empty_table(), *tables])

@@ -99,7 +99,7 @@ def test_few_failures_do_not_end_it_however_long(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(checkpoints, "MAX_SECONDS", 0.0)
     store = store_of(folder_of(tmp_path), rows := Rows())
     for step in range(MAX_FAILURES):
-        store.save(step, state_of(step), hindered="[Errno 116] Stale file handle")
+        store.save(step, state_of(step), save_error="[Errno 116] Stale file handle")
     assert len(rows) == MAX_FAILURES
     with pytest.raises(StorageAway, match="Stale file handle"):  # it may answer again: the run is not over
         store.save(20, state_of(20))
@@ -135,7 +135,7 @@ def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.M
 def test_what_must_lie_before_a_checkpoint_holds_it_back(tmp_path: Path) -> None:
     folder, rows = folder_of(tmp_path), Rows()
     store = store_of(folder, rows)
-    store.save(5, state_of(5), hindered="rows could not be written")
+    store.save(5, state_of(5), save_error="rows could not be written")
     assert store.newest() is None
     with pytest.raises(StorageError, match="rows could not be written"):
         store.finish()

@@ -57,10 +57,10 @@ class LocalSession:
         return self._checkpoints.newest()
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
     ) -> None:
         if state is not None:
-            self._checkpoints.save(step, state, best=best, hindered=hindered)
+            self._checkpoints.save(step, state, best=best, save_error=save_error)
         self._checkpoints.wait()  # so that a test knows what is saved when it stops a rank
         self.worker.barrier()
 

@@ -1,1 +1,1 @@
-"""What runs in Ray Train's controller actor."""
+"""Code that runs in Ray Train's controller actor."""

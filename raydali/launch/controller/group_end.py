@@ -15,7 +15,7 @@ from raydali.run.events import Failure, Preemption, WorkerAddress
 
 
 def only_waits(state: TrainControllerState) -> bool:
-    """Return whether workers did not start for lack of room: they are placed anew, which is no failure."""
+    """Return whether workers did not start for lack of resources: they are placed again, which is no failure."""
     cause = getattr(getattr(state, "training_failed_error", None), "controller_failure", None)
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
@@ -24,7 +24,7 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
     """Return the end that led to this state; None where it was no end, or the driver asked for it.
 
     Args:
-        state: the controller's new one.
+        state: the controller's new state.
         places: where each rank of the group ran.
     """
     if isinstance(state, ReschedulingState):

@@ -1,9 +1,9 @@
-"""When Ray Train starts a worker group, of how many workers and on which nodes. Runs in Ray Train's controller.
+"""Decides in Ray Train's controller when a worker group starts, with how many workers and on which nodes.
 
-The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py);
-it writes that on the channel's board. The controller posts the end of each worker group with its number, and starts
-the next one when the board permits it. Runs of MIN:MAX workers start with what is free beside other tenants: Ray's
-own policy counts what nodes have, whoever holds it, and would wait for ever.
+The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py),
+and writes that on the channel's board. The controller posts the end of each worker group with its number, and starts
+the next one when the board permits it. Runs of MIN:MAX workers start with the resources that other jobs leave free.
+Ray's own policy counts all resources of the nodes, whoever holds them, and would wait for ever.
 """
 
 import logging
@@ -46,16 +46,16 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 5.0
-"""For what a dead worker group held to become free, before a smaller group is started."""
+"""Time for the resources of a dead worker group to become free, before a smaller group is started."""
 LEAVE_SECONDS = 30.0
-"""For the checkpoint of workers that leave for a resize."""
+"""Time for the checkpoint of workers that leave for a resize."""
 WORKERS_A_SECOND = 50
-"""The workers whose places a placement group finds in a second, for the timeout of its start."""
+"""Workers that a placement group places per second, for the timeout of its start."""
 MAX_TIMEOUT_SECONDS = 120.0
 
 
 class Trainer(TorchTrainer):
-    """A TorchTrainer whose worker groups start as the driver permits, and whose failures the driver alone judges."""
+    """A TorchTrainer whose worker groups start when the driver permits it; only the driver judges failures."""
 
     def __init__(self, *args: Any, channel: DriverChannel, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -71,13 +71,13 @@ class Trainer(TorchTrainer):
 
 
 class _Controller(TrainController):
-    """Ends a worker group that failed at once: Ray's keeps what is left of it, and its places, until the next start."""
+    """Shuts a failed worker group down at once; Ray's keeps its remains and resources until the next start."""
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
         if self._worker_group is not None:
             try:
                 self._worker_group.shutdown()
-            except Exception:  # its node may be gone; what is left of it ends with its places
+            except Exception:  # its node may be gone; the rest ends with its placement group
                 _log.exception("a worker group that failed could not be shut down")
             self._worker_group = None
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
@@ -85,7 +85,7 @@ class _Controller(TrainController):
 
 class _Retry(FailurePolicy):
     def make_decision(self, training_failed_error: Exception) -> FailureDecision:
-        """Go on, whatever it was: the next group starts when the driver permits it, if ever."""
+        """Go on after any failure: the next group starts when the driver permits it, if ever."""
         return FailureDecision.RETRY
 
 
@@ -101,12 +101,12 @@ class _Supervised(ScalingPolicy):
         self._resize_to: int | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """See Ray; nothing as long as the driver does not permit a start."""
+        """See the base class; no start unless the driver permits it."""
         self._board = self._channel.board()
         if self._board.permitted >= self._ends:
             decision = super().make_decision_for_non_running_worker_group()  # type: ignore[safe-super]
         else:
-            self._maybe_send_resource_request()  # type: ignore[no-untyped-call]  # which would expire during a long pause
+            self._maybe_send_resource_request()  # type: ignore[no-untyped-call]  # which expires during a long pause
             decision = NoopDecision()
         if isinstance(decision, NoopDecision):
             time.sleep(POLL_SECONDS)  # Ray's loop asks again at once
@@ -115,7 +115,7 @@ class _Supervised(ScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
-        """See Ray; notes where the workers run."""
+        """See the base class; also records where the workers run."""
         self._places = {
             rank: (worker.metadata.node_id, worker.metadata.pid)
             for rank, worker in enumerate(worker_group_state.workers)
@@ -127,12 +127,12 @@ class _Supervised(ScalingPolicy):
     def on_controller_start_worker_group(
         self, *, scaling_config: ScalingConfig, num_workers: int
     ) -> dict[str, str] | None:
-        """See Ray; keeps workers off the nodes that are left out."""
+        """See the base class; excludes the nodes that are left out."""
         nodes = self._board.left_out
         return {ray._raylet.RAY_NODE_ID_KEY: f"!in({','.join(nodes)})"} if nodes else None  # type: ignore[attr-defined]
 
     def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
-        """See Ray; lets a running group leave behind a checkpoint first."""
+        """See the base class; first lets a running group save a checkpoint and leave."""
         if self._resize_to is None:
             return
         self._channel.ask_to_resize(True)
@@ -146,7 +146,7 @@ class _Supervised(ScalingPolicy):
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
     ) -> None:
-        """See Ray; posts the end of a group."""
+        """See the base class; posts the end of a group."""
         if isinstance(current_state, ResizingState):
             self._resize_to = getattr(current_state.scaling_decision, "num_workers", 0)
         elif isinstance(current_state, RestartingState | ReschedulingState) and current_state is not previous_state:
@@ -162,11 +162,11 @@ class _Supervised(ScalingPolicy):
 
 
 class FixedPolicy(_Supervised, FixedScalingPolicy):
-    """For a fixed number of workers."""
+    """The policy for a fixed number of workers."""
 
 
 class ElasticPolicy(_Supervised, ElasticScalingPolicy):
-    """For MIN:MAX workers."""
+    """The policy for MIN:MAX workers."""
 
     def __init__(self, scaling_config: ScalingConfig, channel: DriverChannel) -> None:
         super().__init__(scaling_config, channel)
@@ -178,7 +178,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
-        """See Ray; a group that has not got to its first step is let alone."""
+        """See the base class; a group that has not completed its first step is not resized."""
         self._own = Counter(worker.metadata.node_id for worker in worker_group_state.workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
         if isinstance(decision, ResizeDecision) and not self._channel.board().training:
@@ -186,12 +186,12 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         return decision
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """See Ray."""
+        """See the base class."""
         self._own = {}
         return super().make_decision_for_non_running_worker_group()
 
     def _count_possible_workers(self, reserved_resources: dict[str, dict[str, float]]) -> int:
-        """The workers that what is free has room for, beside our own; 0 while that may still grow."""
+        """Return how many workers fit into free resources and our own; 0 while those may still grow."""
         usable = {node: had for node, had in reserved_resources.items() if node not in self._board.left_out}
         need = self.scaling_config._resources_per_worker_not_none
         free = ray._private.state.available_resources_per_node()
@@ -211,7 +211,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         return possible if now - self._scarce_since >= SETTLE_SECONDS else 0
 
     def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
-        """See Ray; gives larger groups more time for their places, and twice the time where the last was too short."""
+        """See the base class; gives larger groups more time to be placed, and twice the time after a timeout."""
         super().before_controller_execute_resize_decision(resize_decision)
         if self._timeout is None:
             self._timeout = float(os.environ[START_TIMEOUT])
@@ -223,7 +223,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
     ) -> None:
-        """See Ray."""
+        """See the base class."""
         super().after_controller_state_update(previous_state, current_state)
         if isinstance(current_state, RunningState):
             self._timeouts = 0

@@ -1,1 +1,1 @@
-"""What runs in the driver: from the command line to the end of the run."""
+"""Code that runs in the driver, from the command line to the end of the run."""

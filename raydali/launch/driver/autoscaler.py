@@ -1,7 +1,7 @@
-"""What a cluster's autoscaler could add to it: groups of nodes, and how many more of each.
+"""The capacity that a cluster's autoscaler could add: groups of nodes, and how many more of each.
 
-No part of Ray hands this out in a running cluster. The autoscaler's own configuration says it: a file on the head's
-host, or on Kubernetes the RayCluster, so that is read where the head runs.
+Ray has no API for this in a running cluster. It is in the autoscaler's configuration, a file on the head's host, or on
+Kubernetes the RayCluster, which is therefore read on the head.
 """
 
 import os
@@ -18,13 +18,13 @@ from raydali.text import plural
 
 HEAD_RESOURCE = "node:__internal_head__"
 HEAD_SECONDS = 30
-"""For the task on the head that reads the configuration."""
+"""Timeout of the task on the head that reads the configuration."""
 KUBERNETES_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes of one kind, of which the autoscaler may start as many as `more`."""
+    """A group of equal nodes, of which the autoscaler may start `more`."""
 
     name: str
     cpus: float
@@ -32,20 +32,20 @@ class Group:
     more: int
 
     def fitting(self, cpus: int, gpu: bool) -> int:
-        """How many workers one such node holds."""
+        """Return how many workers one such node holds."""
         return fitting(self.cpus, self.gpus, cpus, gpu)
 
 
 @dataclass(frozen=True)
 class AutoscalerCapacity:
-    """What may be added, at most `more` nodes over all groups; `known` is false where nobody could say."""
+    """The nodes that may be added, at most `more` over all groups; `known` is false if that could not be found out."""
 
     groups: tuple[Group, ...] = ()
     more: int = 0
     known: bool = True
 
     def nodes_for(self, workers: int, cpus: int, gpu: bool) -> tuple[dict[str, int], int]:
-        """The fewest nodes of each group that hold so many more workers, and how many workers they hold."""
+        """Return the fewest nodes of each group that hold so many more workers, and how many they hold."""
         nodes: dict[str, int] = {}
         held, left = 0, self.more
         for group in sorted(self.groups, key=lambda group: -group.fitting(cpus, gpu)):
@@ -57,12 +57,12 @@ class AutoscalerCapacity:
         return nodes, held
 
     def fitting(self, cpus: int, gpu: bool) -> int:
-        """How many workers all that may be added holds."""
+        """Return how many workers all nodes that may be added hold."""
         return self.nodes_for(1 << 30, cpus, gpu)[1]
 
     @property
     def gpus(self) -> int:
-        """GPUs of all that may be added, or of as many as `more` nodes with most."""
+        """GPUs of the `more` nodes that have most of them."""
         each = sorted((group.gpus for group in self.groups for _ in range(group.more)), reverse=True)
         return int(sum(each[: self.more]))
 
@@ -83,16 +83,16 @@ UNKNOWN = AutoscalerCapacity(known=False)
 
 
 def fitting(cpus_there: float, gpus_there: float, cpus: int, gpu: bool) -> int:
-    """How many workers, each of `cpus` CPUs and with `gpu` one GPU, fit into what a node has."""
+    """Return how many workers of `cpus` CPUs, and with `gpu` one GPU, fit into these resources of a node."""
     return floor(min(cpus_there / cpus, gpus_there) if gpu else cpus_there / cpus)
 
 
 def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> AutoscalerCapacity:
-    """What may be added beside the nodes of each group that are present.
+    """Return the nodes that may be added to those that are present.
 
     Args:
-        config: as `ray up` has it; None where there is no autoscaler.
-        present: nodes by the name of their group, the head's included.
+        config: in the format of `ray up`; None without an autoscaler.
+        present: number of nodes by the name of their group, the head's included.
     """
     if not config:
         return NO_GROWTH
@@ -109,16 +109,16 @@ def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> A
 
 
 def present_groups(nodes: Iterable[Any]) -> Counter[str]:
-    """Nodes by the name of their group, of those that Ray's autoscaler lists as alive (its NodeInfo)."""
+    """Count nodes by the name of their group, from the NodeInfo of Ray's autoscaler for living nodes."""
     # Of the two places where Ray keeps this name, the labels are wrong for nodes that share a host with the head.
     return Counter(node.ray_node_type_name for node in nodes)
 
 
 def read_config() -> dict[str, Any] | None:
-    """The configuration of the connected cluster's autoscaler; None where it has none.
+    """Return the configuration of the connected cluster's autoscaler; None if it has none.
 
     Raises:
-        LookupError: there may be one, but what it says cannot be read.
+        LookupError: there may be one, but its configuration cannot be read.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -134,12 +134,12 @@ def read_config() -> dict[str, Any] | None:
     try:
         config: dict[str, Any] | None = ray.get(task.remote(context.gcs_address), timeout=HEAD_SECONDS)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        raise LookupError(f"the head does not say it: {error}") from error
+        raise LookupError(f"the head did not answer: {error}") from error
     return config
 
 
 def config_on_head(gcs_address: str) -> dict[str, Any] | None:
-    """See `read_config`; to be called on the head's host, or in the head's pod.
+    """Return the same; must be called on the head's host, or in the head's pod.
 
     Raises:
         LookupError: see `read_config`.
@@ -159,7 +159,7 @@ def config_on_head(gcs_address: str) -> dict[str, Any] | None:
 
 
 def _file_of_monitor(gcs_address: str) -> str | None:
-    """What the autoscaler's process of this cluster reads: empty where it only watches, None without one."""
+    """Return the file that this cluster's autoscaler reads: empty if it only monitors, None without one."""
     for process in psutil.process_iter(["cmdline"]):
         words: list[str] = process.info["cmdline"] or []
         options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
@@ -169,7 +169,7 @@ def _file_of_monitor(gcs_address: str) -> str | None:
 
 
 def _config_of_raycluster(name: str) -> dict[str, Any] | None:
-    """What KubeRay's autoscaler, which runs beside the head, makes of its RayCluster."""
+    """Return the configuration that KubeRay's autoscaler, in the head's pod, derives from the RayCluster."""
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
     from ray.autoscaler._private.kuberay.node_provider import KubernetesHttpApiClient
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EventRouter:
-    """Empties the channel."""
+    """Empties the channel, and routes each message by its type."""
 
     def __init__(
         self, channel: "DriverChannel", groups: WorkerGroups, watch: HangWatch, recorder: RunRecorder, console: Console

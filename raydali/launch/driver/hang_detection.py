@@ -44,7 +44,7 @@ class HangWatch:
         self._since, self._heartbeats, self._training = None, {}, False
 
     def heartbeat(self, message: Heartbeat) -> None:
-        """Take a heartbeat."""
+        """Take a heartbeat of a rank."""
         _, last = self._heartbeats.get(message.rank, (0.0, None))
         if self._since is None or (self._training and (last is None or last.count != message.count)):
             self._since = self._now()

@@ -1,4 +1,4 @@
-"""From a job's config to a finished run: the driver's side."""
+"""Launch a job: begin or resume its run, on a cluster or on a Ray of our own."""
 
 import random
 import string
@@ -36,17 +36,17 @@ STREAM_SETTINGS = (
     "shuffle_block",
     "shuffle_window",
 )
-"""What a resume must repeat, or the stream would be another."""
+"""Settings that a resume must repeat, since the stream depends on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What runs.
+    """A job.
 
     Attributes:
-        name: what names of runs begin with.
-        train: `train(options, data, session)`, called in every worker.
-        data: for every worker; put into Ray's object store, so that those of a node share one copy.
+        name: the prefix of the names of its runs.
+        train: the training function, called as `train(options, data, session)` in every worker.
+        data: passed to every worker through Ray's object store, so that the workers of a node share one copy.
         source: the training set.
         labels: of the training set, int64 (N,), if each sample has one: a run in blocks mixes them.
         unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
@@ -66,10 +66,10 @@ class Job:
 
 
 def launch(job: Job, options: LaunchOptions, console: Console) -> None:
-    """Train as the options say: begin the run of that name, or go on where it stopped.
+    """Train with these options: begin the run of that name, or resume it.
 
     Raises:
-        UsageError: what is asked cannot be done, or is another run than the earlier one of that name.
+        UsageError: the options cannot be used, or differ from those of the earlier run of that name.
         StartError: Ray did not start on this machine.
         TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
@@ -103,15 +103,17 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             console.warn(warning)
         cores = usable_cores()
         if cluster.own and placement.maximum * placement.cpus > cores:
-            console.warn(f"{placement.maximum} workers share {cores} cores: good for trying, not for speed")
+            console.warn(f"{placement.maximum} workers share {cores} cores: expect low throughput")
         _warn_of_idle_workers(options, placement.maximum, console)
         if placement.minimum < placement.maximum and not options.checkpoint_every:
             console.warn(
-                f"--workers {options.workers} expects nodes to come and go, and one that is lost costs the steps since "
-                f"the newest checkpoint: up to an epoch, without --checkpoint-every STEPS"
+                f"a node that is lost costs the steps since the newest checkpoint, up to an epoch: with --workers "
+                f"{options.workers}, set --checkpoint-every"
             )
         if placement.reachable < placement.maximum:
-            console.warn(f"of up to {placement.maximum} workers the cluster ({cluster}) holds {placement.reachable}")
+            console.warn(
+                f"the cluster ({cluster}) has room for {placement.reachable} of up to {placement.maximum} workers"
+            )
         settings = _settings(job, options)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
@@ -133,7 +135,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
 
 
 def _new_name(job: Job) -> str:
-    """With some random characters, since two may begin in one second."""
+    """Return a name with random characters, since two runs may begin in the same second."""
     return time.strftime(f"{job.name}-%Y%m%d-%H%M%S-") + "".join(
         random.choices(string.ascii_lowercase + string.digits, k=4)
     )
@@ -151,7 +153,7 @@ def _begin(
     settings: dict[str, Any],
     changed: dict[str, tuple[Any, Any]],
 ) -> RunFolder:
-    """The run's folder, which is this driver's from now on, with `config.json` as the run goes on.
+    """Take over the run's folder for this driver, and bring `config.json` up to date.
 
     Raises:
         UsageError: another driver began a run of this name at the same moment.
@@ -175,7 +177,7 @@ def _begin(
 
 @contextmanager
 def _created(folder: RunFolder) -> Iterator[None]:
-    """The run's folder is there; where the start is refused or interrupted while it is empty, it goes again."""
+    """Create the run's folder; remove it if the start is refused or interrupted while it is empty."""
     folder.create()
     try:
         yield
@@ -189,8 +191,8 @@ def _warn_of_idle_workers(options: LaunchOptions, workers: int, console: Console
     batches = options.global_batch_size // options.batch_size
     if batches % workers:
         console.warn(
-            f"{workers} workers share the {batches} batches of a step unevenly, and some wait for others: a number "
-            f"that divides {batches} leaves none waiting"
+            f"{workers} workers share the {batches} batches of a step unevenly, so that some wait for others: use a "
+            f"number that divides {batches}"
         )
 
 
@@ -199,10 +201,10 @@ def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
 
 
 def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
-    """Refuse what cannot be trained: what can be told without a cluster at first, the rest once workers are placed.
+    """Refuse options that cannot be used; with a placement also those that depend on the cluster.
 
     Raises:
-        UsageError: naming the values that do not go together, and the remedy.
+        UsageError: names the values that do not fit together, and the remedy.
     """
     if placement is None:
         check_own_ray(options)

@@ -1,4 +1,4 @@
-"""What a job waits for while its workers have no place yet, said at a calm rate."""
+"""Reports what a job waits for while its workers cannot be placed."""
 
 import time
 from collections import Counter
@@ -11,13 +11,13 @@ from raydali.text import plural
 
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 4.0
-"""Without a word: most workers have their place by then."""
+"""No report before this: most workers are placed by then."""
 ROOM_SECONDS = 30.0
-"""Without a word where there is room for the workers: Ray Train's controller takes its time to ask for it."""
+"""The same if there is room for the workers, since Ray Train's controller takes a while to request it."""
 CHANGE_SECONDS = 6.0
-"""Between lines that say something new."""
+"""Minimum interval between different reports."""
 REPEAT_SECONDS = 60.0
-"""Between lines that say the same."""
+"""Interval between equal reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class ClusterSnapshot:
 
     Attributes:
         nodes: CPUs and GPUs of each node.
-        free: what of them no job holds.
-        growth: what the autoscaler could still add.
+        free: the part of them that no job holds.
+        growth: the capacity that the autoscaler could still add.
         starting: how many nodes of each group the autoscaler is adding.
-        failures: what the autoscaler says of nodes that it could not add.
-        placed: whether this job's workers have their places.
+        failures: the autoscaler's messages about nodes that it could not add.
+        placed: whether this job's workers are placed.
     """
 
     nodes: tuple[tuple[float, float], ...]
@@ -41,8 +41,8 @@ class ClusterSnapshot:
     placed: bool = False
 
 
-def in_words(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) -> str:
-    """Describe what the job waits for; empty where everything is there.
+def describe(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) -> str:
+    """Describe what the job waits for; empty if everything is available.
 
     Args:
         seconds: for how long it has waited.
@@ -72,53 +72,53 @@ def in_words(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) ->
 
 
 class PendingResources:
-    """Looks at the cluster now and then, until the workers are placed.
+    """Polls the cluster until the workers are placed.
 
     Args:
-        asked: what must find its place.
-        look: gives the cluster as it is.
-        say: takes a line.
-        clock: seconds that never go back.
+        asked: the requested placement.
+        take_snapshot: returns the present state of the cluster.
+        print_line: takes a line for the console.
+        clock: a monotonic clock.
     """
 
     def __init__(
         self,
         asked: Placement,
-        look: Callable[[], ClusterSnapshot],
-        say: Callable[[str], None],
+        take_snapshot: Callable[[], ClusterSnapshot],
+        print_line: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._asked, self._look, self._say, self._clock = asked, look, say, clock
+        self._asked, self._take_snapshot, self._print_line, self._clock = asked, take_snapshot, print_line, clock
         self.again()
 
     def again(self) -> None:
-        """The workers have lost their places."""
+        """Start to poll: the workers are gone."""
         self._over = False
-        self._began = self._looked = self._clock()
-        self._spoke, self._said = self._began + GRACE_SECONDS - CHANGE_SECONDS, ""
+        self._began = self._polled = self._clock()
+        self._reported_at, self._reported = self._began + GRACE_SECONDS - CHANGE_SECONDS, ""
 
     def over(self) -> None:
-        """The workers run."""
+        """Stop to poll: the workers run."""
         self._over = True
 
     def poll(self) -> None:
-        """Look and say what there is to say, if it is time for it."""
+        """Poll the cluster and report, if it is time to."""
         now = self._clock()
-        if self._over or now - self._looked < POLL_SECONDS:
+        if self._over or now - self._polled < POLL_SECONDS:
             return
-        self._looked = now
+        self._polled = now
         try:
-            moment = self._look()
-        except Exception:  # a line that cannot be said must not end the run
+            moment = self._take_snapshot()
+        except Exception:  # a missing report must not end the run
             return
         if moment.placed:
             self._over = True
             return
-        text = in_words(moment, self._asked, now - self._began)
-        since = now - self._spoke
-        if text and since >= (CHANGE_SECONDS if text != self._said else REPEAT_SECONDS):
-            self._say(f"{text} ({now - self._began:.0f} s)")
-            self._spoke, self._said = now, text
+        text = describe(moment, self._asked, now - self._began)
+        since = now - self._reported_at
+        if text and since >= (CHANGE_SECONDS if text != self._reported else REPEAT_SECONDS):
+            self._print_line(f"{text} ({now - self._began:.0f} s)")
+            self._reported_at, self._reported = now, text
 
 
 def cluster_snapshot(cluster: Cluster) -> ClusterSnapshot:
@@ -157,12 +157,12 @@ def _of(resources: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _placed() -> bool:
-    """Whether a placement group of this job has all its places."""
+    """Return whether a placement group of this job is complete."""
     import ray
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData as Group  # type: ignore[attr-defined]
 
     job = bytes.fromhex(ray.get_runtime_context().get_job_id())
-    # ray.util.placement_group_table() does not say whose they are.
+    # ray.util.placement_group_table() does not name their jobs.
     for packed in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
         group = Group.FromString(packed)
         if group.creator_job_id == job and group.state == Group.CREATED:

@@ -1,4 +1,4 @@
-"""What is asked against what the cluster has and its autoscaler could add: refused at once, or placed."""
+"""Resolve the requested workers against the cluster and what its autoscaler could add, or refuse them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ DEFAULT_CPU_WORKERS = 2
 
 @dataclass(frozen=True)
 class Placement:
-    """How many workers, and what each one reserves; `minimum` < `maximum` is elastic.
+    """The number of workers, and what each one reserves.
 
-    `reachable` is how many of `maximum` the cluster can ever hold, as far as known. An autoscaler that is asked for
-    more than it may add adds nothing, so no more than that is asked of it.
+    Attributes:
+        minimum, maximum: a run of MIN:MAX workers is elastic.
+        reachable: how many of `maximum` the cluster can ever hold, as far as known. An autoscaler adds nothing if more
+            is requested than it may add.
     """
 
     minimum: int
@@ -29,7 +31,7 @@ class Placement:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change while the run goes on."""
+        """True if the number of workers may change during the run."""
         return self.minimum < self.reachable
 
     def __str__(self) -> str:
@@ -38,7 +40,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a Ray has, CPUs and GPUs of each node, and what its autoscaler could add by its configuration."""
+    """A Ray cluster: CPUs and GPUs of each node, and what its autoscaler could add.
+
+    Attributes:
+        own: whether we started it.
+        autoscaler: the autoscaler's configuration; None without one.
+    """
 
     nodes: tuple[tuple[float, float], ...]
     own: bool
@@ -52,20 +59,20 @@ class Cluster:
 
     @property
     def gpus_at_most(self) -> int:
-        """With those that the autoscaler could add."""
+        """GPUs of all nodes, with those that the autoscaler could add."""
         return self.gpus + self.growth.gpus
 
     @property
     def kinds(self) -> list[tuple[float, float]]:
-        """CPUs and GPUs of every node that there is, and of each group of which there may be more."""
+        """CPUs and GPUs of every present node, and of each group that may grow."""
         return [*self.nodes, *((group.cpus, group.gpus) for group in self.growth.groups)]
 
     def fitting(self, cpus: int, gpu: bool) -> int:
-        """How many workers that reserve `cpus` CPUs, and with `gpu` one GPU, the nodes hold when idle."""
+        """Return how many workers of `cpus` CPUs, and with `gpu` one GPU, the nodes hold when idle."""
         return sum(fitting(c, g, cpus, gpu) for c, g in self.nodes)
 
     def reachable(self, cpus: int, gpu: bool) -> int:
-        """As `fitting`, with all that the autoscaler could add."""
+        """Return the same with all that the autoscaler could add."""
         return self.fitting(cpus, gpu) + self.growth.fitting(cpus, gpu)
 
     def __str__(self) -> str:
@@ -75,20 +82,18 @@ class Cluster:
 
 
 def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
-    """The placement that the options ask of this cluster, defaults filled in.
+    """Return the placement that the options request of this cluster, with defaults filled in.
 
-    Workers default to one a GPU, or 2 on CPUs; CPUs a worker to the cores a GPU has, or an equal share.
+    Workers default to one per GPU, or 2 on CPUs; CPUs per worker to the cores per GPU, or an equal share.
 
     Raises:
-        UsageError: what is asked can never be met, with both figures and what could.
+        UsageError: the request can never be met; names both figures and what would fit.
     """
     gpu = options.gpu or (cluster.gpus_at_most > 0 and not options.no_gpu)
     if gpu and not cluster.gpus_at_most and cluster.growth.known:
         raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): use --no-gpu")
     if gpu and not cluster.gpus and options.worker_range is None:
-        raise UsageError(
-            f"the cluster has no GPUs yet ({cluster}): say how many to train on with --workers, or use --no-gpu"
-        )
+        raise UsageError(f"the cluster has no GPUs yet ({cluster}): give their number with --workers, or use --no-gpu")
     minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
     cpus = options.cpus_per_worker or _share(cluster, maximum, gpu)
     reachable = cluster.reachable(cpus, gpu)
@@ -103,7 +108,7 @@ def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
 
 
 def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
-    """CPUs of each worker where none were asked for."""
+    """Return the default number of CPUs of each worker."""
     if gpu:
         return max(1, min((int(c // g) for c, g in cluster.kinds if g), default=1))
     shares = range(max(1, int(max(c for c, _ in cluster.kinds))), 0, -1)
@@ -113,7 +118,7 @@ def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
 
 
 def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
-    """The nearest requests that would fit: fewer workers, fewer CPUs each, or else both."""
+    """Describe the nearest requests that would fit: fewer workers, fewer CPUs each, or both."""
     found = list(_nearest(asked, cluster))
     if found:
         return f"{' or '.join(found)} would fit"

@@ -1,4 +1,4 @@
-"""The Ray that a job runs on: the one that RAY_ADDRESS names, or one of its own on this machine."""
+"""Connect to the Ray that a job runs on: the one that RAY_ADDRESS names, or one of our own on this machine."""
 
 import importlib
 import logging
@@ -20,14 +20,14 @@ from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 
 WORKERS_PER_CORE = 8
-"""How far CPU workers may outnumber the cores of a Ray of our own: for trying world sizes, not for speed."""
+"""CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
 
 
 def check_own_ray(options: LaunchOptions) -> None:
-    """Refuse what a Ray of our own cannot be given, before anything is started or written.
+    """Refuse more workers than a Ray of our own accepts, before anything is started or written.
 
     Raises:
-        UsageError: more workers than this machine takes, with both figures.
+        UsageError: names both figures.
     """
     if not os.environ.get("RAY_ADDRESS"):
         _own_cpus(options)
@@ -37,23 +37,23 @@ def check_own_ray(options: LaunchOptions) -> None:
 def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Cluster]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
-    From then on SIGINT, even where a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
+    From then on SIGINT, even if a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
     KeyboardInterrupt.
 
-    Our own listens for holders of a random token only, keeps its files in a short folder that goes with it, and
-    leaves the home folder untouched. Folders of earlier ones that failed are removed after a week.
+    Our own requires a random token of its clients, keeps its files in a short folder that is removed with it, and does
+    not touch the home folder. Folders of earlier ones that failed are removed after a week.
 
     Args:
-        options: how many workers there may be.
-        warn: says that a Ray of our own starts slowly.
+        options: give the number of workers.
+        warn: takes a warning that a Ray of our own starts slowly.
 
     Raises:
         StartError: a Ray of our own did not start.
-        UsageError: more CPU workers than a Ray of our own may be given, or nobody answers at RAY_ADDRESS.
+        UsageError: more CPU workers than a Ray of our own accepts, or no answer at RAY_ADDRESS.
     """
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Before Ray's threads run: beside them the loader of MKL, a part of torch, ends the process now and then.
+    # Before Ray's threads run: while they do, loading MKL, a part of torch, sometimes ends the process.
     importlib.import_module("torch")
     if os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks

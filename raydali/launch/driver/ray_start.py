@@ -1,7 +1,7 @@
-"""The start of a Ray of our own: patient where the machine is busy, one line where it fails, no folder for ever.
+"""Start a Ray of our own: with longer timeouts for busy machines, and a one-line error.
 
-Ray 2.60 gives its server 30 s to start, its raylet 30 s, and the raylet gives its agents, Python processes, 15 s each
-to tell their ports, then ends. A machine whose cores have other work needs longer for each.
+Ray 2.60 gives its server 30 s to start and its raylet 30 s. The raylet gives its agents, Python processes, 15 s each to
+report their ports, then exits. A busy machine needs longer for each.
 """
 
 import os
@@ -24,17 +24,17 @@ from raydali.host.cpu_times import usable_cores
 
 START_SECONDS = 600
 """How long Ray may take to start."""
-SAY_SECONDS = 20.0
-"""The time between two lines that it is still starting."""
+WARN_SECONDS = 20.0
+"""Interval between two warnings that it is still starting."""
 KEPT_DAYS = 7
-"""How long the logs of a Ray that failed can be read."""
+"""How long the logs of a Ray that failed are kept."""
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 def allow_slow_start() -> None:
-    """Set what Ray reads from the environment; before Ray is imported.
+    """Set Ray's timeouts in the environment; must be called before Ray is imported.
 
-    RAY_raylet_start_wait_time_s stays as it is, 30 s: it is how long one question blocks, and this process asks again.
+    RAY_raylet_start_wait_time_s keeps its 30 s: it is the timeout of one request, which is repeated.
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
@@ -45,8 +45,8 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
     """Start a Ray of our own and connect to it.
 
     Args:
-        folder: what it keeps its files in; its path is short.
-        warn: says that the start takes long, and how busy the machine is.
+        folder: for its files; its path must be short.
+        warn: takes a warning that the start takes long.
         options: of `ray.init`.
 
     Raises:
@@ -55,17 +55,17 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
     began = time.monotonic()
     over = threading.Event()
 
-    def say() -> None:
-        while not over.wait(SAY_SECONDS):
+    def warn_if_slow() -> None:
+        while not over.wait(WARN_SECONDS):
             passed = time.monotonic() - began
             warn(f"Ray has not started after {passed:.0f} s, it may take up to {START_SECONDS} s: {load()}")
 
-    threading.Thread(target=say, daemon=True, name="slow start").start()
+    threading.Thread(target=warn_if_slow, daemon=True, name="slow start").start()
     try:
         import ray
 
         ports = dict(zip(_AGENT_PORTS, free_ports(len(_AGENT_PORTS)), strict=True))
-        with _patient(began + START_SECONDS, ports):
+        with _slow_start(began + START_SECONDS, ports):
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -81,16 +81,16 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
 
 
 def load() -> str:
-    """How busy the machine is, in words."""
+    """Describe how busy the machine is."""
     busy, cores = os.getloadavg()[0], usable_cores()
     return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {cores} cores"
 
 
 @contextmanager
-def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
-    """Inside, a node of Ray starts until the deadline, unless one of its servers ends.
+def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
+    """Within this, the start of a Ray node is retried until the deadline, unless one of its servers exits.
 
-    Its raylet is told the ports of its agents, so that it does not wait for them.
+    The raylet is given the ports of its agents, so that it does not wait for them.
     """
     from ray._private import node, parameter, services
     from ray._raylet import persist_port  # type: ignore[attr-defined]
@@ -115,11 +115,11 @@ def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
         persist_port(folder, node_id, "dashboard_agent_listen_port", ports["dashboard_agent_listen_port"])
         return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
 
-    told: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
+    given: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
     replaced = (
         (node, "wait_for_persisted_port", wait_for_server),
         (services, "get_node", waiting(services.get_node, "raylet")),
-        (parameter, "RayParams", partial(parameter.RayParams, **told)),
+        (parameter, "RayParams", partial(parameter.RayParams, **given)),
     )
     before = [getattr(module, name) for module, name, _ in replaced]
     try:
@@ -132,7 +132,7 @@ def _patient(deadline: float, ports: dict[str, int]) -> Iterator[None]:
 
 
 def _has_ended(name: str) -> bool:
-    """Return whether a child of this process with that name is a zombie: Ray waits for none that it still starts."""
+    """Return whether a child of this process with that name is a zombie: Ray does not reap children while it starts."""
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process().children()
         return any(child.status() == psutil.STATUS_ZOMBIE and child.name() == name for child in children)
@@ -140,7 +140,7 @@ def _has_ended(name: str) -> bool:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens at, below those that the kernel gives to others by itself."""
+    """Return ports that nobody listens on, below those that the kernel assigns by itself."""
     with ExitStack() as stack:
         found = set[int]()
         for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
@@ -153,7 +153,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def tidy(root: str = "/tmp") -> None:
-    """Remove the folders of earlier Rays of ours, and of this user's, into which nothing was written for a week."""
+    """Remove the folders of earlier Rays of ours, owned by this user, that were not written to for a week."""
     for folder in Path(root).iterdir():
         if re.fullmatch(r"raydali-(?!\d+$)[a-z0-9_]{8}", folder.name):  # digits alone: of `raydali cluster`
             with suppress(OSError):
@@ -164,6 +164,6 @@ def tidy(root: str = "/tmp") -> None:
 
 
 def _last_written(folder: Path) -> float:
-    """The time, in seconds since 1970; a Ray that lives writes to its logs several times a minute."""
-    paths = [folder, *(Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files))]
+    """Return the time of the last write, in seconds since 1970; a running Ray writes several times a minute."""
+    paths = [folder, *(Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files))]
     return max(path.lstat().st_mtime for path in paths)

@@ -77,7 +77,7 @@ class RestartPolicy:
             self._start, self._without_progress = step, 0
 
     def failed(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
-        """Judge a failure.
+        """Judge the failure of a worker group.
 
         Args:
             failure: as the controller reports it.

@@ -1,4 +1,4 @@
-"""Fresh run, resume, or done already: what `config.json` in the run's folder says."""
+"""The earlier starts of a run: whether it is resumed or finished, and which settings have changed."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -13,10 +13,10 @@ from raydali.run.folder import CONFIG, EVENTS, RunFolder
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """What earlier starts of the same run left.
+    """The state that earlier starts of the same run left.
 
     Attributes:
-        train_runs: Ray's own ids of them.
+        train_runs: Ray's own ids of these starts.
     """
 
     settings: dict[str, Any]
@@ -25,16 +25,16 @@ class PreviousRun:
 
 
 def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> PreviousRun | None:
-    """The earlier start of this run, if there was one.
+    """Return the state that earlier starts left; None if there were none.
 
     Args:
-        defaults: of settings that its version did not know.
+        defaults: values of settings that its version did not know.
 
     Raises:
-        UsageError: the storage does not answer, or what the earlier start wrote is broken.
+        UsageError: the storage does not answer, or `config.json` is broken.
     """
     try:
-        # Straight, without patience: a mistyped endpoint should be told at once.
+        # Without retry, so that a mistyped endpoint is reported at once.
         if folder.filesystem.get_file_info(folder.path(CONFIG)).type == FileType.NotFound:
             return None
     except OSError as error:
@@ -61,13 +61,13 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 
 def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> None:
-    """Refuse a resume whose stream or model would be another.
+    """Refuse a resume whose stream or model would differ.
 
     Args:
-        names: the settings that must be what they were.
+        names: the settings that must not change.
 
     Raises:
-        UsageError: naming every changed setting with both values.
+        UsageError: names every changed setting with both values.
     """
     if changed := changes(earlier, settings, names):
         words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
@@ -78,23 +78,23 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
 
 
 def changes(earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings, among those named, that are not as they were: their values of then and now."""
+    """Return those of the named settings that have changed, with their old and new values."""
     was, now = earlier.settings, _as_json(settings)
     return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
 
 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """A phrase for each setting that changed."""
+    """Return a phrase for each changed setting."""
     return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
 
 
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Both training sets, which differ in names or labels."""
+    """Describe both training sets, which differ in names or labels."""
     before, after = (f"{each.get('data') or 'built in'} ({each.get('samples')} samples)" for each in (was, now))
     return f"data was {before}, now {after if after != before else 'there with other names or labels'}"
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as they will be read again: JSON has no tuples."""
+    """Return the settings as they are read back from JSON, which has no tuples."""
     result: dict[str, Any] = json.loads(json.dumps(settings))
     return result

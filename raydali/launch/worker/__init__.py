@@ -1,1 +1,1 @@
-"""What runs in each worker: a job's interface to its run."""
+"""Code that runs in each worker: the job's interface to its run."""

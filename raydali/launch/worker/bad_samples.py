@@ -1,7 +1,7 @@
 """The broken samples of a run: what its ranks found is merged, reported to the driver, limited and saved.
 
-Each rank finds out for itself and needs no other to replace a sample (data/loading/quarantine.py). What they found they
-put together now and then, and decide on that alone: so all of them stop at the same step.
+Each rank finds broken samples and replaces them by itself (data/loading/quarantine.py). At intervals ranks merge what
+they found, and decide on the merged result only, so that all of them stop at the same step.
 """
 
 from collections import defaultdict
@@ -24,20 +24,19 @@ from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 
 EXCHANGE_STEPS = 16
-"""Between two times at which ranks ask each other for news, without waiting for the answer until the next time."""
+"""Interval at which ranks ask each other for news; the answer is read one interval later, so that no rank waits."""
 SHOWN = 20
 TRAINING, VALIDATION = "training", "validation"
 SOUND = "sound"
-"""What checkpoints call the bits of those that need not be read as a whole again."""
+"""The key in checkpoints of one bit for each sample that was read as a whole and is sound."""
 
 
 class BrokenSamples:
     """One rank's part; all ranks must call the same methods in the same order.
 
     Args:
-        options: the job's.
-        session: what the launcher gave.
-        samples: of the training set.
+        options: the job's options.
+        samples: number of training samples.
     """
 
     def __init__(self, options: TrainingOptions, session: Session, *, samples: int) -> None:
@@ -49,25 +48,25 @@ class BrokenSamples:
         self._asked: Callable[[], int] | None = None
 
     def of(self, order: Order) -> "_OfOrder":
-        """What a loader of this order is to know and to tell, once its source is known: it replaces samples of a
-        stream, and leaves out those of an ordered pass."""
+        """Return what gives a loader of this order its quarantine, once its source is known. Broken samples of a stream
+        are replaced, those of an ordered pass are left out."""
         return _OfOrder(lambda source: self._quarantine(order, source))
 
     def _quarantine(self, order: Order, source: Source) -> Quarantine:
-        """That of a source: "training" and "validation" are of the first ones, "validation 2" is of the next."""
+        """Return the quarantine of a source: "training", "validation", "validation 2", and so on."""
         kind, seed = (VALIDATION, None) if isinstance(order, OrderedPass) else (TRAINING, self._options.seed)
         sources = self._sources[kind]
         if not any(_is_same(known, source) for known in sources):
             sources.append(source)
-        place = [_is_same(known, source) for known in sources].index(True)
-        name = f"{kind} {place + 1}" if place else kind
+        index = [_is_same(known, source) for known in sources].index(True)
+        name = f"{kind} {index + 1}" if index else kind
         if name not in self._quarantines:
             self._quarantines[name] = Quarantine(order.samples, seed=seed)
             self._quarantines[name].add(self._agreed[name].values())
         return self._quarantines[name]
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Take over what a checkpoint knew, before loaders are made; what an event was written of is told no more."""
+        """Take over the broken samples of a checkpoint, before loaders are made. No event is repeated."""
         if SOUND in saved:
             self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(saved[SOUND].numpy())))
         for name, samples in saved.items():
@@ -83,8 +82,8 @@ class BrokenSamples:
                     self._report(name, known)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: those of training, which stand-ins depend on, and a bit for each sample that was
-        read as a whole and is sound, where there are any."""
+        """Return the state for a checkpoint: broken training samples, which substitutes depend on, and a bit for each
+        sample that was read as a whole and is sound."""
         kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
         sound = self._quarantines[TRAINING].sound
         return {
@@ -93,7 +92,7 @@ class BrokenSamples:
         }
 
     def after_step(self, steps: int) -> None:
-        """Say that so many steps of the run are done; now and then ranks look for news, without waiting.
+        """Ask other ranks for news at intervals, after so many completed steps, without waiting.
 
         Raises:
             DataError: see `exchange`.
@@ -110,10 +109,10 @@ class BrokenSamples:
             self._asked = worker.sum_later(news)
 
     def exchange(self) -> None:
-        """Put together what all ranks found.
+        """Merge what all ranks found.
 
         Raises:
-            DataError: more is broken than `max_bad_fraction` allows; on all ranks.
+            DataError: more samples are broken than `max_bad_fraction` allows; on all ranks.
         """
         if self._asked is not None:
             self._asked()
@@ -137,11 +136,11 @@ class BrokenSamples:
             self._limit(name, quarantine.samples)
 
     def in_validation(self) -> int:
-        """How many of all validation samples are broken, as of the last exchange."""
+        """Return the number of broken validation samples, as of the last exchange."""
         return sum(len(samples) for name, samples in self._agreed.items() if name.startswith(VALIDATION))
 
     def _report_outages(self, of_ranks: list[list[Outage]]) -> None:
-        """One event for each storage, whichever ranks waited for it."""
+        """Report one event for each storage, with the ranks that waited for it."""
         if self._session.worker.rank:
             return
         every = [(rank, outage) for rank, outages in enumerate(of_ranks) for outage in outages]
@@ -172,7 +171,7 @@ class BrokenSamples:
 
 
 def _is_same(one: Source, other: Source) -> bool:
-    """Return whether it is one source: two of the same names may lie at two places."""
+    """Return whether two sources are one: sources with equal names may be in different folders."""
     if one is other:
         return True
     return len(one) == len(other) and one.path(0) == other.path(0) and one.fingerprint == other.fingerprint
@@ -190,5 +189,5 @@ class _OfOrder:
 
 
 def allowed(share: float, samples: int) -> int:
-    """How many samples may be broken: that share, rounded down, but at least one; none where the share is 0."""
+    """Return how many samples may be broken: that share, rounded down, but at least one; none if the share is 0."""
     return max(1, int(share * samples)) if share else 0

@@ -139,7 +139,7 @@ class RunState:
         why = self._write_rows()
         gathered = self._worker.gather((asdict(record), why))
         partial = segment_of(row for row, _ in gathered)
-        hindered = next((why for _, why in gathered if why), "")
+        save_error = next((why for _, why in gathered if why), "")
         segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
         state = None
         if self._worker.rank == 0:
@@ -154,7 +154,7 @@ class RunState:
                     "ceiling_of": self._ceiling_of,
                 }
             )
-        self._session.commit(done, state, best=best, hindered=hindered)
+        self._session.commit(done, state, best=best, save_error=save_error)
         self.saved = done
 
     def _check_weights(self, done: int) -> None:

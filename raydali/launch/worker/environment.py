@@ -1,6 +1,6 @@
-"""What a worker group runs on: versions, and each node's cores and GPUs; part of the event of its start.
+"""The environment of a worker group, for the event of its start: versions, and each node's cores and GPUs.
 
-Nothing else of a node is told: no host name, no address, no variable of its environment.
+Nothing else of a node is reported: no host name, no address, no environment variable.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from raydali.train.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """What one worker has; `gpu` is None on a CPU."""
+class WorkerEnvironment:
+    """The environment of one worker; `gpu` is None on a CPU."""
 
     node: str
     cores: int
@@ -24,24 +24,24 @@ class Place:
     versions: dict[str, str]
 
 
-def place_of(worker: Worker) -> Place:
-    """This process's; some 20 ms."""
+def worker_environment(worker: Worker) -> WorkerEnvironment:
+    """Return the environment of this process; takes about 20 ms."""
     gpu = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else None
-    return Place(node=worker.node, cores=usable_cores(), gpu=gpu, versions=versions())
+    return WorkerEnvironment(node=worker.node, cores=usable_cores(), gpu=gpu, versions=versions())
 
 
-def environment(places: Sequence[Place]) -> dict[str, Any]:
-    """All workers' places put together.
+def environment(workers: Sequence[WorkerEnvironment]) -> dict[str, Any]:
+    """Merge the environments of all workers.
 
     Returns:
         {"versions": {"torch": "2.15.0", ...}, "nodes": [{"node": "3f2a1b9c", "workers": 2, "cores": 16, "gpu": name or
         None}, ...]}. A version that differs among workers is a comma list, one that none of them has is None.
     """
-    names = dict.fromkeys(name for place in places for name in place.versions)
-    found = {name: sorted({place.versions.get(name, "") for place in places} - {""}) for name in names}
-    nodes: dict[str, list[Place]] = {}
-    for place in places:
-        nodes.setdefault(place.node, []).append(place)
+    names = dict.fromkeys(name for worker in workers for name in worker.versions)
+    found = {name: sorted({worker.versions.get(name, "") for worker in workers} - {""}) for name in names}
+    nodes: dict[str, list[WorkerEnvironment]] = {}
+    for worker in workers:
+        nodes.setdefault(worker.node, []).append(worker)
     return {
         "versions": {name: ", ".join(numbers) or None for name, numbers in found.items()},
         "nodes": [
@@ -49,7 +49,7 @@ def environment(places: Sequence[Place]) -> dict[str, Any]:
                 "node": node,
                 "workers": len(group),
                 "cores": group[0].cores,
-                "gpu": ", ".join(sorted({place.gpu for place in group if place.gpu})) or None,
+                "gpu": ", ".join(sorted({worker.gpu for worker in group if worker.gpu})) or None,
             }
             for node, group in nodes.items()
         ],

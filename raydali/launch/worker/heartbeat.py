@@ -47,7 +47,7 @@ class HeartbeatThread:
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop the thread for good."""
         self._closed.set()
         self._emit(HeartbeatEnded(rank=self._rank, group=self._group))
 

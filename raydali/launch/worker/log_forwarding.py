@@ -1,6 +1,6 @@
-"""Forwards what code in a worker warns of, by `warnings` and by `logging`, to the driver.
+"""Forwards the warnings that code in a worker gives by `warnings` and `logging` to the driver.
 
-Such warnings otherwise end in a log of the worker's, where nobody looks. What C++ prints stays there.
+Otherwise they would only stand in the worker's log, which nobody reads. What C++ prints stays there.
 """
 
 import logging
@@ -13,12 +13,12 @@ from typing import TextIO
 from raydali.run.messages import MORE_WARNINGS
 
 MAX_TEXTS = 20
-"""Of a worker: texts that tell the step or the file may have no end."""
+"""Limit per worker; messages containing a step or file name are unbounded."""
 
 
 @contextmanager
 def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
-    """Meanwhile, hand on each warning and error that this process's code gives, each text once; the logs get them too.
+    """Within this, forward each warning and error of this process, each text once; the logs get them too.
 
     Args:
         emit: takes a text, at any time and from any thread.
@@ -35,10 +35,10 @@ def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
     ) -> None:
         shows(message, category, filename, lineno, file, line)
         if file is None:
-            handler.hand_on(f"{category.__name__}: {message} ({filename}:{lineno})")
+            handler.forward(f"{category.__name__}: {message} ({filename}:{lineno})")
 
     known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    # PyTorch's and others keep what they log to themselves. Ray's speak of what the driver sees for itself.
+    # Loggers of PyTorch and others do not propagate. Those of Ray report what the driver sees by itself.
     apart = [logger for logger in known if not logger.propagate and logger.name.partition(".")[0] != "ray"]
     for logger in (logging.root, *apart):
         logger.addHandler(handler)
@@ -61,13 +61,13 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error is not None else ""
-        self.hand_on(f"{record.getMessage()}{why}" + (f" ({record.name})" if record.name != "root" else ""))
+        self.forward(f"{record.getMessage()}{why}" + (f" ({record.name})" if record.name != "root" else ""))
 
-    def hand_on(self, text: str) -> None:
-        if os.getpid() != self._process:  # a fork, which must not speak on its parent's connections
+    def forward(self, text: str) -> None:
+        if os.getpid() != self._process:  # a fork, which must not use its parent's connections
             return
         if text in self._sent or len(self._sent) > MAX_TEXTS:
             return
         self._sent.add(text)
-        with suppress(Exception):  # a warning must not end what it warns of
+        with suppress(Exception):  # a warning must not end the run
             self._emit(text if len(self._sent) <= MAX_TEXTS else MORE_WARNINGS)

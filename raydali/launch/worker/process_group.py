@@ -1,4 +1,4 @@
-"""How Ray Train sets up and ends the processes of a worker group."""
+"""Sets up and ends the processes of a worker group, for Ray Train."""
 
 import fcntl
 import os
@@ -19,13 +19,13 @@ _SIOCGIFADDR = 0x8915
 class WorkerProcesses(TorchConfig):
     """A TorchConfig whose workers listen at their node's address, and end at once.
 
-    By itself gloo listens at the address that the host's name stands for, which for many hosts is 127.0.0.1 or
-    127.0.1.1: workers on other nodes then try to connect with themselves, and time out.
+    By default gloo listens at the address that the host's name resolves to, which on many hosts is 127.0.0.1 or
+    127.0.1.1: workers on other nodes then try to connect to themselves, and time out.
     """
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
-        """What Ray Train sets up the workers with."""
+        """The backend class, which Ray Train sets up the workers with."""
         return _Backend
 
 
@@ -35,15 +35,15 @@ class _Backend(_TorchBackend):
             worker_group.execute(listen_at_node_address)
             super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
-            # Such as a connection that was reset: Ray Train goes on after this error alone, and the driver counts it.
+            # For example a connection that was reset. Ray Train only continues after this type; the driver counts it.
             raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """Nothing: the processes end now, while NCCL would wait for one that is dead, for 5 s."""
+        """Do nothing: the processes end anyway, and NCCL would wait 5 s for one that is dead."""
 
 
 def listen_at_node_address() -> None:
-    """Name the network interface with the node's address to gloo, unless the user has named one."""
+    """Give gloo the network interface with the node's address, unless the user has named one."""
     address = ray.util.get_node_ip_address()
     for _, interface in socket.if_nameindex():
         if _address(interface) == address:
@@ -51,7 +51,7 @@ def listen_at_node_address() -> None:
 
 
 def _address(interface: str) -> str | None:
-    """Of an interface in IPv4, the one that Ray's nodes have."""
+    """Return the IPv4 address of an interface, which is the kind that Ray's nodes have."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
         found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
         return socket.inet_ntoa(found[20:24])

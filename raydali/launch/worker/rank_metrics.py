@@ -1,7 +1,7 @@
-"""What Prometheus gets to see of a run, through Ray's own metrics: Ray puts `ray_` before each name.
+"""Metrics of a rank for Prometheus, through Ray's own metrics, which get the prefix `ray_`; see docs/monitoring.md.
 
-Ray's counters, which end in `_total` there, stay until the node's agent ends. Its gauges are gone 20 s after they were
-last set, so that none outlives what it speaks of. See docs/monitoring.md.
+Ray's counters, which get the suffix `_total`, stay until the node's agent ends. Its gauges vanish 20 s after they were
+last set, so that none outlives its rank.
 """
 
 import psutil
@@ -23,16 +23,16 @@ GAUGES = {
     "raydali_host_memory_bytes": "Resident memory of this rank's process.",
     "raydali_gpu_memory_bytes": "GPU memory that PyTorch holds for this rank.",
 }
-"""What each rank says of itself, with help texts."""
+"""The gauges of each rank, with help texts."""
 
 
 class RankMetrics:
-    """One rank's.
+    """The metrics of one rank.
 
     Args:
         run: the run's name.
         rank: the world rank.
-        device: whose memory is meant.
+        device: the device whose memory is reported.
     """
 
     def __init__(self, run: str, rank: int, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class RankMetrics:
         self._gauges = {name: Gauge(name, text, RANK_TAGS).set_default_tags(tags) for name, text in GAUGES.items()}
 
     def publish(self, figures: Figures) -> None:
-        """Set everything that was measured; some 60 microseconds, without waiting for the device."""
+        """Set everything that was measured; takes about 60 microseconds, without waiting for the device."""
         if figures.images:
             self._images.inc(figures.images)
         on_gpu = self._device.type == "cuda"

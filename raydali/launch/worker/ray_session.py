@@ -1,4 +1,4 @@
-"""A training function's surroundings inside a Ray Train worker."""
+"""The training function's interface to the launcher, inside a Ray Train worker."""
 
 import time
 import traceback
@@ -18,7 +18,7 @@ from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, Sto
 from raydali.host.checks import failed_checks
 from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.launch.options import LaunchOptions
-from raydali.launch.worker.environment import Place, environment, place_of
+from raydali.launch.worker.environment import WorkerEnvironment, environment, worker_environment
 from raydali.launch.worker.hardware_choices import chosen
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
@@ -45,7 +45,9 @@ class RaySession:
             node=context.get_node_id()[:8],
             timeout=task.options.group_timeout,
         )
-        self._environment = environment([Place(**each) for each in self.worker.gather(asdict(place_of(self.worker)))])
+        self._environment = environment(
+            [WorkerEnvironment(**each) for each in self.worker.gather(asdict(worker_environment(self.worker)))]
+        )
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
         self.folder = self._attempt(task.attempt, folder).fenced(folder)
@@ -55,7 +57,7 @@ class RaySession:
         self._resumed = False
         self.steps_left = 0
         self.step = 0
-        """The last one that is done."""
+        """The last completed step."""
         self._taken = 0
         self._last_progress = 0.0
 
@@ -69,32 +71,32 @@ class RaySession:
         return Attempt(driver, self.worker.from_first(number))
 
     def latest(self) -> dict[str, Any] | None:
-        """See Session."""
+        """See the protocol."""
         state = self._checkpoints.newest()
         self._resumed = state is not None
         return state
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
     ) -> None:
-        """See Session."""
+        """See the protocol."""
         if state is not None:
-            self._checkpoints.save(step, state, best=best, hindered=hindered)
+            self._checkpoints.save(step, state, best=best, save_error=save_error)
 
     def finish(self) -> None:
-        """See Session."""
+        """See the protocol."""
         self._checkpoints.finish()
 
     def emit(self, message: Message) -> None:
-        """See Session."""
+        """See the protocol."""
         self._channel.post(message)
 
     def warn(self, text: str) -> None:
-        """See Session."""
+        """See the protocol."""
         self.emit(RankWarning(self.worker.rank, text))
 
     def report_start(self, *, step: int, steps: int) -> None:
-        """See Session."""
+        """See the protocol."""
         if self.worker.rank == 0:
             started = Resumed if self._resumed else Started
             self.emit(
@@ -109,7 +111,7 @@ class RaySession:
             )
 
     def report_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """See Session."""
+        """See the protocol."""
         self.step, self._taken = step, Loader.batches_taken
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
@@ -117,30 +119,30 @@ class RaySession:
             self.emit(Progress(step=step, steps=steps, epoch=epoch, epochs=epochs, samples_consumed=samples_consumed))
 
     def progress(self) -> float:
-        """How far this rank is; see HeartbeatThread."""
+        """Return the progress of this rank; see HeartbeatThread."""
         return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
-        """See Session."""
+        """See the protocol."""
         if get_train_context().preemption_context.preemption_info is not None:
             return "preemption"
         return self._channel.notice() if self.worker.rank == 0 else None
 
     def publish(self, figures: Figures) -> None:
-        """See Session: to Ray's metrics, which Prometheus collects, and to the driver's display."""
+        """See the protocol: publish to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
         self.emit(RankFigures(self.worker.rank, figures))
 
 
 def _device() -> torch.device:
-    """The device that Ray Train gave this worker; the CPU where GPUs are declared but none exists."""
+    """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists."""
     device: torch.device = ray.train.torch.get_device()
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask:
-    """What every worker is given.
+    """The task of every worker.
 
     Attributes:
         train, samples: see `launcher.Job`.

@@ -10,23 +10,23 @@ from raydali.train.worker import Worker
 
 
 class Session(Protocol):
-    """What a training function needs from the launcher; `RaySession` is the implementation on Ray."""
+    """The interface of a training function to the launcher; `RaySession` implements it on Ray."""
 
     steps_left: int
     """Number of steps until the end of the training loop, as far as the loop has begun; 0 at its end."""
 
     @property
     def worker(self) -> Worker:
-        """Who this process is."""
+        """This process: its rank, device and process group."""
         ...
 
     @property
     def folder(self) -> RunFolder:
-        """The run's folder."""
+        """The folder of the run."""
         ...
 
     def latest(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that can be used, or None on a fresh run. All ranks must call it.
+        """Return the state of the newest usable checkpoint, or None on a fresh run. All ranks must call it.
 
         Raises:
             StorageError: there were checkpoints, but none can be used.
@@ -34,17 +34,17 @@ class Session(Protocol):
         ...
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, hindered: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
     ) -> None:
-        """Make a checkpoint of rank 0's state, in the background. All ranks must call it, the others with None.
+        """Save a checkpoint of rank 0's state in the background. All ranks must call it, the others with None.
 
-        Where it cannot be saved, that is an event, and the one before stays the newest.
+        If it cannot be saved, that is an event, and the previous one stays the newest.
 
         Args:
             step: global batches that it covers; no two checkpoints of a run have the same.
             state: a snapshot; it must not change afterwards.
-            best: weights to keep as the best so far, in the run's `best/`.
-            hindered: why there can be no checkpoint now: what it would cover could not be written.
+            best: weights to keep in the run's `best/`, as the best so far.
+            save_error: why there can be no checkpoint now: the rows before it could not be written.
 
         Raises:
             StorageError: five in a row could not be saved.
@@ -52,7 +52,7 @@ class Session(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is saved; where that fails it is tried for a minute more.
+        """Wait until the last checkpoint is saved; if that fails, it is retried for a minute.
 
         Raises:
             StorageError: it cannot be saved.

@@ -1,4 +1,4 @@
-"""The notices that end a run between two steps: a node that is taken away, a driver that is told to end, a resize."""
+"""Notices that end a run between two steps: a preemption, a stop of the driver, a resize."""
 
 from collections.abc import Callable
 
@@ -9,24 +9,23 @@ from raydali.train.worker import Worker
 class StopSignals:
     """One rank's part; all ranks must call `poll` at the same steps.
 
-    A notice reaches ranks at different times. So each step they begin to add up who has one, and look at the last
-    step's sum: nobody waits, and all leave at the same step.
+    A notice reaches ranks at different times. At each step they start to sum how many have one, and read the sum of the
+    step before: no rank waits, and all leave at the same step.
 
     Args:
-        worker: who this is.
-        mine: what this rank was told, if anything; asked at every step.
+        mine: returns this rank's notice, if any; called at every step.
     """
 
     def __init__(self, worker: Worker, mine: Callable[[], Notice | None]) -> None:
         self._worker, self._mine = worker, mine
-        self._told: Notice | None = None
+        self._notice: Notice | None = None
         self._asked: Callable[[], int] | None = None
 
     def poll(self) -> Notice | None:
-        """What any rank had been told by the step before, the same on all of them; None for nothing."""
+        """Return the notice that any rank had at the step before, the same on all ranks; None for none."""
         anyone = self._asked() if self._asked is not None else 0
         if anyone:
-            return next(notice for notice in self._worker.exchange(self._told) if notice)
-        self._told = self._mine()
-        self._asked = self._worker.sum_later(int(self._told is not None))
+            return next(notice for notice in self._worker.exchange(self._notice) if notice)
+        self._notice = self._mine()
+        self._asked = self._worker.sum_later(int(self._notice is not None))
         return None

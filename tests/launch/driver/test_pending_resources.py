@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.launch.driver.autoscaler import AutoscalerCapacity, Group
-from raydali.launch.driver.pending_resources import ClusterSnapshot, PendingResources, in_words
+from raydali.launch.driver.pending_resources import ClusterSnapshot, PendingResources, describe
 from raydali.launch.driver.placement import Placement
 from tests.support.messages import mentions
 
@@ -53,13 +53,13 @@ def moment(
     ],
 )
 def test_what_is_waited_for(at: ClusterSnapshot, said: str) -> None:
-    assert in_words(at, ASKED) == said
+    assert describe(at, ASKED) == said
 
 
 def test_room_that_ray_does_not_give_is_said_after_a_while() -> None:
     at = moment([(2, 1)] * 4)
-    assert in_words(at, ASKED, seconds=10) == ""
-    assert "3 workers" in in_words(at, ASKED, seconds=60) and "room for 4" in in_words(at, ASKED, seconds=60)
+    assert describe(at, ASKED, seconds=10) == ""
+    assert "3 workers" in describe(at, ASKED, seconds=60) and "room for 4" in describe(at, ASKED, seconds=60)
 
 
 def test_lines_are_rate_limited_and_only_printed_while_waiting() -> None:
