@@ -52,7 +52,7 @@ lock: $(BIN)/uv
 		--extra dev pyproject.toml --output-file requirements.lock
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find raydali jobs tests docs -name __pycache__ -prune -exec rm -r {} +
 
 .venv/ready: pyproject.toml requirements.lock | $(BIN)/uv
