@@ -228,7 +228,8 @@ def _prepared(
     source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
 ) -> Written:
     from raydali.commands.downscale import smaller
-    from raydali.data.loading.quarantine import BrokenSample, why_broken
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.loading.read_errors import why_broken
 
     written = Written()
     before = after = b""

@@ -156,7 +156,8 @@ def show(broken: Sequence["BrokenSample"]) -> None:
 
 
 def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
-    from raydali.data.loading.quarantine import BrokenSample, why_broken
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.loading.read_errors import why_broken
 
     found = Found([])
 

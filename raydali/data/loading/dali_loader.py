@@ -4,7 +4,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, Unpack
@@ -24,7 +23,7 @@ from raydali.data.loading.python_timing import timed_python
 from raydali.data.sources.read_timing import Cause
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
-from raydali.data.tasks.dali_ops import external_inputs, reading_graph
+from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, reading_graph
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
 from raydali.host import cuda_queues
@@ -217,7 +216,7 @@ class DaliLoader(Loader):
             return self.pipeline.graph(self.source, *nodes(), device=self._where)
 
         define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
-        with timed_python(self._add_python, self.python), _hint_at_conditionals():
+        with timed_python(self._add_python, self.python), conditionals_hint():
             self._dali = define(
                 batch_size=self._batch_size,
                 num_threads=self.threads,
@@ -312,17 +311,6 @@ class DaliLoader(Loader):
 
 class Undecodable(Exception):
     """DALI failed on the contents of a batch."""
-
-
-@contextmanager
-def _hint_at_conditionals() -> Iterator[None]:
-    """Say in raydali's words what DALI asks for where a graph has an `if`."""
-    try:
-        yield
-    except TypeError as error:
-        if "enable_conditionals" in str(error):
-            error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
-        raise
 
 
 def _content(read: Any, place: int) -> NDArray[np.uint8]:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.loading import file_checks
-from raydali.data.loading.quarantine import Quarantine, may_pass
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.loading.read_errors import may_pass
 from raydali.data.sources.read_timing import Cause, PythonCpuTime, WaitTimer, reading_seconds
 from raydali.data.sources.retry import Patience
 from raydali.data.sources.source import Source

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.retry import STORAGE_ERRNOS, Patience, is_transient, with_retry
+from raydali.data.loading.read_errors import in_words, may_pass, of_storage, refusal
+from raydali.data.sources.retry import Patience, with_retry
 from raydali.data.sources.source import Source
-from raydali.data.sources.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pillow import is_certain
@@ -53,51 +53,6 @@ class BrokenSample:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
-
-
-def why_broken(load: Callable[[], object]) -> str | None:
-    """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
-    error = refusal(load)
-    return None if error is None else _in_words(error)
-
-
-def refusal(load: Callable[[], object]) -> Exception | None:
-    """Return the error of reading a sample; None if it can be read.
-
-    Args:
-        load: reads and decodes all of it on the host, as `Pipeline.sample` does.
-
-    Raises:
-        OSError, DataError, MemoryError: the storage did not answer, of which the sample is innocent.
-    """
-    try:
-        load()
-    except MemoryError:
-        raise
-    except Exception as error:
-        if of_storage(error):
-            raise
-        return error
-    return None
-
-
-def _in_words(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
-
-
-def of_storage(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, is the storage's."""
-    while error is not None:
-        if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in STORAGE_ERRNOS):
-            return True
-        error = error.__cause__
-    return False
-
-
-def may_pass(error: BaseException) -> bool:
-    """Return whether an error of reading a sample is the storage's and may be transient."""
-    return of_storage(error) and is_transient(error)
 
 
 def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> int:
@@ -167,7 +122,7 @@ class Quarantine:
         """
         unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         errors = self.refusals(id for id in unknown if again or not self.sound[id])
-        self.record(self._described(id, _in_words(error)) for id, error in errors.items())
+        self.record(self._described(id, in_words(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
     def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
@@ -181,7 +136,7 @@ class Quarantine:
         """
         unlike = [*dict.fromkeys(map(int, ids))]
         errors = self.refusals(id for id in unlike if id not in self.known)
-        self.record(self._described(id, _in_words(error)) for id, error in errors.items() if is_certain(error))
+        self.record(self._described(id, in_words(error)) for id, error in errors.items() if is_certain(error))
         doubtful = {id: error for id, error in errors.items() if not is_certain(error)}
         return any(id in self.known for id in unlike), doubtful
 
@@ -224,7 +179,7 @@ class Quarantine:
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Record a sample that the device's decoder refuses."""
-        self.record([self._described(id, _in_words(reason) if isinstance(reason, Exception) else reason)])
+        self.record([self._described(id, in_words(reason) if isinstance(reason, Exception) else reason)])
 
     def record(self, found: Iterable[BrokenSample]) -> None:
         """Record what this process found.

@@ -13,7 +13,8 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
+from raydali.data.loading.quarantine import BrokenSample, Quarantine
+from raydali.data.loading.read_errors import may_pass
 from raydali.data.sources.read_timing import Cause, reading_seconds
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source

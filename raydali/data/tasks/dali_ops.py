@@ -1,7 +1,8 @@
-"""What tasks' DALI graphs have in common: files read and peeked at, what is fed, and how images are decoded."""
+"""Parts that the DALI graphs of tasks share: files that are read and peeked at, external inputs, decoders."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -72,3 +73,14 @@ def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, in
         "preallocate_height_hint": largest_image[0],
         "preallocate_width_hint": largest_image[1],
     }
+
+
+@contextmanager
+def conditionals_hint() -> Iterator[None]:
+    """Add the name of raydali's setting to DALI's error about a graph that has an `if`."""
+    try:
+        yield
+    except TypeError as error:
+        if "enable_conditionals" in str(error):
+            error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
+        raise
