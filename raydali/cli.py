@@ -1,10 +1,10 @@
 """The `raydali` command.
 
-A subcommand is a dataclass of options with a function `main(options)` beside it. Neither torch nor Ray nor DALI is
-imported here or where such a dataclass stands, so that --help answers at once.
+A subcommand is a dataclass of options with a function `main(options)` in the same module. Neither this module nor
+those import torch, Ray or DALI, so that --help answers at once.
 
 0    done
-1    something failed, or something was found that is not as it should be: what it was comes last
+1    something failed, or a check did; the last line says what
 2    bad usage: one line that names the value, the limit and the remedy
 130  interrupted
 """
@@ -37,9 +37,9 @@ from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
 from raydali.output import mark_warnings
 
-DESCRIPTION = """Measure, look at and check what raydali's jobs train on and run on.
+DESCRIPTION = """Measure and check the data, the machines and the runs of raydali's jobs.
 
-Exit codes: 0 done, 1 something failed or is not as it should be, 2 bad usage, 130 interrupted."""
+Exit codes: 0 done, 1 something failed or a check did, 2 bad usage, 130 interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _print_json(run: Callable[[Any], object], options: Any) -> None:
-    """Run with what the command writes as JSON going to standard output, and all that it says to standard error."""
+    """Run a command with its JSON on standard output and everything else on standard error."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "found.json")
         try:

@@ -1,4 +1,4 @@
-"""What the commands of `raydali` have in common: --json, tables, and the machine that figures were read on."""
+"""Shared by the commands of `raydali`: --json, tables, and the description of the machine."""
 
 import ctypes
 import json
@@ -17,21 +17,21 @@ from raydali.host.cpu_times import usable_cores
 from raydali.text import plural
 
 JsonFile = Annotated[
-    str | None, tyro.conf.arg(metavar="FILE", help="File for what was found, as JSON; -: standard output.")
+    str | None, tyro.conf.arg(metavar="FILE", help="File for the result, as JSON; -: standard output.")
 ]
-"""Type of the option --json of every command; cli.py knows what `-` is."""
+"""Type of the option --json of every command; cli.py handles `-`."""
 VERSIONS = {"raydali": "raydali", "torch": "torch", "dali": "nvidia-dali-cuda120"}
 WIDTH_IN_FILES = 200
 
 
 def mark_warnings() -> None:
-    """Have warnings of a command that nobody else takes begin with "warning: ", on standard error."""
+    """Print log warnings on standard error, prefixed with "warning: ", unless a handler takes them."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on: {"cpus", "gpus": names, "python", "raydali", "torch", "dali"}; null: not installed."""
+    """Describe this machine: {"cpus", "gpus": names, "python", "raydali", "torch", "dali"}; null: not installed."""
     return {
         "cpus": usable_cores(),
         "gpus": gpu_names(),
@@ -82,12 +82,12 @@ def require_writable(option: str, path: str | None) -> None:
 
 
 def write_json(result: dict[str, Any], path: str) -> None:
-    """Write a result, indented."""
+    """Write a result as indented JSON."""
     Path(path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: the first column to the left, the others to the right. In a file no line of it is broken."""
+    """Print a table: the first column left-aligned, the others right-aligned. In a file no line is wrapped."""
     from rich.console import Console
     from rich.table import Table
 
@@ -103,5 +103,5 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def devices(gpus: int) -> str:
-    """A number of GPUs in words."""
+    """The device of a benchmark: "CPU", "1 GPU", "4 GPUs"."""
     return plural(gpus, "GPU") if gpus else "CPU"

@@ -1,4 +1,4 @@
-"""From what was found on hosts to rows: what was looked at, whether it is well, and else the remedy."""
+"""Checks of hosts: each result is a row with its status, the value found, and the remedy if it failed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,20 +9,20 @@ from raydali.host.facts import Host, this_host
 Status = Literal["ok", "fail", "none"]
 
 DRIVER_OF_CUDA = {12: (525, 60), 13: (580, 65)}
-"""The oldest driver that runs programs built for a CUDA of this generation (CUDA's release notes, table 3)."""
+"""The oldest driver that runs programs built for this major version of CUDA (CUDA's release notes, table 3)."""
 LEAST_FREE = 0.5
-"""Share of a GPU's memory that must be free before a run."""
+"""Minimum share of a GPU's memory that is free before a run."""
 LEAST_SHARED_MEMORY = 1 << 30
-"""Bytes: a container's usual 64 MiB are too few for NCCL, and push Ray's object store onto the disk."""
+"""Minimum size of /dev/shm, bytes: the 64 MiB of containers are too few for NCCL and for Ray's object store."""
 LEAST_OPEN_FILES = 8192
 MAX_SKEW = 2.0
-"""Seconds."""
+"""Limit of the clocks' difference, seconds."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table; `none` is what this host need not have."""
+    """A line of the table; the status is `none` for what this host does not need."""
 
     check: str
     nodes: tuple[str, ...]
@@ -33,12 +33,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A host and what can only be asked of a cluster's node.
+    """A node of a cluster: its host, and what only a node can tell.
 
     Attributes:
-        host: None where the node did not answer.
-        skew: its clock's seconds ahead of the driver's, and by how much this may be wrong; None on one host.
-        storage: why --storage cannot be used there; empty where it can; None where not asked.
+        host: None if the node did not answer.
+        skew: seconds that its clock is ahead of the driver's, and their uncertainty; None on one host.
+        storage: why --storage cannot be used there; empty if it can; None if it was not checked.
         silence: why the node did not answer.
     """
 
@@ -49,12 +49,12 @@ class Node:
     silence: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As `--json` shows it."""
+        """Return what `--json` shows."""
         return asdict(self)
 
 
 def rows(nodes: list[Node]) -> list[Row]:
-    """What is to be said of these nodes; those of which the same is to be said share a row."""
+    """Check nodes; nodes with the same result share a row."""
     found = [row for node in nodes for row in _of(node)]
     answered = {node.name: node.host for node in nodes if node.host is not None}
     found += _versions(answered)
@@ -62,7 +62,7 @@ def rows(nodes: list[Node]) -> list[Row]:
 
 
 def failed_checks() -> list[str]:
-    """What of this GPU host spoils training, a line each with the remedy; milliseconds, for every start of workers."""
+    """The failed checks of this GPU host that would spoil training, a line each; takes milliseconds."""
     host = this_host()
     found = [check(Node(name=host.name), host) for check in (_driver, _nvjpeg, _shared_memory)]
     return [f"{host.name}: {row.check}: {row.found}: {row.remedy}" for row in found if row.status == "fail"]
@@ -101,7 +101,7 @@ def _row(node: Node, check: str, status: Status, found: str, remedy: str = "") -
 
 
 def _on_gpu(check: str) -> Callable[[Callable[[Node, Host], Row]], Callable[[Node, Host], Row]]:
-    """A check that a host without a GPU need not pass."""
+    """Make a check that is skipped on a host without a GPU."""
 
     def wrap(function: Callable[[Node, Host], Row]) -> Callable[[Node, Host], Row]:
         return lambda node, host: function(node, host) if host.has_gpu else _row(node, check, "none", "no GPU")
@@ -178,7 +178,7 @@ def _clock(node: Node, ahead: float, error: float) -> Row:
 
 
 def _versions(hosts: Mapping[str, Host]) -> list[Row]:
-    """A row a package: installed alike everywhere, or what is where. raydali may travel with the job instead."""
+    """A row for each version of each package; raydali itself may travel with the job instead."""
     found = []
     for package in dict.fromkeys(name for host in hosts.values() for name in host.versions):
         by_version: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How busy the host's cores were, with this process and with others: what /proc says; None where it says nothing."""
+"""CPU time of the host's cores, by this process and by others, from /proc; None without /proc."""
 
 import math
 import os
@@ -16,35 +16,35 @@ _PROC_CGROUP, _CGROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuTimes:
-    """Seconds up to now, since some moment that does not change. Two of them are subtracted."""
+    """Seconds since a fixed moment; the difference of two is what a period took."""
 
     own: float
-    """Computing of this process, and of what it started by multiprocessing."""
+    """CPU time of this process and of its multiprocessing children."""
     queued: float
-    """This thread was ready to run and had to wait for a core."""
+    """Time that this thread was ready to run and waited for a core."""
     helpers: float
-    """Computing of the other threads of these processes, as far as they are still there."""
+    """CPU time of the other living threads of these processes."""
     helpers_queued: float
-    """They were ready to run and had to wait."""
+    """Time that they were ready to run and waited for a core."""
     busy: float
-    """Computing of all processes on the cores that this one may use, and of other guests of the machine; the sum over
+    """CPU time of all processes on the cores that this one may use, and of other guests of the machine; summed over
     cores."""
     idle: float
-    """The rest of these cores' time."""
+    """Idle time of these cores."""
 
     def __sub__(self, other: "CpuTimes") -> "CpuTimes":
-        # Of threads that have ended nothing is known any more.
+        # The time of threads that have ended is lost.
         return CpuTimes(**{name: max(0.0, getattr(self, name) - getattr(other, name)) for name in self.__slots__})
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: those it may run on, and no more than a container's quota gives it."""
+    """The number of CPU cores that this process may use: its affinity, limited by a container's quota."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas())]))
 
 
 def _quotas() -> Iterator[float]:
-    """Cores that the control groups of this process allow, where they limit them."""
+    """The quota of the control groups of this process in cores, if there is one."""
     with suppress(OSError, ValueError):
         for line in Path(_PROC_CGROUP).read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -66,7 +66,7 @@ def _quotas() -> Iterator[float]:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Of this moment and this thread; about a millisecond."""
+    """Read the times of this process and this thread; takes about a millisecond."""
     try:
         cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
@@ -102,6 +102,6 @@ def _threads(process: str) -> list[Path]:
 
 
 def _scheduled(thread: Path) -> tuple[float, float]:
-    """Seconds on a core, and of waiting for one."""
+    """Seconds on a core, and seconds of waiting for one."""
     ran, waited, *_ = (thread / "schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9

@@ -1,4 +1,4 @@
-"""The queues by which a GPU takes work: with too few of them, streams wait for each other for no reason.
+"""The hardware queues of a GPU: with too few of them, streams wait for each other for no reason.
 
 CUDA spreads a process's streams over 8 of them unless told otherwise. DALI's JPEG decoder alone has more streams, and
 a training step fills the queue it is in for as long as it lasts: whatever of the decoder's shares it waits that long,
@@ -10,11 +10,11 @@ import warnings
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 HARDWARE_QUEUES = 32
-"""The most there are."""
+"""The maximum of CUDA."""
 
 
 def set_max_connections() -> None:
-    """Ask for all queues, which works until CUDA is in use in this process; warns where it came too late."""
+    """Request all queues; warns if CUDA is in use in this process already, which makes it too late."""
     import torch
 
     if os.environ.get(VARIABLE) == str(HARDWARE_QUEUES):

@@ -1,4 +1,4 @@
-"""What this host has, asked of its own libraries: neither torch nor CUDA is started, and no GPU memory is taken."""
+"""Hardware and versions of this host. Starts neither torch nor CUDA, and takes no GPU memory."""
 
 import ctypes
 import importlib.metadata
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("ray", "torch", "torchvision", "nvidia-dali-cuda120", "raydali")
-"""That must be the same on all nodes."""
+"""Packages whose versions must be the same on all nodes."""
 NVJPEG, NVDEC = "libnvjpeg.so.12", "libnvcuvid.so.1"
 SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One of the host's GPUs, whether this process may use it or not; memory in bytes."""
+    """A GPU of the host, whether or not this process may use it; memory in bytes."""
 
     name: str
     free: int
@@ -30,16 +30,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What was found; an empty text is something that is not there.
+    """A host; an empty text means that something is missing.
 
     Attributes:
         driver: version of NVIDIA's driver.
         gpus: None without a driver.
-        nvjpeg, nvdec: why the library cannot be used; empty where it can.
-        cuda: version that torch was built for, such as 13.2.
-        shared_memory: bytes of /dev/shm, used or not.
-        open_files: how many a process may open, once Ray has raised its soft limit.
-        versions: of Python and of PACKAGES.
+        nvjpeg, nvdec: why the library cannot be used; empty if it can.
+        cuda: the version that torch was built for, such as 13.2.
+        shared_memory: size of /dev/shm in bytes.
+        open_files: the hard limit of a process, to which Ray raises the soft one.
+        versions: those of Python and of PACKAGES.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Host:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether there is a GPU, seen by its driver or by the kernel alone."""
+        """Whether there is a GPU, even one that only the kernel sees."""
         return bool(self.gpus) or _kernel_sees_gpu()
 
 
 def this_host() -> Host:
-    """The host of this process."""
+    """Describe the host of this process."""
     driver, gpus = driver_and_gpus()
     return Host(
         name=socket.gethostname(),
@@ -75,12 +75,12 @@ def this_host() -> Host:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of PACKAGES, none of which is imported; empty where it is not installed."""
+    """The versions of Python and of PACKAGES, without importing them; empty for one that is not installed."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
 def why_no_nvjpeg() -> str:
-    """Why DALI cannot decode JPEGs on GPUs here: the library that its wheel asks for does not load; else empty."""
+    """Why DALI cannot decode JPEGs on GPUs here: the error of loading nvJPEG; empty if it loads."""
     try:
         files = importlib.metadata.files("nvidia-nvjpeg-cu12") or []
     except importlib.metadata.PackageNotFoundError:
@@ -90,7 +90,7 @@ def why_no_nvjpeg() -> str:
 
 
 def why_no_nvdec() -> str:
-    """Why DALI cannot decode videos on GPUs here: the driver's library does not load; else empty."""
+    """Why DALI cannot decode videos on GPUs here: the error of loading the driver's library; empty if it loads."""
     return _why_not_loaded(NVDEC)
 
 
@@ -135,7 +135,7 @@ def _kernel_sees_gpu() -> bool:
 
 
 def _cuda_of_torch() -> str:
-    """From torch's own file of versions, since importing torch takes seconds."""
+    """Read from torch's version.py, since importing torch takes seconds."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""The kinds of arithmetic that a device is fast at, as far as they decide which options are worth their cost."""
+"""The precision that a device computes fastest, and the length of runs from which compiling pays."""
 
 from functools import cache
 from pathlib import Path

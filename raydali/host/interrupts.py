@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: they raise KeyboardInterrupt, but where they wait, and where they are a flag to look at."""
+"""SIGINT and SIGTERM: they raise KeyboardInterrupt, are delayed, or set a flag."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HARD_EXIT_AT = 3
-"""The signal that ends the process at once, whatever it waits for."""
+"""The number of the signal that ends the process at once."""
 SAME_SECONDS = 0.2
-"""Signals so close together are one: what stops a process may signal it, and then its group."""
+"""Signals closer together count as one: a program may signal a process and then its group."""
 
 
 def raise_on_signals() -> None:
-    """From now on SIGINT and SIGTERM raise KeyboardInterrupt, even where they were ignored."""
+    """Make SIGINT and SIGTERM raise KeyboardInterrupt, even if they were ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -26,7 +26,7 @@ def raise_on_signals() -> None:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Delay what SIGINT and SIGTERM do until this is over.
+    """Delay SIGINT and SIGTERM until the end of the `with` block.
 
     For writes to object stores: their stream commits when it is closed, however little was written, so that an
     exception in between leaves an empty object.
@@ -41,10 +41,10 @@ def deferred_signals() -> Iterator[None]:
 
 
 class Interrupt:
-    """A request that a run ends: by a signal, or by code that calls `request`.
+    """A request to end a run, by a signal or by a call of `request`.
 
     Attributes:
-        why: what asked first, in words; empty for nothing.
+        why: the first reason; empty without a request.
     """
 
     def __init__(self) -> None:
@@ -53,21 +53,21 @@ class Interrupt:
         self._last_signal = float("-inf")
 
     def request(self, why: str = "interrupted") -> None:
-        """Ask for an end, behind a checkpoint; asked again, without one. From any thread."""
+        """Request an end after a checkpoint; a second request does not wait for one. Thread-safe."""
         self.why = self.why or why
         self._times += 1
 
     def requested(self) -> bool:
-        """Return whether the run is to end."""
+        """Whether the run is to end."""
         return self._times >= 1
 
     def again(self) -> bool:
-        """Return whether it is to end without waiting for a checkpoint."""
+        """Whether it is to end without waiting for a checkpoint."""
         return self._times >= 2
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Within this, SIGINT and SIGTERM are requests and raise nothing; the third one ends the process."""
+        """Within the `with` block SIGINT and SIGTERM are requests and raise nothing; the third one ends the process."""
         with _handled_by(self._signal):
             yield
 
@@ -83,7 +83,7 @@ class Interrupt:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Only the main thread is ever interrupted; elsewhere this does nothing."""
+    """Install a handler for both signals; does nothing outside the main thread, which alone is interrupted."""
     with ExitStack() as restored:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:

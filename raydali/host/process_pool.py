@@ -1,4 +1,4 @@
-"""All samples of a data set in many processes, with what a user sees of it meanwhile."""
+"""Examines all samples of a data set in many processes, with a progress display."""
 
 import mmap
 import os
@@ -21,18 +21,18 @@ from raydali.errors import DataError, UsageError
 from raydali.host.cpu_times import usable_cores
 
 SAMPLES_AT_ONCE = 32
-"""That a process is given."""
+"""Samples that a process gets at a time."""
 AHEAD = 16
-"""Parts for each process that wait or are examined, while an earlier one is waited for."""
+"""Parts in flight for each process."""
 LINE_SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Interval of progress lines without a terminal."""
 _ALIGNMENT = 64
 
 _Found = TypeVar("_Found")
 
 
 def process_count(workers: int | None) -> int:
-    """What --workers asks for. Default: one for each core.
+    """The number of processes for --workers. Default: one for each core.
 
     Raises:
         UsageError: fewer than one.
@@ -47,14 +47,14 @@ def process_count(workers: int | None) -> int:
 def in_processes(
     examine: Callable[[range], _Found], samples: int, workers: int, name: str, take: Callable[[_Found], int]
 ) -> None:
-    """Have all ids examined, some at once, in as many processes.
+    """Examine all ids, a part at a time, in several processes.
 
     Args:
-        examine: what is found of these ids; its arrays are written to a temporary file that all processes map.
-        samples: how many there are, at least 1.
+        examine: returns the result for some ids; its arrays go to a temporary file that all processes map.
+        samples: their number, at least 1.
         workers: processes.
-        name: of the samples, in the progress on standard error.
-        take: gets what was found here, in the order of ids, and says how many samples are broken so far.
+        name: of the samples, for the progress on standard error.
+        take: gets the results in this process, in the order of ids; returns the number of broken samples so far.
 
     Raises:
         DataError: the storage does not answer, or a process was killed; or what `examine` raises.
@@ -63,7 +63,7 @@ def in_processes(
     parts = (range(start, min(start + SAMPLES_AT_ONCE, samples)) for start in starts)
     workers = min(workers, len(starts))
     with TemporaryDirectory(prefix="raydali-") as folder:
-        # No fork: those who speak with object stores have threads.
+        # No fork: clients of object stores have threads.
         processes = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (folder,))
         try:
             _write(folder, examine)
@@ -82,7 +82,7 @@ def in_processes(
 
 
 def _write(folder: str, examine: Callable[[range], Any]) -> None:
-    """What all processes read: a pickle, and beside it the arrays, so that an index is in memory once."""
+    """Write what all processes read: a pickle, and its arrays apart, so that an index is in memory once."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(examine, protocol=5, buffer_callback=buffers.append)
     with open(os.path.join(folder, "arrays"), "wb") as file:
@@ -97,7 +97,7 @@ def _write(folder: str, examine: Callable[[range], Any]) -> None:
 
 @contextmanager
 def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line now and then."""
+    """Show a bar on a terminal, elsewhere a line at intervals."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -131,12 +131,12 @@ def _begin(folder: str) -> None:
         empty = not any(length for _, length in spans)
         arrays = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     _examine = pickle.loads(pickled, buffers=[arrays[begin : begin + length] for begin, length in spans])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """One that waits for work would outlive a parent that was killed."""
+    """End this process with its parent: one that waits for work would outlive a parent that was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""For commands that start a job as a user would: where its script lies, and that it does not outlive the command."""
+"""For commands that start a job as a user would: its script, and an end no later than the command's."""
 
 import signal
 from pathlib import Path
@@ -7,10 +7,10 @@ from raydali.errors import UsageError
 
 
 def job_script(name: str, command: str) -> Path:
-    """The absolute path of jobs/NAME below the present folder, or of the checkout that raydali is installed from.
+    """The absolute path of jobs/NAME in the current folder, or in the checkout that raydali is installed from.
 
     Raises:
-        UsageError: there is none; `command` is what should be run elsewhere then.
+        UsageError: there is none; the message advises to run `command` in a checkout.
     """
     for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():
@@ -19,7 +19,7 @@ def job_script(name: str, command: str) -> Path:
 
 
 def heed_sigterm() -> None:
-    """From now on SIGTERM is an interruption, so that what was started is ended before this process is."""
+    """Make SIGTERM raise KeyboardInterrupt, so that child processes are ended before this one."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

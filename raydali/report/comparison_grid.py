@@ -1,4 +1,4 @@
-"""A sheet of restored images: a row each of the input, the output and the truth, with their PSNR."""
+"""A grid of restored images: each row has an input, the output and the target, with their PSNR."""
 
 import io
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from raydali.run.folder import SAMPLES, RunFolder
 
 ROWS_SHOWN = 6
 SMALLEST_SIDE = 192
-"""Of a picture as it is drawn, pixels: smaller ones are enlarged by a whole number."""
+"""Minimum side of a drawn picture, pixels: smaller ones are enlarged by a whole number."""
 _GAP, _CAPTION = 8, 24
 
 Pixels = NDArray[np.uint8]

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: live on a terminal, plain lines elsewhere."""
+"""The console of a run: live on a terminal, plain lines elsewhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,10 +40,10 @@ _OF_RESTORATION = ("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"),
 _OF_DETECTORS = ("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")
 _SECONDS = ("seconds", "seconds", 7, ".1f")
 _LEFT_OUT_FIRST = "images", "lr", "input"
-"""On a terminal too narrow for all; 80 columns are enough."""
+"""Columns to omit on a narrow terminal, in this order; 80 characters suffice for all."""
 
 QUARANTINED_SHOWN = 5
-"""Broken samples that are warned about one by one."""
+"""Limit of broken samples that have a warning of their own."""
 
 
 def _cell(value: Any, form: str) -> str:
@@ -53,7 +53,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 class Console:
-    """Shows messages from the workers. A line an epoch; what goes on between, progress_display.py shows."""
+    """Shows messages from the workers: a line for each epoch. Between them progress_display.py shows progress."""
 
     def __init__(self) -> None:
         self._rich = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -63,11 +63,11 @@ class Console:
         self._verdicts: set[str] = set()
 
     def print(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._rich.print(text)
 
     def warn(self, text: str) -> None:
-        """One line that asks for attention."""
+        """Print one line as a warning."""
         self._rich.print(f"warning: {text}", style="yellow")
 
     def show(self, message: Message) -> None:
@@ -89,7 +89,7 @@ class Console:
                 self._show_event(message)
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the live display."""
         self._display.close()
 
     def _show_event(self, event: Event) -> None:
@@ -105,7 +105,7 @@ class Console:
             case OptionsChosen(options=options):
                 chosen = [f"--precision {options['precision']}"] if "precision" in options else []
                 chosen += ["--compile"] * bool(options.get("compile"))
-                if chosen:  # that a CPU compiles nothing is no news
+                if chosen:  # a CPU compiles nothing, which needs no line
                     self.print(f"chosen for this hardware, and kept: {' '.join(chosen)}")
             case Failure():
                 self._show_failure(event)
@@ -164,7 +164,7 @@ class Console:
         return columns
 
     def _show_verdict(self, verdict: str | None) -> None:
-        """Below the first epoch that it speaks of: once for each cause."""
+        """Print a verdict below the first epoch that it applies to, once for each cause."""
         headline = (verdict or "").partition(":")[0]
         if verdict and headline not in self._verdicts:
             self.print(f"      {verdict}")

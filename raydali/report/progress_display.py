@@ -1,6 +1,6 @@
-"""How training goes on between the lines of epochs: on a terminal in one place, elsewhere a plain line now and then.
+"""Progress between the lines of epochs: updated in place on a terminal, elsewhere a plain line every 30 seconds.
 
-It is fed by rank 0's progress twice a second, and by each rank's figures every few seconds.
+It receives rank 0's progress twice a second, and each rank's figures every few seconds.
 """
 
 import time
@@ -18,22 +18,22 @@ from raydali.measure.records import Figures
 from raydali.run.messages import Progress, RankFigures
 
 NOW_SECONDS = 10.0
-"""Images a second `now` are of so long."""
+"""Window of the current rate in images a second."""
 LINE_SECONDS = 30.0
-"""Between two plain lines."""
+"""Interval of plain lines."""
 STRAYS_BY = 0.15
-"""A rank strays where it waits for its loader for that much more of the time than the median rank, or where its own
-part of a step takes longer by that share."""
+"""A rank is a straggler if the share of time that it waits for its loader exceeds the median rank's by this much, or if
+its own part of a step takes longer than the median by this share."""
 MAX_STRAYS = 4
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
 
 
 class Display:
-    """What the driver shows of the run under way.
+    """The driver's display of the current run.
 
     Args:
-        console: where to; whether it is a terminal decides on the form.
+        console: a terminal gets a live display, anything else plain lines.
     """
 
     def __init__(self, console: Console) -> None:
@@ -104,8 +104,7 @@ class Display:
         return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 
     def strays(self) -> list[str]:
-        """A line for each rank that waits for its loader more than the others do, or steps more slowly, the worst
-        first."""
+        """A line for each rank that waits longer for its loader than the others, or steps more slowly, worst first."""
         waits, steps = self._each("loader_wait_fraction"), self._each("own_step_seconds")
         usual, pace = (median(values.values()) if len(values) > 1 else inf for values in (waits, steps))
         lines = [
@@ -121,7 +120,7 @@ class Display:
         return lines if rest <= 0 else [*lines[:MAX_STRAYS], f"and {rest} more"]
 
     def _each(self, name: str) -> dict[int, float]:
-        """A figure by rank, where it is known."""
+        """A figure by rank, without the ranks that have not measured it."""
         values = {rank: getattr(figures, name) for rank, figures in self._figures.items()}
         return {rank: value for rank, value in values.items() if value is not None}
 
@@ -153,12 +152,12 @@ class Display:
         room = self._console.width - len(epoch) - max(len(text) for _, _, text in bars) - 2
         drawn = [_bar(name.ljust(len(epoch)), part, text, min(room, BAR_WIDTH)) for name, part, text in bars]
         lines = [", ".join(self._facts()), *self.strays()]
-        # Between words, since the console itself leaves wrapping to the terminal.
+        # Wrapped between words: the console itself leaves wrapping to the terminal.
         return Group(*drawn, *(Text(text, no_wrap=False, overflow="fold") for text in lines))
 
 
 def _bar(name: str, share: float, text: str, width: int) -> Text:
-    # A table of rich's progress bars looks alike, and takes twice as long as all that is drawn here.
+    # A table of rich's progress bars looks the same, and takes twice as long as the whole display.
     full = round(share * width)
     parts = ("\u2501" * full, "bar.complete"), ("\u2500" * (width - full), "bar.back")
     return Text.assemble(f"{name} ", *parts, f" {text}", no_wrap=True, overflow="crop")
@@ -167,13 +166,13 @@ def _bar(name: str, share: float, text: str, width: int) -> Text:
 def _share_of_epoch(at: Progress) -> float | None:
     if not at.epochs or not at.step:
         return None
-    whole = at.samples_consumed * at.steps / at.step  # of the run, but for what no global batch holds
+    whole = at.samples_consumed * at.steps / at.step  # of the run, without the remainder of no global batch
     share = at.samples_consumed / whole * at.epochs - at.epoch
     return min(1.0, max(0.0, share))
 
 
 def in_digits(rate: float) -> str:
-    """Images a second: whole ones, below ten two digits: 0.066."""
+    """A rate in images a second, with two significant digits below ten: "123", "0.066"."""
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 

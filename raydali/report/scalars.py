@@ -1,4 +1,4 @@
-"""The numbers of a line of `epochs.jsonl` by name, as charts of TensorBoard, MLflow and Weights & Biases group them."""
+"""The numbers of a line of `epochs.jsonl`, named so that trackers group their charts."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ GROUPS = {
     "time": ("seconds", "loader_wait_seconds", "step_seconds", "first_batch_seconds", "checkpoint_seconds"),
     "run": ("epoch", "images", "samples_consumed", "world_size"),
 }
-"""Fields of the line; beside them, all numbers of its `validation`."""
+"""Fields of the line by group; the numbers of its `validation` are a group too."""
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Such as "train/loss" and "validation/top1"; what is null or not finite is left out."""
+    """Return the finite numbers by names such as "train/loss" and "validation/top1"."""
     named = {f"{group}/{name}": record.get(name) for group, names in GROUPS.items() for name in names}
     named |= {f"validation/{name}": value for name, value in (record.get("validation") or {}).items()}
     return {

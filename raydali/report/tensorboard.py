@@ -1,7 +1,7 @@
-"""TensorBoard's files of a run, in its `tensorboard/`: the numbers of each epoch at the optimiser step that closed it.
+"""TensorBoard's files of a run, in its `tensorboard/`: the numbers of each epoch at its last optimiser step.
 
-The messages are tensorboardX's. Its writers are not used, nor torch's: they know object stores only by clients and
-settings of their own, and a thread of theirs decides when a file is written.
+The messages are tensorboardX's. Its writers and torch's are not used: they reach object stores through clients and
+settings of their own, and write from a thread at times of their own.
 """
 
 import os
@@ -19,10 +19,10 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes a file of its own: each start of a run has one, and TensorBoard shows them as one run.
+    """Writes one file for each start of a run; TensorBoard shows them as one run.
 
-    Epochs that are in `epochs.jsonl` and in no file yet, because the driver died just then, are written with the first
-    one that comes. Where a resume repeats an epoch, TensorBoard shows what came later.
+    Epochs in `epochs.jsonl` that no file has yet, because the driver died in between, are written with the next one.
+    If a resume repeats an epoch, TensorBoard shows the later numbers.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -35,9 +35,9 @@ class TensorBoard:
         """Write the numbers of a line of `epochs.jsonl`.
 
         Raises:
-            OSError: the storage does not take it.
+            OSError: the storage cannot be written.
         """
-        from tensorboardX.proto.event_pb2 import Event  # takes a moment, so not before it is needed
+        from tensorboardX.proto.event_pb2 import Event  # imports torch: only when it is needed
 
         now = time.time()
         events, rows = [], [record]

@@ -1,8 +1,8 @@
-"""A run in other programs' eyes: TensorBoard's files always; MLflow and Weights & Biases where they are asked for.
+"""Experiment trackers: TensorBoard's files always, MLflow and Weights & Biases if `--track` names them.
 
-The driver tells them: settings at the start, numbers at each epoch. What they call the run is kept in the run's
-`tracking.json`, so that a resumed run goes on there too. Where and as whom they are reached is theirs to know, by
-MLFLOW_TRACKING_URI, WANDB_API_KEY and the like.
+The driver sends them the settings at the start and the numbers of each epoch. Their ids of the run are kept in its
+`tracking.json`, so that a resumed run continues there too. Server and account come from their own environment
+variables, such as MLFLOW_TRACKING_URI and WANDB_API_KEY.
 """
 
 import os
@@ -22,34 +22,34 @@ from raydali.run.folder import RunFolder
 
 IDS = "tracking.json"
 PROJECT = "raydali"
-"""MLflow's experiment, and W&B's project, unless MLFLOW_EXPERIMENT_NAME and WANDB_PROJECT say another."""
+"""Default of MLflow's experiment and of W&B's project; MLFLOW_EXPERIMENT_NAME and WANDB_PROJECT override it."""
 
 END_SECONDS = 30.0
-"""For which the driver waits at its end for what trackers have yet to take."""
+"""How long the driver waits at its end for trackers to take what is queued."""
 
 Record = Mapping[str, Any]
 End = Literal["finished", "failed", "interrupted"]
 
 
 class Tracker(Protocol):
-    """A program that keeps runs."""
+    """A program that records runs."""
 
     @property
     def id(self) -> str:
-        """What it calls this run."""
+        """Its id of this run."""
         ...
 
     def epoch(self, record: Record) -> None:
-        """Take over a line of `epochs.jsonl`."""
+        """Record a line of `epochs.jsonl`."""
         ...
 
     def end(self, how: End) -> None:
-        """The driver goes away."""
+        """Record that the driver ends."""
         ...
 
 
 class MlflowTracker:
-    """A run of MLflow: new, or with the `id` that it had."""
+    """A run of MLflow: a new one, or the one of this `id`."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any], id: str | None) -> None:
         import mlflow
@@ -64,7 +64,7 @@ class MlflowTracker:
         else:
             self._client.update_run(id, status="RUNNING")
         self.id: str = id
-        # MLflow lets no parameter change: those of the first start stay.
+        # MLflow does not let parameters change: those of the first start stay.
         known = self._client.get_run(id).data.params
         params = [Param(name, str(value)[:500]) for name, value in settings.items() if name not in known]
         self._client.log_batch(id, params=params)
@@ -84,7 +84,7 @@ class MlflowTracker:
 
 
 class WandbTracker:
-    """A run of Weights & Biases: new, or with the `id` that it had."""
+    """A run of Weights & Biases: a new one, or the one of this `id`."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any], id: str | None) -> None:
         import wandb
@@ -115,7 +115,7 @@ TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any], str | None], Tracker
     "mlflow": MlflowTracker,
     "wandb": WandbTracker,
 }
-"""By the names of their packages."""
+"""Trackers by the names of their packages."""
 
 
 def asked_trackers(track: str | None) -> tuple[str, ...]:
@@ -138,14 +138,14 @@ def asked_trackers(track: str | None) -> tuple[str, ...]:
 def tracked(
     folder: RunFolder, names: tuple[str, ...], settings: Mapping[str, Any], warn: Callable[[str], None]
 ) -> Iterator[Callable[[Record], None]]:
-    """Start the trackers, and end them as what is inside ends; gives what takes the lines of `epochs.jsonl`.
+    """Start the trackers, and end them with the status of the `with` block; yields a function for each epoch's record.
 
-    Once they are started, a tracker that fails costs a warning, never the run, and one that does not answer holds
-    nobody up.
+    Once they are started, a tracker that fails costs a warning, never the run, and one that does not answer blocks
+    nothing.
 
     Args:
         names: from `asked_trackers`.
-        settings: the run's, as `config.json` has them.
+        settings: the content of `config.json`.
         warn: takes a line.
 
     Raises:
@@ -176,7 +176,7 @@ def tracked(
 
     how: End = "failed"
     calls: Queue[Callable[[], None] | None] = Queue()
-    # On a thread of their own: they may try again for minutes, while the driver must look after the run.
+    # On a thread of their own: they may retry for minutes, while the driver must supervise the run.
     worker = Thread(target=work, daemon=True, name="trackers")
     worker.start()
     try:

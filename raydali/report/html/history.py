@@ -1,7 +1,7 @@
-"""What report.html knows of a run: its settings, events and epochs, each epoch boiled down to what is drawn.
+"""The data of report.html: a run's settings and events, and of each epoch the numbers that are drawn.
 
-A line of `epochs.jsonl` has all that each rank measured, 64 kB of it for 256 ranks. Kept are the numbers of the whole
-epoch, and two of each rank, so that a run's driver can take one line after another and never reads one again.
+A line of `epochs.jsonl` has all measurements of each rank, 64 kB for 256 ranks. Only the numbers of the whole epoch and
+two of each rank are kept, so that the driver of a run adds a line at a time and never reads one again.
 """
 
 import math
@@ -22,7 +22,7 @@ NAN = math.nan
 
 
 def number(value: object) -> float | None:
-    """The value as a finite number, or None: null, text and NaN say that nothing was measured."""
+    """The value as a finite number; None for null, text and NaN, which stand for "not measured"."""
     if type(value) is float:  # nearly all are
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -40,10 +40,10 @@ class Epoch:
 
     Attributes:
         number: of the epoch, from 0.
-        values: the line's own numbers by name; those not measured are left out.
+        values: the line's own measured numbers by name.
         validation: the numbers of its validation by name.
-        waiting: of each rank the share of its time in which it waited for the loader; NaN: not measured.
-        stepping: of each rank the milliseconds of forward, backward and optimiser for an image; NaN: not measured.
+        waiting: for each rank, the share of its time that it waited for the loader; NaN: not measured.
+        stepping: for each rank, milliseconds of forward, backward and optimiser per image; NaN: not measured.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Epoch:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Epoch | None":
-        """From a line; None where it names no epoch."""
+        """Make it from a line; None if that has no valid epoch number."""
         epoch = number(record.get("epoch"))
         if epoch is None or not 0 <= epoch < 1e9:
             return None
@@ -84,7 +84,7 @@ def _numbers(values: object) -> dict[str, float]:
 
 
 def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
-    """Earlier versions took a ceiling for true that was measured on a busy machine."""
+    """Remove a ceiling that an earlier version measured on a busy machine."""
     if values.get("of_ceiling", 0.0) > VOID_ABOVE:
         del values["of_ceiling"]
         values.pop("ceiling_images_per_second", None)
@@ -92,7 +92,7 @@ def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
 
 
 def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Share of waiting, and milliseconds of stepping for an image, by rank; a rank may have several segments."""
+    """Waiting and stepping of an `Epoch`; a rank may have several segments."""
     records = [record for record in ranks if isinstance(record, dict)]
     names = ("rank", "seconds", "loader_wait_seconds", "images", "step_seconds")
     columns = [[NAN if (v := number(record.get(name))) is None else v for record in records] for name in names]
@@ -110,15 +110,15 @@ def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.
 
 @dataclass
 class History:
-    """A run, as far as it came.
+    """A run so far.
 
     Attributes:
-        name: of the run.
+        name: the run's name.
         folder: its path or URI.
         settings: what `config.json` holds.
         events: rows of `events.jsonl`.
-        epochs: in their order; none that a resume has trained again.
-        samples: `samples.png`, where there is one.
+        epochs: in order; each once, as it was last trained.
+        samples: the content of `samples.png`, if it exists.
     """
 
     name: str
@@ -130,7 +130,7 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "History":
-        """All that lies in a run's folder.
+        """Read a run's folder.
 
         Raises:
             UsageError: a line is broken.
@@ -152,16 +152,16 @@ class History:
         return history
 
     def add_event(self, row: Mapping[str, Any]) -> None:
-        """Take a row of `events.jsonl`; a resume takes back the epochs that it will train again."""
+        """Add a row of `events.jsonl`; a resume removes the epochs that it will train again."""
         self.events.append(row)
         if row.get("event") == "resume":
             self._take_back(number(row.get("step")))
-        elif row.get("event") == "chosen":  # what a driver that has read them before does not know
+        elif row.get("event") == "chosen":  # unknown to a driver that read the settings before
             chosen = {name: value for name, value in row.items() if self.settings.get(name, "") is None}
             self.settings = {**self.settings, **chosen}
 
     def add_epoch(self, record: Mapping[str, Any]) -> None:
-        """Take a line of `epochs.jsonl`; one that came before is replaced."""
+        """Add a line of `epochs.jsonl`; it replaces an earlier one of the same epoch."""
         epoch = Epoch.of(record)
         if epoch is None:
             return
@@ -175,7 +175,7 @@ class History:
 
     @property
     def status(self) -> Status:
-        """How far it came, by its last event that says so."""
+        """The run's status, by its last event."""
         if not self.events:
             return "running" if self.epochs else "empty"
         last = self.events[-1].get("event")
@@ -193,41 +193,41 @@ class History:
         return by_event.get(last, "running")
 
     def sum(self, name: str, *others: str) -> tuple[float, ...] | None:
-        """Sums over those epochs that have all of these numbers; None where there is no such epoch."""
+        """Sums over the epochs that have all of these numbers; None if there is no such epoch."""
         names = (name, *others)
         rows = [[epoch.values[name] for name in names] for epoch in self.epochs if epoch.values.keys() >= set(names)]
         return tuple(map(sum, zip(*rows, strict=True))) if rows else None
 
     @property
     def images_per_second(self) -> float | None:
-        """Over all epochs."""
+        """Mean rate over all epochs."""
         sums = self.sum("images", "seconds")
         return sums[0] / sums[1] if sums and sums[1] > 0 else None
 
     @property
     def of_ceiling(self) -> float | None:
-        """Share of the ceiling over all epochs that know theirs."""
+        """Share of the ceiling over all epochs with a known ceiling."""
         rows = [(e.get("images"), e.get("seconds"), e.get("ceiling_images_per_second")) for e in self.epochs]
         known = [(images, seconds * ceiling) for images, seconds, ceiling in rows if images and seconds and ceiling]
         return sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known) if known else None
 
     @property
     def waiting(self) -> float | None:
-        """Share of the time in which the ranks waited for the loader, over all epochs."""
+        """Share of the time that the ranks waited for the loader, over all epochs."""
         sums = self.sum("loader_wait_seconds", "seconds")
         return sums[0] / sums[1] if sums and sums[1] > 0 else None
 
     @property
     def metrics(self) -> list[str]:
-        """Names of what validation measures, whatever the job calls them, beside its loss."""
+        """Names of the validation metrics, without the loss."""
         names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
         return [name for name in names if name not in ("images", "seconds", "loss")]
 
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
-        """Of each start and resume: the time of its first step, its global batch, and what came before it in seconds.
+        """For each start or resume: (time of its first step, its step number, start-up seconds).
 
-        The last is from the start of the driver, or from the end of the workers before, to the end of the first step;
-        None where that cannot be told.
+        Start-up is from the start of the driver, or from the end of the previous workers, to the end of the first step;
+        None if it is unknown.
         """
         ended = began = -math.inf
         for row in self.events:

@@ -1,4 +1,4 @@
-"""report.html while a run goes on: the driver hands over what it hears, and the page is written now and then."""
+"""report.html of a live run: the driver passes on events and epochs, and the page is rewritten at intervals."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from raydali.run.events import END_EVENTS
 from raydali.run.folder import REPORT, SAMPLES, RunFolder
 
 PAUSE_SECONDS = 5.0
-"""Between two pages, from the end of one to the begin of the next."""
+"""Minimum pause between two pages."""
 MAX_SHARE = 0.02
-"""Of the driver's time that pages may take: where one takes long, pauses are longer."""
+"""Limit of the driver's time that pages take: if one takes long, pauses are longer."""
 RELOAD_SECONDS = 15.0
-"""After which an open page looks for a newer one."""
+"""Interval at which an open page reloads."""
 
 
 class LiveReport:
-    """The page of a run, kept up to date. What goes wrong costs one warning, never the run; but where another driver
-    has taken over the run, `Superseded` is raised.
+    """The page of a run, kept up to date. A failure costs one warning, never the run, except `Superseded`, which is
+    raised if another driver has taken over.
 
-    What earlier starts of the run left is read once, at the begin.
+    What earlier starts of the run left is read once, at the beginning.
 
     Args:
         warn: takes a line.
@@ -40,19 +40,19 @@ class LiveReport:
         self._attempt(self._read)
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """Take a row of `events.jsonl`; with one that ends the driver the last page is written."""
+        """Add a row of `events.jsonl`; if it ends the driver, the last page is written."""
         self._history.add_event(row)
         self._changed = True
         if row.get("event") in END_EVENTS:
             self._attempt(self._write)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Take a line of `epochs.jsonl`."""
+        """Add a line of `epochs.jsonl`."""
         self._attempt(lambda: self._history.add_epoch(record))
         self._changed = True
 
     def poll(self) -> None:
-        """Write, if there is something new and it is time; to be called often."""
+        """Write the page if there is news and the pause is over; to be called often."""
         if not self._changed or self._clock() < self._due:
             return
         began = self._clock()

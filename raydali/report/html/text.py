@@ -1,4 +1,4 @@
-"""What report.html says in words: numbers as they are read, how a run is doing, what its events were."""
+"""The texts of report.html: numbers, the state of a run, and its events."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from raydali.report.html.history import History, Status, number
 from raydali.text import duration, plural
 
 DASH = "\u2013"
-"""For what was not measured."""
+"""Stands for what was not measured."""
 
 STATUS: dict[Status, str] = {
     "finished": "finished",
@@ -25,7 +25,7 @@ STATUS: dict[Status, str] = {
 
 
 def count(value: float | None) -> str:
-    """A whole number, or a rate: 12,345."""
+    """A whole number or a rate: 12,345."""
     return DASH if value is None else f"{value:,.0f}" if abs(value) >= 10 or value == round(value) else f"{value:.3g}"
 
 
@@ -35,7 +35,7 @@ def percent(value: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Four digits of any number."""
+    """Any number with four significant digits."""
     if value is None:
         return DASH
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
@@ -60,18 +60,18 @@ def moment(value: float | None) -> str:
 
 
 def _epochs(history: History) -> list[float]:
-    """How many have their line, and how many were asked for where that is known."""
+    """How many epochs are done, and how many the run has if that is known."""
     asked = number(history.settings.get("epochs"))
     return [len(history.epochs), *([] if asked is None else [asked])]
 
 
 def epochs_of(history: History) -> str:
-    """How many of the epochs that were asked for have their line: 3 of 10."""
+    """How many epochs are done: 3 of 10."""
     return " of ".join(map(count, _epochs(history)))
 
 
 def state(history: History) -> str:
-    """How the run is doing, as a sentence."""
+    """The state of the run, as a sentence."""
     done = f"{epochs_of(history)} epoch{'s' * (_epochs(history)[-1] != 1)}"
     sentence = {
         "finished": f"Finished: {done}.",
@@ -90,7 +90,7 @@ def state(history: History) -> str:
 
 
 def speed(history: History) -> str | None:
-    """Images a second beside the ceiling, as a sentence; None before the first epoch."""
+    """The rate and its share of the ceiling, as a sentence; None before the first epoch."""
     rate, share = history.images_per_second, history.of_ceiling
     if rate is None:
         return None
@@ -101,19 +101,19 @@ def speed(history: History) -> str | None:
 
 
 def waited(history: History) -> str | None:
-    """The loader's part, as a sentence."""
+    """The share of time that ranks waited for the loader, as a sentence."""
     share = history.waiting
     return None if share is None else f"The ranks waited for the loader in {percent(share)} of that time."
 
 
 def verdict(history: History) -> tuple[int, str] | None:
-    """The newest epoch's number and verdict, where it has one."""
+    """The newest epoch's number and verdict, if it has one."""
     newest = history.epochs[-1] if history.epochs else None
     return (newest.number, newest.verdict) if newest is not None and newest.verdict is not None else None
 
 
 def where(history: History) -> str | None:
-    """Workers and device of the newest start."""
+    """The workers and the device of the newest start."""
     for row in reversed(history.events):
         if row.get("event") in ("start", "resume"):
             workers = many(number(row.get("world_size")), "worker")
@@ -127,7 +127,7 @@ def settings(history: History) -> dict[str, str]:
 
 
 def environment(history: History) -> dict[str, str]:
-    """What the run ran on by name: versions and machines. What a resume changed is named with its step."""
+    """Versions and machines of the run by name; a value that a resume changed is preceded by its step."""
     found: dict[str, dict[str, str]] = {}
     for row in history.events:
         if row.get("event") in ("start", "resume"):
@@ -155,10 +155,10 @@ def _machine(node: Mapping[str, Any]) -> str:
 
 
 def event(row: Mapping[str, Any], world_size: float | None) -> str:
-    """What happened, in words.
+    """Describe an event.
 
     Args:
-        world_size: before it.
+        world_size: the workers before it.
     """
     kind, size = row.get("event"), number(row.get("world_size"))
     if kind in ("start", "resume"):
@@ -206,7 +206,7 @@ def _shortened(text: object) -> str:
 
 
 def shown(setting: object) -> str:
-    """A setting's value: null as a dash, and no password of a URI, since pages are passed on."""
+    """A setting's value: null as a dash, and a URI without its password, since pages are shared."""
     if setting is None:
         return DASH
     if isinstance(setting, bool):
