@@ -1,5 +1,6 @@
 """Promise 2: the run does not depend on the number of workers; and promise 1 across cuts, on plain gloo processes."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from jobs.imagenet import Data, train
+from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.digits import SHORT, digits_data
 from tests.support.job_ranks import train_rank, train_rank_in_double
@@ -34,16 +36,23 @@ def distance(weights: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> f
     return max(float(np.linalg.norm(weights[name] - others[name]) / np.linalg.norm(others[name])) for name in weights)
 
 
-def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: Data) -> None:
-    runs = {}
-    for world_size in (1, 2, 3, 4):
-        folder = folder_of(tmp_path, f"on-{world_size}")
-        weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
-        runs[world_size] = weights, folder.rows("epochs.jsonl")
-    weights, rows = runs[1]
+Run = tuple[dict[str, np.ndarray], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def alone(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Weights and epoch records of the undisturbed run on one worker."""
+    folder = folder_of(tmp_path_factory.mktemp("alone"))
+    return run_ranks(1, in_double, CONFIG, digits, folder)[0], folder.rows("epochs.jsonl")
+
+
+def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: Data, alone: Run) -> None:
+    weights, rows = alone
     assert [row["images"] for row in rows] == [1440, 1344]
     for world_size in (2, 3, 4):
-        other_weights, other_rows = runs[world_size]
+        folder = folder_of(tmp_path, f"on-{world_size}")
+        other_weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
+        other_rows = folder.rows("epochs.jsonl")
         for row, other in zip(rows, other_rows, strict=True):
             assert other["world_size"] == world_size
             assert other["loss"] == pytest.approx(row["loss"], rel=1e-6)
@@ -53,7 +62,7 @@ def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: 
         assert distance(other_weights, weights) < 1e-9
 
 
-def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits: Data) -> None:
+def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits: Data, alone: Run) -> None:
     config = replace(CONFIG, checkpoint_every=4)
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
@@ -69,9 +78,8 @@ def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits
     assert [row["images"] for row in rows] == [1440, 1344]
     assert [rank["world_size"] for rank in rows[0]["ranks"]] == [2, 2, 3, 3, 3]
 
-    whole = folder_of(tmp_path, "whole")
-    undisturbed = run_ranks(1, in_double, config, digits, whole)[0]
-    assert rows[1]["loss"] == pytest.approx(whole.rows("epochs.jsonl")[1]["loss"], rel=1e-6)
+    undisturbed, undisturbed_rows = alone
+    assert rows[1]["loss"] == pytest.approx(undisturbed_rows[1]["loss"], rel=1e-6)
     assert distance(weights, undisturbed) < 1e-9
 
 
@@ -96,16 +104,19 @@ def test_a_resume_keeps_the_ceiling_unless_something_changed(tmp_path: Path, dig
     config = replace(CONFIG, ceiling=True, checkpoint_every=2)
     beside: dict[str, Any] = {"hang_timeout": 60.0, "checkpoint_every": 3}
     changed: dict[str, Any] = {"mixup": 0.2}
+    cut = folder_of(tmp_path, "cut")
+    with pytest.raises(Stopped):
+        run_ranks(2, in_single, config, digits, cut, 18)
+    first = cut.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
     for world_size, changes, kept in ((2, beside, True), (1, {}, False), (2, changed, False)):
-        folder = folder_of(tmp_path, f"{world_size}-{len(changes)}")
-        with pytest.raises(Stopped):
-            run_ranks(2, in_single, config, digits, folder, 18)
-        first = folder.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
+        folder = RunFolder(str(tmp_path), f"{world_size}-{len(changes)}")
+        shutil.copytree(cut.path(), folder.path())
         run_ranks(world_size, in_single, replace(config, **changes), digits, folder)
         last = folder.rows("epochs.jsonl")[1]["ceiling_images_per_second"]
         assert first > 0 and last == (first if kept else None)
 
 
+@pytest.mark.slow
 def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: Data) -> None:
     accuracy = {}
     for loader in ("dali", "torch"):
