@@ -1,7 +1,7 @@
-"""Where raydali keeps what it can make again: indexes, built-in data.
+"""The cache of what raydali can make again: indexes and built-in data.
 
-Indexes lie in the user's cache, and beside the runs too once `also_keep_in` names a storage: a pod has a new, empty
-cache at each start.
+Indexes are in the user's cache, and with the runs too once `also_keep_in` names a storage: a pod starts with an empty
+cache.
 """
 
 import io
@@ -19,30 +19,30 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 
 BESIDE_RUNS = ".raydali-indexes"
-"""The folder in a storage of runs; no run can be called so."""
+"""The cache's folder in a storage of runs; no run can have this name."""
 
 _log = logging.getLogger(__name__)
 _storage: str | None = None
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/raydali`, or `~/.cache/raydali`; it need not exist."""
+    """Return `$XDG_CACHE_HOME/raydali`, or `~/.cache/raydali`; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "raydali"
 
 
 def also_keep_in(storage: str | None) -> None:
-    """Look for indexes in this storage of runs too, and keep new ones there, from now on.
+    """Use this storage of runs as a second cache of indexes from now on.
 
     Args:
-        storage: a folder or a URI. One in the home folder (`~`) lasts as long as the user's cache, and is left alone,
-            as is a URI with options in it.
+        storage: a folder or a URI. Ignored if it is in the home folder (`~`), which lasts no longer than the user's
+            cache, or a URI with options.
     """
     global _storage
     _storage = None if storage is None or storage.startswith("~") or "?" in storage else storage.rstrip("/")
 
 
 def kept_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """What is kept under this name, at each of the places; those that hold no whole file are passed over."""
+    """Yield the arrays cached under this name, from each cache; missing and incomplete files are skipped."""
     for folder in _folders():
         place = f"{folder}/{name}"
         try:
@@ -57,7 +57,7 @@ def kept_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def keep_arrays(name: str, **arrays: Any) -> None:
-    """Keep these arrays at each of the places; one that cannot be written is no error."""
+    """Store these arrays in each cache; one that cannot be written is no error."""
     for folder in _folders():
         place = f"{folder}/{name}"
         try:

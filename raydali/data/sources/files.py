@@ -1,7 +1,6 @@
-"""Many files by id: on local disks, in `s3://` and in `gs://`. What every source that reads files is made of.
+"""Many files by id, on local disks, in `s3://` and in `gs://`: the basis of every source that reads files.
 
-Kept as flat arrays they pickle without copying (protocol 5), and the workers of a node share one copy in Ray's object
-store.
+Flat arrays pickle without copying (protocol 5), so that the workers of a node share one copy in Ray's object store.
 """
 
 import os
@@ -36,10 +35,10 @@ class Files:
     """N files by id 0..N-1. Made by `from_folders` or `from_list`.
 
     Attributes:
-        root: an absolute path or a URI, with no slash at its end; or "", and each path is one itself.
+        root: an absolute path or a URI without a slash at its end; or "", and each path is absolute or a URI.
         packed_paths: uint8, the paths relative to the root, joined by NUL.
-        offsets: int64 (N + 1,), where each path begins in packed_paths, and where one more would.
-        missing: ids of files that were named and are not there, as far as that was looked at.
+        offsets: int64 (N + 1,), where each path begins in packed_paths, and their end.
+        missing: ids of listed files that do not exist, as far as that was checked.
     """
 
     root: str
@@ -49,16 +48,16 @@ class Files:
 
     @classmethod
     def from_folders(cls, root: str, names: Iterable[tuple[str, Sequence[str]]], **fields: Any) -> Self:
-        """The files of some folders below a root, in the order given; made for millions.
+        """Index the files of some folders below a root, in the order given; millions of files are fine.
 
         Args:
-            root: as `absolute` takes it.
-            names: folders relative to the root, "" is the root itself, and the names of the files in each. Whoever
-                lets go of them as they are taken needs less memory.
-            fields: those that a subclass adds.
+            root: see `absolute`.
+            names: folders relative to the root, "" for the root itself, each with the names of its files. An iterator
+                that drops them as it goes needs less memory.
+            fields: the fields of a subclass.
 
         Raises:
-            UsageError: a root of another kind; an object whose name DALI cannot read.
+            UsageError: an unknown kind of root; an object whose name DALI cannot read.
         """
         root = absolute(root)
         packed = bytearray()
@@ -73,19 +72,18 @@ class Files:
 
     @classmethod
     def from_list(cls, root: str, paths: Sequence[str], **fields: Any) -> Self:
-        """The files at these paths, in the order given.
+        """Index the files at these paths, in the order given.
 
-        A path that is absolute, or an `s3://` or `gs://` URI, stands for itself, any other is below the root. Only
-        where all are below it has the result a root: it can be moved with `at`, and its fingerprint is the same at
-        any place.
+        A path is absolute, an `s3://` or `gs://` URI, or relative to the root. If all are relative, the index has a
+        root: `relocate` can move it, and its fingerprint does not depend on the location.
 
         Args:
-            root: as `absolute` takes it.
-            paths: as the file system spells them; `~` is not expanded.
-            fields: those that a subclass adds.
+            root: see `absolute`.
+            paths: as in the file system; `~` is not expanded.
+            fields: the fields of a subclass.
 
         Raises:
-            UsageError: a root or a URI of another kind; a path with a NUL; an object whose name DALI cannot read.
+            UsageError: an unknown kind of root or URI; a path with a NUL; an object whose name DALI cannot read.
         """
         packer = PathPacker(root)
         packer.add(paths)
@@ -96,26 +94,26 @@ class Files:
         return len(self.offsets) - 1
 
     def __str__(self) -> str:
-        """For messages: the root, or the first file where there is none."""
+        """For messages: the root, or the first file if there is no root."""
         return self.root or f"the list of {self.path(0)} and {len(self) - 1} more"
 
     def relocate(self, root: str) -> Self:
-        """The same index for a copy of the data at another root, which is not looked at.
+        """The same index for a copy of the data at another root, which is not checked.
 
         Raises:
-            UsageError: a root of another kind; the index has no root, since it holds absolute paths or URIs.
+            UsageError: an unknown kind of root; the index has no root, since it holds absolute paths or URIs.
         """
         if not self.root:
             raise UsageError(f"cannot move {self} to {root}: list paths relative to a root")
         return replace(self, root=absolute(root))
 
     def drop(self, ids: Iterable[int]) -> Self:
-        """An index of the others; what follows has other ids."""
+        """The index without these samples; the ids of those after them change."""
         kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
         return replace(self, **self._only(kept))
 
     def _only(self, kept: NDArray[np.int64]) -> dict[str, Any]:
-        """The fields of an index of these files alone."""
+        """The fields of an index of only these files."""
         packed, offsets = only_names(np.append(self.packed_paths, np.uint8(0)), self.offsets, kept)
         missing = tuple(np.flatnonzero(np.isin(kept, self.missing)).tolist()) if self.missing else ()
         return {"packed_paths": packed[:-1], "offsets": offsets, "missing": missing}
@@ -125,31 +123,31 @@ class Files:
         return _decoded(self.encoded_paths(np.array([id]))[0])
 
     def encoded_paths(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The bytes of these files' absolute paths or URIs, as DALI's `fn.io.file.read` takes them."""
+        """The bytes of these files' absolute paths or URIs, for DALI's `fn.io.file.read`."""
         root, paths = os.fsencode(os.path.join(self.root, "")), self.packed_paths.data
         begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
         return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
 
     @cached_property
     def dali_reads(self) -> bool:
-        """Whether DALI can read all of these files by their paths: where none is in `gs://`."""
-        # DALI 2.4.0 asks Google's storage for a name with a NUL at its end.
+        """Whether DALI can read all of these files by their paths: it cannot in `gs://`."""
+        # DALI 2.4.0 requests a name with a NUL at its end from Google's storage.
         if self.root:
             return not self.root.startswith("gs://")
         return b"\0gs://" not in b"\0" + self.packed_paths.tobytes()
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """These files for a DALI graph, uint8 each: paths where `dali_reads`, for `fn.io.file.read`, else contents.
+        """These files for a DALI graph, uint8 each: paths for `fn.io.file.read` if `dali_reads`, else contents.
 
         Raises:
-            OSError: a file cannot be read; names its path. Paths are not looked at.
+            OSError: a file cannot be read; names its path. Paths are not checked.
         """
         encoded = self.encoded_paths(ids)
         if self.dali_reads:
             return encoded
         for path in map(_decoded, encoded):
             if not path.startswith("/"):
-                storage.file_system(path)  # opened once, before all threads ask for it
+                storage.file_system(path)  # opened once, before all threads need it
         return read_in_parts(self._contents, ids)
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -167,15 +165,15 @@ class Files:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of the relative paths; not of the root, so the data may move."""
+        """A hash of the relative paths, 32 hex digits; without the root, so that the data may move."""
         return digest(self.packed_paths.data)
 
 
 class PathPacker:
-    """Takes up the paths of `Files` a part at a time, packed: as text they would take several times the memory.
+    """Packs the paths of `Files`, a part at a time: as text they would take several times the memory.
 
     Args:
-        root: as `absolute` takes it.
+        root: see `absolute`.
     """
 
     def __init__(self, root: str) -> None:
@@ -183,7 +181,7 @@ class PathPacker:
         self._packed = bytearray()
 
     def add(self, paths: Sequence[str]) -> None:
-        """Take up some paths, as `Files.from_list` describes them; none of them if one is refused.
+        """Add some paths, see `Files.from_list`; none of them if one is refused.
 
         Raises:
             UsageError: see `Files.from_list`.
@@ -211,28 +209,28 @@ class PathPacker:
             self._packed += os.fsencode(joined) + b"\0"
 
     def packed(self) -> tuple[str, NDArray[np.uint8], NDArray[np.int64]]:
-        """Root, packed_paths and offsets of `Files`; nothing can be added any more."""
+        """Return root, packed_paths and offsets of `Files`; nothing can be added afterwards."""
         return self.root, *_unpacked(self._packed)
 
 
 def read_in_parts(
     contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64]
 ) -> list[NDArray[np.uint8]]:
-    """What `contents` gives for these ids, on many threads."""
+    """The result of `contents` for these ids, computed on many threads."""
     with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
-        # In parts, since handing single files from thread to thread takes as long as reading them.
+        # In parts, since passing single files between threads takes as long as reading them.
         return list(chain.from_iterable(threads.map(contents, np.array_split(ids, _READING_THREADS))))
 
 
 def absolute(root: str) -> str:
-    """The absolute path of a local one (`~` is expanded), or the `s3://` or `gs://` URI; with no slash at its end.
+    """The absolute path of a local root (`~` is expanded), or its `s3://` or `gs://` URI, without a slash at the end.
 
     Raises:
-        UsageError: another kind of URI, one without a bucket, or one that holds a key.
+        UsageError: another kind of URI, one without a bucket, or one that contains a key.
     """
     storage.refuse_secrets(root)
     if "://" not in root:
-        # Not os.path.abspath: it folds `link/..` by text, to another folder than the kernel's.
+        # Not os.path.abspath: it resolves `link/..` as text, to another folder than the kernel does.
         return str(Path(os.path.expanduser(root)).absolute())
     if not re.match(r"(s3|gs)://[\w.-]+(/|$)", root):
         raise UsageError(f"cannot read {root}: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
@@ -240,7 +238,7 @@ def absolute(root: str) -> str:
 
 
 def digest(*parts: bytes | memoryview) -> str:
-    """32 hex digits that stand for these parts, and for where one ends and the next begins."""
+    """A hash of these parts and of their boundaries, 32 hex digits."""
     made = blake2b(digest_size=16)
     for part in parts:
         made.update(memoryview(part).nbytes.to_bytes(8, "little"))
@@ -251,7 +249,7 @@ def digest(*parts: bytes | memoryview) -> str:
 def only_names(
     packed: NDArray[np.uint8], offsets: NDArray[np.int64], kept: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """These of some names that are packed with a NUL behind each, and where each begins."""
+    """Select some of the names in a packed array, each ended by a NUL; returns them and their offsets."""
     lengths = np.diff(offsets)
     chosen = np.zeros(len(lengths), np.bool_)
     chosen[kept] = True
@@ -265,7 +263,7 @@ def _check_key(uri: str) -> None:
 
 
 def _unpacked(ended: bytearray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """packed_paths and offsets of paths that a NUL ends each."""
+    """packed_paths and offsets of paths that are each ended by a NUL."""
     packed = np.frombuffer(ended, np.uint8)
     offsets = np.zeros(ended.count(0) + 1, np.int64)
     filled = 1

@@ -1,4 +1,4 @@
-"""Files with a class each: what classifiers of images and of videos learn from."""
+"""Files with one class each, for classifiers of images and of videos."""
 
 import logging
 import os
@@ -21,28 +21,28 @@ _log = logging.getLogger(__name__)
 
 
 class LabeledSource(Source, Protocol):
-    """N files by id 0..N-1 with a class each, wherever they lie: what classifiers of images need of a source.
+    """The protocol of a source for classifiers: N files by id 0..N-1, each with a class.
 
-    `LabeledFiles` is one; `Shards`, whose files are parts of larger ones, another.
+    `LabeledFiles` implements it, and `Shards`, whose files are parts of larger ones.
     """
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Indices into classes, (N,)."""
+        """Indices into `classes`, (N,)."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the classes."""
         ...
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """How many files beside them could be samples and are not read, by kind."""
+        """The number of files next to them that could be samples but are not read, by kind."""
         ...
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """These files for a DALI graph, uint8 each: paths where `dali_reads`, else contents."""
+        """These files for a DALI graph, uint8 each: paths if `dali_reads`, else contents."""
         ...
 
     def read(self, id: int) -> bytes:
@@ -54,7 +54,7 @@ class LabeledSource(Source, Protocol):
         ...
 
     def drop(self, ids: Iterable[int]) -> Self:
-        """An index of the others."""
+        """The index without these samples."""
         ...
 
 
@@ -65,7 +65,7 @@ class LabeledFiles(Files):
     Attributes:
         labels: int64 (N,), indices into classes.
         classes: their names.
-        skipped: how many files beside them could be samples and are not read, by kind.
+        skipped: the number of files next to them that could be samples but are not read, by kind.
     """
 
     labels: NDArray[np.int64]
@@ -74,16 +74,16 @@ class LabeledFiles(Files):
 
     @classmethod
     def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:
-        """The files in the class folders of a root, sorted by class, then folder, then name; classes are sorted too.
+        """Index the files in the class folders of a root, sorted by class, folder and name; classes are sorted too.
 
-        An empty class stays, and is warned about; so are files that could be samples and are not read. Hidden
-        folders are none of the data.
+        Warns of empty classes, which stay, and of files that could be samples but are not read. Hidden folders are
+        ignored.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
-                `object_store.file_system` says.
-            extensions: of the files that count, in lower case; those of the files may be in any.
-            kind: what messages call the files.
+                `storage.file_system` says.
+            extensions: those of samples, in lower case; the files' own may be in any case.
+            kind: the name of the files in messages.
 
         Raises:
             UsageError: no such folder or bucket, or no right to read it; no class folders; no files with these
@@ -120,16 +120,16 @@ class LabeledFiles(Files):
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of relative paths, labels and classes; not of the root, so the data may move."""
+        """A hash of relative paths, labels and classes, 32 hex digits; without the root, so that the data may move."""
         classes, labels = os.fsencode("\0".join(self.classes)), self.labels.astype("<i8")
         return digest(classes, self.packed_paths.data, labels.data)
 
 
 def check_classes(train: LabeledSource, val: LabeledSource) -> None:
-    """Refuses a validation set with other classes than the training set's: its labels would mean something else.
+    """Refuse a validation set whose classes differ from the training set's: its labels would mean something else.
 
     Raises:
-        UsageError: names some of the classes that are missing or too many, or says that their order differs.
+        UsageError: names missing and additional classes, or says that their order differs.
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
     parts = [

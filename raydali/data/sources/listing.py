@@ -1,7 +1,7 @@
-"""Which files a tree of folders holds: on local disks, in `s3://` and in `gs://`.
+"""Lists the files in a tree of folders, on local disks, in `s3://` and in `gs://`.
 
-An unreadable folder is an error. Links are followed, but for one to a folder above itself, which would be walked some
-forty times: it is left out, and warned about.
+An unreadable folder is an error. Links are followed, except one to a folder above itself, which would be walked some
+forty times: it is left out, with a warning.
 """
 
 import logging
@@ -13,17 +13,17 @@ from raydali.data.sources import storage
 from raydali.errors import UsageError
 
 Listing = dict[str, list[str]]
-"""Names of files by folder, which is relative to the root; "" is the root itself. In no order."""
+"""Names of files by folder relative to the root, "" for the root itself; unordered."""
 
 _log = logging.getLogger(__name__)
 
 
 def list_tree(root: str, *, of: str) -> Listing:
-    """All folders below a root, empty ones too, and the files in them.
+    """List all folders below a root, empty ones too, and their files.
 
     Args:
-        root: as `files.absolute` gives it. Object stores are reached as `storage.file_system` says.
-        of: what the root is to hold, for messages.
+        root: from `files.absolute`. See `storage.file_system` for object stores.
+        of: what the root should contain, for messages.
 
     Raises:
         UsageError: no such folder or bucket, or no right to read it.
@@ -35,7 +35,7 @@ def _list_files(root: str, of: str) -> Listing:
     if not os.path.isdir(root):
         raise UsageError(f"{root} is {'a file' if os.path.exists(root) else 'missing'}: give a folder of {of}")
     listing: Listing = {}
-    # A folder's last item: its real path, then those of the folders whose links led there.
+    # Last: the real paths of the folder and of those whose links lead to it.
     pending: list[tuple[str, str, tuple[str, ...]]] = [("", root, (os.path.realpath(root),))]
     while pending:
         folder, path, reals = pending.pop()

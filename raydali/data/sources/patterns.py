@@ -1,4 +1,4 @@
-"""Files named by a pattern, as users of WebDataset and TFRecord do: `train-{000000..000146}.tar`, `train-*-of-1024`."""
+"""Finds files by patterns as WebDataset and TFRecord use them: `train-{000000..000146}.tar`, `train-*-of-1024`."""
 
 import fnmatch
 import os
@@ -16,7 +16,7 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 class FoundFile(NamedTuple):
-    """A file below a root: its relative path, its size in bytes, and when it was written, in ns."""
+    """A file below a root: its relative path, its size in bytes, and the time of its last change, in ns."""
 
     name: str
     size: int
@@ -24,12 +24,11 @@ class FoundFile(NamedTuple):
 
 
 def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
-    """A folder, and the files in or below it that a pattern names, each once.
+    """Return a folder, and the files in or below it that match a pattern, each once.
 
     Args:
-        pattern: `{08..11}` and `{a,b}` stand for all of these, which must be there; in a file's name *, ? and [] have
-            their usual meaning. Local (`~` is expanded), or an `s3://` or `gs://` URI. A local file of that very name
-            is itself.
+        pattern: `{08..11}` and `{a,b}` stand for names that must all exist; *, ? and [] match names of files. Local
+            (`~` is expanded), or an `s3://` or `gs://` URI. The name of an existing local file is no pattern.
 
     Raises:
         UsageError: files that are missing, or a folder that cannot be listed.
@@ -60,7 +59,7 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """The names that a pattern with `{08..11}` or `{a,b}` stands for."""
+    """Expand `{08..11}` and `{a,b}`."""
     match = _BRACES.search(pattern)
     if match is None:
         yield pattern
@@ -84,10 +83,10 @@ def _listing(folder: str) -> dict[str, FoundFile]:
 
 
 def folder_entries(folder: str) -> Iterator[FoundFile | None]:
-    """The files in a folder, by name; None for each folder in it.
+    """The files in a folder, sorted by name; None for each folder in it.
 
     Args:
-        folder: as `files.absolute` gives it.
+        folder: from `files.absolute`.
 
     Raises:
         OSError: it cannot be listed.
@@ -102,7 +101,7 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
         for entry in entries:
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()
-            except OSError:  # a link that cannot be followed: to itself, say
+            except OSError:  # a link that cannot be followed, for example one to itself
                 continue
             if is_folder:
                 yield None

@@ -1,4 +1,4 @@
-"""Small parts of a large file, on a local disk or in an object store, for those who walk through its headers."""
+"""Reads small parts of a large file, on a local disk or in an object store: for walking through its headers."""
 
 import os
 from collections import deque
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from raydali.data.sources import storage
 
 Read = Callable[[int, int], bytes]
-"""`read(offset, length)`: that part of the file; less where it ends."""
+"""`read(offset, length)`: that part of the file, shorter at its end."""
 
 _LOCAL_WINDOW = 4096
 _SMALL_WINDOW, _LARGE_WINDOW = 8192, 4 << 20
 _READ_OVER = 64 << 10
-"""Bytes, in object stores: what lies between two headers is read over if it is less, else each header is a request."""
+"""Bytes, in object stores: a smaller gap between two headers is read too, else each header is a request."""
 _KEPT = 3
-"""Small windows, for those who come back to one."""
-_WEIGHT = 1 / 8  # of the newest distance in their running mean
+"""Number of windows kept, for readers that go back."""
+_WEIGHT = 1 / 8  # of the newest distance in the running mean
 
 
 @contextmanager
 def open_ahead(path: str, size: int) -> Iterator[Read]:
-    """Reads parts of a file, ahead in windows.
+    """Open a file to read parts of it, ahead in windows.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.

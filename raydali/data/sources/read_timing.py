@@ -1,4 +1,4 @@
-"""Who kept a loader waiting, and what ran beside the steps: seconds, taken where they pass."""
+"""Timers of what a loader waits for, and of Python that runs during the steps."""
 
 import threading
 import time
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 Cause = Literal["storage", "python", "cpu decode", "gpu decode"]
-"""What a loader can be held up by: reading files; Python; decoding and all that is done to pixels, on either device."""
+"""Causes of a loader's waits: reading files; Python; decoding and further processing of pixels, on either device."""
 
 
 class WaitTimer:
-    """How long each cause blocked the one who asked for batches, in seconds; for one thread.
+    """Seconds that each cause blocked the consumer of batches; for one thread.
 
-    What is entered inside another cause's time is taken out of it.
+    A nested cause is not counted in the outer one.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class WaitTimer:
 
     @contextmanager
     def by(self, split: Callable[[float], dict[Cause, float]]) -> Iterator[None]:
-        """The time inside, less what is entered in there, goes to whom `split` gives its seconds."""
+        """Attribute the time of the `with` block, without nested ones, to causes as `split` divides its seconds."""
         began = time.perf_counter()
         self._inner.append(0.0)
         try:
@@ -34,15 +34,15 @@ class WaitTimer:
             self._inner[-1] += whole
 
     def on(self, cause: Cause) -> Any:
-        """The same with one cause."""
+        """Attribute the time of the `with` block to one cause."""
         return self.by(lambda seconds: {cause: seconds})
 
 
 class PythonCpuTime:
-    """What the pipeline's Python has computed, in whichever thread; as long, the training thread could run none.
+    """CPU time of the pipeline's Python in all threads, in which the training thread could run no Python.
 
     Attributes:
-        seconds: of a core, in total; waiting inside, for a file or for the interpreter, is left out.
+        seconds: CPU seconds in total; waiting for a file or for the interpreter does not count.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class PythonCpuTime:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What this thread computes inside is Python's."""
+        """Count the CPU time of this thread in the `with` block."""
         began = time.thread_time()
         try:
             yield
@@ -70,7 +70,7 @@ _reading = _Reading()
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """The time inside is spent on reading files."""
+    """Count the time of the `with` block as reading files."""
     began = time.perf_counter()
     try:
         yield
@@ -79,5 +79,5 @@ def reading() -> Iterator[None]:
 
 
 def reading_seconds() -> float:
-    """How long this thread was inside `reading`, in total."""
+    """Total seconds of this thread in `reading`."""
     return _reading.seconds

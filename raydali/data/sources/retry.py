@@ -1,4 +1,4 @@
-"""Calls to a storage that are repeated while it does not answer: of data, checkpoints and a run's folder."""
+"""Repeats calls to a storage that does not answer, for data, checkpoints and a run's folder."""
 
 import errno
 import logging
@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 SECONDS = 60.0
-"""How long a call is repeated, from its first failure on."""
+"""How long a call is repeated after its first failure."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 _KEPT_OUTAGES = 100
 _ANSWERS = re.compile(r"AWS Error \w+|HTTP status \d+|curlCode: \d+|fn\.io\.file\.read")
@@ -29,7 +29,7 @@ STORAGE_ERRNOS = {
     )
     if hasattr(errno, name)
 }
-"""Errors of a disk or a file server that fails: they say nothing of a single file, and may pass."""
+"""Errors of a failing disk or file server: they may pass, and no single file is to blame."""
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the error of a storage may pass: not where it refuses, or has no such file.
+    """Whether the error of a storage is transient, unlike a refusal or a missing file.
 
-    The innermost OSError of its causes decides. One without an errno is taken for an object store's.
+    The innermost OSError of its causes decides. One without an errno is treated as an object store's.
     """
     error = _innermost(error)
     if not isinstance(error, OSError):
@@ -50,14 +50,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def errno_of(error: Exception) -> int | None:
-    """An error's errno; what its text says where that is all that is left of it."""
+    """An error's errno, or the one in its text if only that is left."""
     number = getattr(error, "errno", None)
     said = re.match(r"\[Errno (\d+)\]", str(error))
     return int(said[1]) if number is None and said else number
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The last OSError of an error and its causes; itself where there is none."""
+    """The innermost OSError among an error and its causes, or the error itself."""
     cause: BaseException | None = error
     while cause is not None:
         error, cause = (cause if isinstance(cause, OSError) else error), cause.__cause__
@@ -66,12 +66,12 @@ def _innermost(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time in which a storage did not answer and calls were repeated.
+    """A period in which a storage did not answer and calls were repeated.
 
     Attributes:
-        storage: its name for people: a folder, a bucket.
-        reason: what the first call ended with, one line.
-        seconds: from the first failure until the calls succeeded, or were given up.
+        storage: its name in messages: a folder or a bucket.
+        reason: the error of the first call, one line.
+        seconds: from the first failure until the calls succeeded or gave up.
     """
 
     storage: str
@@ -80,24 +80,24 @@ class Outage:
 
 
 class _Outages:
-    """Those of this process. Threads that wait for one storage at the same time are in the same outage."""
+    """The outages of this process. Threads that wait for one storage at the same time are in the same outage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[int, float, str]] = {}
         self._over: deque[Outage] = deque(maxlen=_KEPT_OUTAGES)
-        # Shared with forked processes, whose retries are this one's progress too.
+        # Shared with forked processes: their retries count as progress of this one.
         self.retries = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def begin(self, storage: str, reason: str) -> bool:
-        """Note that one more waits; whether it is the first."""
+        """Count one more waiting thread; returns whether it is the first."""
         with self._lock:
             waiting, since, first = self._waiting.get(storage, (0, time.monotonic(), reason))
             self._waiting[storage] = waiting + 1, since, first
         return not waiting
 
     def end(self, storage: str) -> None:
-        """Note that one of those does not wait any more."""
+        """Count one waiting thread less."""
         with self._lock:
             waiting, since, reason = self._waiting.pop(storage)
             if waiting > 1:
@@ -106,18 +106,18 @@ class _Outages:
                 self._over.append(Outage(storage, reason, round(time.monotonic() - since, 3)))
 
     def add(self, outages: Iterable[Outage]) -> None:
-        """Note those of another process."""
+        """Add the outages of another process."""
         self._over.extend(outages)
 
     def take(self) -> list[Outage]:
-        """Those that are over since the last call."""
+        """Return the outages that ended since the last call."""
         with self._lock:
             over = list(self._over)
             self._over.clear()
         return over
 
     def __len__(self) -> int:
-        """How many are over since `take`."""
+        """The number of outages that ended since `take`."""
         return len(self._over)
 
 
@@ -125,16 +125,16 @@ OUTAGES = _Outages()
 
 
 def retries() -> int:
-    """How many calls this process and its forks have repeated: what grows while they wait for a storage."""
+    """The number of calls that this process and its forks have repeated; it grows while they wait for a storage."""
     return int(OUTAGES.retries[0])
 
 
 class Patience:
-    """The pauses of work that is repeated while a storage does not answer: they double, for SECONDS in all.
+    """The pauses between attempts while a storage does not answer: they double, for SECONDS in total.
 
     Args:
-        storage: its name in warnings; the same on every rank, so that the driver says it once.
-        warn: hears once of an outage.
+        storage: its name in warnings; the same on every rank, so that the driver prints it once.
+        warn: called once for each outage.
     """
 
     def __init__(self, storage: str, warn: Callable[[str], None] = _log.warning) -> None:
@@ -142,12 +142,12 @@ class Patience:
         self._failures, self._deadline = 0, 0.0
 
     def pause(self, error: BaseException) -> bool:
-        """Wait before the next attempt; or, where the time is over, return False at once."""
+        """Wait before the next attempt; return False at once if the time is over."""
         if not self._failures:
             self._deadline = time.monotonic() + SECONDS
             if OUTAGES.begin(self._storage, short(error)):
                 self._warn(f"{self._storage} does not answer ({short(error)}): trying again for up to {SECONDS:g} s")
-        # Of many workers that failed at once, not all should come again at once.
+        # Random, so that many workers that failed at once do not retry at once.
         pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE) * random.uniform(0.7, 1.0)
         self._failures += 1
         OUTAGES.retries[0] += 1
@@ -157,7 +157,7 @@ class Patience:
         return True
 
     def end(self) -> None:
-        """Say that the work succeeded, or is given up: the next failure begins a new outage."""
+        """End the outage, since the work succeeded or gave up: the next failure begins a new one."""
         if self._failures:
             OUTAGES.end(self._storage)
             self._failures = 0
@@ -169,11 +169,11 @@ def with_retry(
     warn: Callable[[str], None] = _log.warning,
     worth: Callable[[Exception], bool] = is_transient,
 ) -> T:
-    """Return what the call returns, and repeat it for SECONDS while it fails.
+    """Return the result of a call, which is repeated for SECONDS while it fails.
 
     Args:
-        storage, warn: as of `Patience`.
-        worth: after which errors to repeat it.
+        storage, warn: see `Patience`.
+        worth: whether an error is worth a repetition.
 
     Raises:
         Exception: the last one.
@@ -191,7 +191,7 @@ def with_retry(
 
 
 def short(error: BaseException) -> str:
-    """Return what a storage answered, without the name of the file: the same on every rank."""
+    """A storage's error without the name of the file, so that it is the same on every rank."""
     error = _innermost(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

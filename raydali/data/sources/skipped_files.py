@@ -1,5 +1,5 @@
-"""Which files below a root are samples, and what is said of the others: none that could be a sample is skipped in
-silence, and what commonly lies beside samples (notes, tables, checksums, files of the desktop) is not mentioned.
+"""Separates samples from other files. A warning counts the files that could be samples but are not read; common
+companions of samples (notes, tables, checksums, files of the desktop) are not mentioned.
 """
 
 import logging
@@ -17,7 +17,7 @@ _EXPECTED = re.compile(
     r"|.*\.(txt|md|rst|jsonl?|csv|tsv|xml|ya?ml|toml|ini|cfg|log|html?|url|lnk|py|sh|md5|sha\d+)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Names of files that are no samples anywhere."""
+"""Names of files that are never samples."""
 _ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
 _KINDS_SHOWN = 5
 
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SkippedFiles:
-    """Files that could be samples and are not read.
+    """Files that could be samples but are not read.
 
     Attributes:
-        kinds: how many, by extension in lower case, or by what else they are.
-        folders: how many, by the first folder of their path.
+        kinds: counts by extension in lower case, or by a description.
+        folders: counts by the first folder of their path.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class SkippedFiles:
         self.folders[folder.partition("/")[0]] += count
 
     def warn(self, root: str, extensions: tuple[str, ...]) -> None:
-        """Say once which files were skipped, where, and what to do about it."""
+        """Warn once which files were skipped, in which folders, and what to do about it."""
         if not self.kinds:
             return
         where = summarize(f"{name!r} {count}" for name, count in _most(self.folders))
@@ -58,7 +58,7 @@ class SkippedFiles:
 
 
 def in_words(kinds: Mapping[str, int]) -> str:
-    """How many files were skipped, of which kinds, the most frequent ones first."""
+    """Describe how many files were skipped by kind, the most frequent first."""
     ordered, total = _most(kinds), sum(kinds.values())
     shown = [f"{count:,} {kind}" for kind, count in ordered[:_KINDS_SHOWN]]
     if others := sum(count for _, count in ordered[_KINDS_SHOWN:]):
@@ -71,7 +71,7 @@ def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def kind_of(name: str) -> str | None:
-    """The extension of a file that could be a sample, in lower case; None: it is of a kind that is expected."""
+    """The extension of a file that could be a sample, in lower case; None for a common companion of samples."""
     if _EXPECTED.fullmatch(name):
         return None
     ending = _ENDING.search(name)
@@ -79,13 +79,13 @@ def kind_of(name: str) -> str | None:
 
 
 def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing, SkippedFiles]:
-    """The files with one of these extensions, by folder, in no order; and the others.
+    """Return the files with one of these extensions by folder, unordered, and the others.
 
-    Hidden folders, such as .ipynb_checkpoints, hold no samples: they are not in the result, at any depth.
+    Hidden folders such as .ipynb_checkpoints are ignored at any depth.
 
     Args:
-        listing: as `list_tree` gives it; it is emptied, to save memory.
-        extensions: in lower case; those of the files may be in any.
+        listing: from `list_tree`; it is emptied to save memory.
+        extensions: in lower case; the files' own may be in any case.
     """
     selected, skipped = Listing(), SkippedFiles()
     while listing:
@@ -104,6 +104,6 @@ def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing
 
 
 def skip_root(listing: Listing, skipped: SkippedFiles) -> None:
-    """Take away the files at the root itself, which are in no class."""
+    """Remove the files in the root itself, which have no class."""
     if names := listing.pop("", None):
         skipped.add("in no class folder", os.curdir, len(names))

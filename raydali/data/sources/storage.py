@@ -1,4 +1,4 @@
-"""Files in S3 and in Google's storage, through pyarrow: to list them, and to read those that DALI cannot."""
+"""Access to S3 and Google's storage through pyarrow, to list files and to read those that DALI cannot."""
 
 import os
 import re
@@ -10,28 +10,28 @@ from typing import Any
 from raydali.errors import UsageError
 
 CONNECTIONS = 128
-"""That a process may have with S3 at a time."""
+"""Limit of connections of a process to S3."""
 _GCS_RETRY_SECONDS = 20
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
-    r"|(s3|gs|gcs)://[^/?#\s]*:"  # a key may hold slashes, and what follows looks like a path then
+    r"|(s3|gs|gcs)://[^/?#\s]*:"  # a key may contain slashes, and the rest looks like a path then
     r"|[?&][\w.-]*(key|secret|token|password|credential|sig)[\w.-]*=",
     re.IGNORECASE,
 )
 
 
 class StoreError(OSError):
-    """What holds the files does not answer as it should; says nothing of a single file."""
+    """The storage does not answer as it should; no single file is to blame."""
 
 
 def refuse_secrets(text: str) -> None:
-    """Refuse a URI that holds a key or a password: it would be shown, written down and sent on.
+    """Refuse a URI that contains a key or a password: it would be printed, stored and sent on.
 
     Args:
         text: a URI, a path, or an argument of a command line.
 
     Raises:
-        UsageError: it does; shows nothing of it but the kind of storage.
+        UsageError: it does; the message shows only the kind of storage.
     """
     if "://" in text and _SECRET.search(text):
         raise UsageError(
@@ -44,23 +44,23 @@ def refuse_secrets(text: str) -> None:
 def file_system(uri: str) -> Any:
     """The pyarrow FileSystem of an `s3://` or `gs://` URI; its paths are URIs without their scheme.
 
-    S3 is reached as AWS_ENDPOINT_URL and the other variables and files of AWS say, Google's storage by its default
-    credentials, or as DALI_GCS_ANONYMOUS and DALI_GCS_ENDPOINT_URL say, which DALI reads as well. A process keeps
-    what it has opened.
+    S3 is configured by AWS_ENDPOINT_URL and the other variables and files of AWS, Google's storage by its default
+    credentials, or by DALI_GCS_ANONYMOUS and DALI_GCS_ENDPOINT_URL, which DALI reads as well. A process opens each
+    file system once.
     """
     scheme, _, path = uri.partition("://")
     endpoint = os.environ.get("AWS_ENDPOINT_URL" if scheme == "s3" else "DALI_GCS_ENDPOINT_URL", "")
     return _open(scheme, path.partition("/")[0], endpoint, os.getpid())
 
 
-# By process, since a forked one must not speak on its parent's connections.
+# For each process, since a forked one must not use its parent's connections.
 @cache
 def _open(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
     import pyarrow
     from pyarrow.fs import FileSystem, GcsFileSystem
 
     if scheme == "s3":
-        # Of which S3's client makes its number of connections; else 25, for however many threads.
+        # It limits the connections of S3's client, which are 25 otherwise, however many threads there are.
         pyarrow.set_io_thread_count(max(CONNECTIONS, pyarrow.io_thread_count()))
         return FileSystem.from_uri(f"s3://{bucket}")[0]
     options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_GCS_RETRY_SECONDS)}
@@ -91,5 +91,5 @@ def read(uri: str) -> bytes:
 
 
 def reason(error: OSError) -> str:
-    """What a storage library complains of, on one line."""
+    """A storage library's error message on one line."""
     return " ".join(str(error).split())[:300]

@@ -1,4 +1,4 @@
-"""What makes the figures of a validation worth nothing: it is said before training, and trained all the same."""
+"""Warnings of validation sets that make the metrics meaningless; training goes on."""
 
 import logging
 import os
@@ -11,13 +11,13 @@ _log = logging.getLogger(__name__)
 
 
 def warn_of_one_class(classes: Sequence[str]) -> None:
-    """Say that there is nothing to learn where all samples are of one class."""
+    """Warn if all samples have one class: there is nothing to learn."""
     if len(classes) == 1:
         _log.warning("%r is the only class: loss 0 and top-1 1 will mean nothing; give data of two classes", *classes)
 
 
 def warn_of_overlap(train: Source, val: Source) -> None:
-    """Say that samples are validated that are trained on: both sets are one, at one place or as copies."""
+    """Warn if the training samples are validated: both sets are the same files or copies of them."""
     if len(train) == len(val) and train.fingerprint == val.fingerprint:
         places = {0, len(train) // 2, len(train) - 1}
         if all(_may_be_one(train.path(id), val.path(id)) for id in places):
@@ -25,7 +25,7 @@ def warn_of_overlap(train: Source, val: Source) -> None:
 
 
 def warn_of_folder_inside(data: str, val_data: str) -> None:
-    """Say that samples are validated that are trained on: the validation folder lies in that of training."""
+    """Warn if the validation folder is inside the training folder, whose samples include it."""
     train, val = Path(data).expanduser().resolve(), Path(val_data).expanduser().resolve()
     if train.is_dir() and val != train and val.is_relative_to(train):
         _log.warning("the validation samples in %s lie inside of the training data %s: %s", val_data, data, _MEANING)
@@ -35,7 +35,7 @@ _MEANING = "figures of validation will say what was learnt by heart; give --val-
 
 
 def _may_be_one(one: str, other: str) -> bool:
-    """Return whether it is one file, or two of one size."""
+    """Whether it is one file, or two of the same size."""
     try:
         return one == other or os.path.getsize(one) == os.path.getsize(other)
     except OSError:  # no local file
