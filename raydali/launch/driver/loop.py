@@ -1,6 +1,9 @@
 """The driver's loop: Ray Train works in a thread; this one routes messages, decides what follows failures, and ends."""
 
+import copyreg
+import importlib
 import os
+import sys
 import threading
 import time
 import uuid
@@ -59,6 +62,17 @@ class Run:
     stale_run_ids: frozenset[str]
 
 
+def pickle_modules_of_torch() -> None:
+    """Let a job's file import torch at its top.
+
+    A function that uses the global `torch` and has any attribute `classes` or `ops`, as in `config.classes`, is pickled
+    by cloudpickle with the modules `torch.classes` and `torch.ops`, which pickle refuses.
+    """
+    if torch := sys.modules.get("torch"):
+        for module in (torch.classes, torch.ops):
+            copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
+
+
 def train_in_workers(
     run: Run, console: Console, track: Callable[[Mapping[str, Any]], None], interrupt: Interrupt
 ) -> None:
@@ -92,6 +106,7 @@ class _DriverLoop:
         from raydali.launch.driver.run_metrics import RunMetrics
 
         silence_ray()
+        pickle_modules_of_torch()
         self._folder, self._console, self._interrupt = run.folder, console, interrupt
         self._channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
         options, placement, cluster = run.options, run.placement, run.cluster

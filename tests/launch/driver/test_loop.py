@@ -1,5 +1,7 @@
 """Which error a failed run ends with: the worker's own, not its echoes."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,23 @@ def test_an_interrupted_run_says_whether_anything_was_saved(tmp_path: Path) -> N
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (1000, 2.5)])
 def test_the_controller_asks_no_more_than_400_workers_a_second(workers: int, seconds: float) -> None:
     assert health_check_seconds(workers) == seconds
+
+
+JOB_WITH_GLOBAL_TORCH = """
+import torch
+from ray import cloudpickle
+from raydali.launch.driver.loop import pickle_modules_of_torch
+
+def train(config):
+    return torch.zeros(config.classes, config.ops).shape
+
+pickle_modules_of_torch()
+class Config:
+    classes, ops = 2, 3
+print(tuple(cloudpickle.loads(cloudpickle.dumps(train))(Config())))
+"""
+
+
+def test_a_job_may_import_torch_at_its_top_and_have_an_option_classes() -> None:
+    done = subprocess.run([sys.executable, "-c", JOB_WITH_GLOBAL_TORCH], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(2, 3)"
