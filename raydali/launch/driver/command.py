@@ -20,12 +20,12 @@ from raydali.output import mark_warnings
 Config = TypeVar("Config")
 
 
-def parse(config: type[Config], *, demo: Config) -> Config:
+def parse(config: type[Config], *, demo: Config | None = None) -> Config:
     """The config that the command line asks for; indexes of its data are kept in its storage, too.
 
     Args:
-        config: a dataclass with a `data` field; its fields are the options.
-        demo: the defaults where no data is named.
+        config: a dataclass; its fields are the options.
+        demo: the defaults where `--data` is not given, for a job with built-in data; the field `data` is then None.
 
     Raises:
         UsageError: an argument holds a key.
@@ -35,7 +35,8 @@ def parse(config: type[Config], *, demo: Config) -> Config:
         refuse_secrets(argument)
     style = (tyro.conf.DisallowNone,)
     parsed = tyro.cli(config, config=style)
-    parsed = parsed if getattr(parsed, "data", None) else tyro.cli(config, default=demo, config=style)
+    if demo is not None and not getattr(parsed, "data", None):
+        parsed = tyro.cli(config, default=demo, config=style)
     also_keep_in(getattr(parsed, "storage", None))
     return parsed
 
