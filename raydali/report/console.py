@@ -35,9 +35,14 @@ _COLUMNS = (
     ("loss", "loss", 7, ".4f"),
     ("lr", "learning_rate", 7, ".2g"),
 )
-_OF_CLASSIFIERS = ("top-1", "top1", 6, ".4f"), ("top-5", "top5", 6, ".4f")
-_OF_RESTORATION = ("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")
-_OF_DETECTORS = ("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")
+_OF_TASKS: dict[str, tuple[_Column, ...]] = {
+    "top1": (("top-1", "top1", 6, ".4f"), ("top-5", "top5", 6, ".4f")),
+    "psnr": (("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")),
+    "map": (("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")),
+}
+"""By a metric that the task alone has; those of a job of one's own are shown by their names."""
+_NOT_OF_TASK = "images", "loss", "seconds", "broken"
+_MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")
 _LEFT_OUT_FIRST = "images", "lr", "input"
 """Columns to omit on a narrow terminal, in this order; 80 characters suffice for all."""
@@ -148,11 +153,14 @@ class Console:
             self.warn("more samples are broken: events.jsonl names them all")
 
     def _show_epoch(self, record: Mapping[str, Any]) -> None:
-        record = {**(record["validation"] or {}), **record}
         if not self._columns:
-            of_task = _OF_RESTORATION if "psnr" in record else _OF_DETECTORS if "map" in record else _OF_CLASSIFIERS
+            metrics = record["validation"] or {}
+            own = [name for name, value in metrics.items() if isinstance(value, float) and name not in _NOT_OF_TASK]
+            of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
+            of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
             self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
+        record = {**(record["validation"] or {}), **record}
         self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))
         self._show_verdict(record.get("verdict"))
         self._display.epoch(record)

@@ -106,8 +106,10 @@ def test_a_verdict_is_printed_once_per_cause(output: Output) -> None:
 
 def test_values_that_were_not_measured_are_dashes(output: Output) -> None:
     console = Console()
+    console.show(EpochEnded(RECORD))
+    output()
     console.show(EpochEnded(EMPTY))
-    assert output().splitlines()[1].split() == ["0", "0", *["-"] * 7, "0.0"]
+    assert output().split() == ["0", "0", *["-"] * 7, "0.0"]
     for name in set(RECORD) - {"verdict", "validation"}:
         console.show(EpochEnded(RECORD | {name: None}))
         assert output().split().count("-") == 1
@@ -123,6 +125,14 @@ def test_restoration_has_figures_of_its_own(output: Output) -> None:
     heading, *lines = output().splitlines()
     assert heading.split()[-5:] == ["lr", "psnr", "input", "ssim", "seconds"] and "top-1" not in heading
     assert [line.split()[-5:] for line in lines] == [["0.05", "30.09", "24.64", "0.9351", "205.5"]] * 2
+
+
+def test_figures_of_a_job_of_ones_own_have_their_names(output: Output) -> None:
+    validation = {"images": 24, "iou": 0.75, "pixel_accuracy": 0.9, "per_class": [0.7, 0.8], "broken": 0}
+    Console().show(EpochEnded(RECORD | {"validation": validation}))
+    heading, line = output().splitlines()
+    assert heading.split()[-4:] == ["lr", "iou", "pixel_accuracy", "seconds"] and len(heading) == len(line)
+    assert line.split()[-3:] == ["0.7500", "0.9000", "205.5"]
 
 
 def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> None:
