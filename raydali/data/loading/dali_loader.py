@@ -40,7 +40,7 @@ READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 class DaliLoader(Loader):
     """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
 
-        micro-batches --> inputs (threads) --> read, shapes (DALI) --> place --> decode, augment (DALI) --> tensors
+        micro-batches --> inputs (threads) --> read, shapes (DALI) --> crops --> decode, augment (DALI) --> tensors
                           PREFETCHED_INPUTS     READ_BATCHES                      PREFETCHED_BATCHES
 
     On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory

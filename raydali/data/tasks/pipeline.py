@@ -44,7 +44,7 @@ class Pipeline(Protocol[AnySource]):
     """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
     of all that it calls, functions inside of it too: one for `fn.python_function` must stand outside, or it is slow."""
     inputs_are: ClassVar[Cause] = "python"
-    """What `inputs` does beside reading files, in the words of the verdict."""
+    """What the verdict calls the time that `inputs` takes beside reading files: "cpu decode" where it decodes."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Pipeline(Protocol[AnySource]):
 
         Args:
             shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
-            inputs: those behind the files.
+            inputs: those that follow the image files.
         """
         return inputs
 
