@@ -153,7 +153,7 @@ def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, Vali
 
 
 def index(config: Config) -> Data:
-    """Read the annotations."""
+    """Index the images by their annotations."""
     data = config.data or shapes_folder()
     indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
     return Data(*exclude(config.exclude, *indexes))

@@ -2,7 +2,7 @@
 
 
 class UsageError(Exception):
-    """What was asked cannot be done as asked; the message names the value, the limit and the remedy. Exit code 2."""
+    """The user's input is invalid; the message names the value, the limit and the remedy. Exit code 2."""
 
 
 class DataError(Exception):

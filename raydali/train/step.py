@@ -106,5 +106,5 @@ class _Loss(nn.Module):
         self.model, self._loss = model, loss
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Compute the loss."""
+        """Return the loss of these inputs."""
         return self._loss(*inputs)

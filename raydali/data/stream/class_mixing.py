@@ -38,7 +38,7 @@ class ClassMixing:
 
     @property
     def is_enough(self) -> bool:
-        """Whether hardly any are lost to the blocks."""
+        """True if blocks cost hardly any classes per global batch."""
         return self.in_blocks >= ENOUGH * self.in_full
 
 
@@ -54,7 +54,7 @@ def fitting_window(labels: Labels | None, stream: Stream) -> int:
 
 
 def is_useful(stream: Stream) -> bool:
-    """Whether the blocks of a stream keep neighbours near each other."""
+    """Return whether the blocks of a stream keep neighbours near each other."""
     return (stream.shuffle_window or WINDOW_BLOCKS) * stream.shuffle_block <= USEFUL * stream.samples
 
 

@@ -141,7 +141,7 @@ class _SpreadBlocks:
         self._shift = int(keyed(*self._key, _ROUNDS + 3) % np.uint64(self.count))
 
     def begin(self, window: int) -> int:
-        """How many blocks come before a window."""
+        """Return the number of blocks before a window."""
         return (window * self._of + self._shift) // self.count
 
     def windows(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -44,17 +44,17 @@ class MicroBatch:
 
     @property
     def read_ids(self) -> NDArray[np.int64]:
-        """What is read: `ids`, and those that stand in for broken ones."""
+        """The ids that are read: `ids`, with substitutes for broken ones."""
         return self.ids if self.replaced_by is None else np.where(self.replaced_by < 0, self.ids, self.replaced_by)
 
     @property
     def replaced(self) -> int:
-        """How many samples are replaced."""
+        """The number of samples that are replaced."""
         return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
 
 
 class Order(Protocol):
-    """What a loader follows: the micro-batches of a rank, from global batch `start` on."""
+    """An order of samples that a loader follows: a rank's micro-batches from global batch `start` on."""
 
     @property
     def samples(self) -> int:
@@ -62,13 +62,13 @@ class Order(Protocol):
         ...
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        """The rank's micro-batches in order."""
+        """Yield the rank's micro-batches in order."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedPass:
-    """Every sample exactly once, in the order of ids: what validation consumes.
+    """The order of validation: every sample exactly once, by id.
 
     Batches are dealt to the ranks in turn, so some ranks get one more, or none; the last one may be smaller.
     """
@@ -77,7 +77,7 @@ class OrderedPass:
     batch_size: int
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        """The rank's batches; a batch holds the same ids at every world size."""
+        """Yield the rank's batches; a batch holds the same ids at every world size."""
         for step in range(start + rank, -(-self.samples // self.batch_size), world_size):
             ids = np.arange(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
             yield MicroBatch(step, 0, step, ids, np.zeros_like(ids))
@@ -85,7 +85,7 @@ class OrderedPass:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """What a run consumes, in order: `epochs` permutations of `samples` ids, cut into full global batches.
+    """The order of a run: `epochs` permutations of `samples` ids, cut into full global batches.
 
     Args:
         samples: N, the size of the data set.
@@ -132,16 +132,16 @@ class Stream:
 
     @property
     def micro_batches_per_step(self) -> int:
-        """A, the micro-batches of a global batch."""
+        """A, the number of micro-batches of a global batch."""
         return self.global_batch_size // self.batch_size
 
     @property
     def steps(self) -> int:
-        """Global batches of the whole run."""
+        """The number of global batches of the whole run."""
         return self.epochs * self.samples // self.global_batch_size
 
     def end_step(self, epoch: int) -> int:
-        """The number of steps after which the epoch's line falls.
+        """Return the number of completed steps at which the epoch's record is written.
 
         That is the first global batch that reaches the epoch's end, or the run's last one. With fewer than two
         global batches of samples the run may end before its last epoch got a batch of its own.
@@ -149,19 +149,19 @@ class Stream:
         return min(-(-(epoch + 1) * self.samples // self.global_batch_size), self.steps)
 
     def epoch_closed_by(self, step: int) -> int | None:
-        """The epoch whose line falls behind global batch `step`, if any (the later one, should it be two)."""
+        """Return the epoch whose record is written after global batch `step`, if any (the later one of two)."""
         if step == self.steps - 1:
             return self.epochs - 1
         epoch = (step + 1) * self.global_batch_size // self.samples - 1
         return epoch if epoch >= 0 and self.end_step(epoch) == step + 1 else None
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that global batch `step` is counted in: the one whose line comes next."""
+        """Return the epoch to which global batch `step` counts: the one whose record is written next."""
         epoch = step * self.global_batch_size // self.samples
         return self.epochs - 1 if self.end_step(epoch) == self.steps else epoch
 
     def micro_batches_of(self, rank: int, world_size: int) -> int:
-        """How many micro-batches of each global batch the rank takes.
+        """Return how many micro-batches of each global batch the rank takes.
 
         Raises:
             UsageError: more ranks than micro-batches, since a rank without one would hold up the others.
@@ -174,11 +174,11 @@ class Stream:
         return len(range(rank, self.micro_batches_per_step, world_size))
 
     def order(self, epoch: int) -> Permutation | BlockPermutation:
-        """The ids of an epoch by position."""
+        """Return the ids of an epoch by position."""
         return _order(self.samples, self.shuffle_block, self.shuffle_window, self.seed, epoch)
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of global batch `step`, with its ids."""
+        """Return micro-batch `index` of global batch `step`, with its ids."""
         first = step * self.global_batch_size + index * self.batch_size
         epochs, offsets = np.divmod(np.arange(first, first + self.batch_size), self.samples)
         ids = np.empty_like(offsets)
@@ -188,18 +188,18 @@ class Stream:
         return MicroBatch(step, index, step * self.micro_batches_per_step + index, ids, epochs)
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        """The rank's micro-batches, from global batch `start` to the end of the run."""
+        """Yield the rank's micro-batches, from global batch `start` to the end of the run."""
         self.micro_batches_of(rank, world_size)
         for step in range(start, self.steps):
             for index in range(rank, self.micro_batches_per_step, world_size):
                 yield self.micro_batch(step, index)
 
     def state(self, steps: int) -> dict[str, int]:
-        """What a checkpoint keeps after `steps` global batches: it holds for every world size."""
+        """Return the state after `steps` global batches, which checkpoints keep: it is valid at every world size."""
         return {"seed": self.seed, "samples_consumed": steps * self.global_batch_size}
 
     def steps_of(self, state: dict[str, int]) -> int:
-        """The number of global batches behind a state.
+        """Return the number of global batches that a state covers.
 
         Raises:
             UsageError: the state is of another seed, or lies inside a global batch: its settings were others.
