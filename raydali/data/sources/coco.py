@@ -1,6 +1,6 @@
-"""Images with boxes, as COCO's annotations tell them: what detectors learn from.
+"""Images with boxes from COCO's annotations, for detectors.
 
-The format is that of https://cocodataset.org/#format-data, of which the boxes are taken: `images`, `annotations` and
+The format is that of https://cocodataset.org/#format-data: `images`, `annotations`, of which the boxes are read, and
 `categories` in one JSON file, such as instances_train2017.json.
 """
 
@@ -31,15 +31,15 @@ class Coco(Files):
     """N images by id 0..N-1, in the order of the annotations, and B boxes. Made by `from_file`.
 
     Attributes:
-        sizes: int64 (N, 2), height and width in pixels as the annotations say; (0, 0) where they do not.
-        image_ids: int64 (N,), the annotations' own.
-        first_boxes: int64 (N + 1,), where each image's boxes begin, and where one more's would.
-        boxes: float32 (B, 4), left, top, right, bottom in pixels of the upright image; all of some extent.
-        labels: int64 (B,), in 1..C: 0 is the background, as torchvision's detectors have it.
-        crowd: bool (B,), whether a box is around many objects that are not told apart: nothing is to be learnt from
-            it, and what is found in it is neither right nor wrong.
-        classes: names of the C categories, in order of their ids: that of label i is classes[i - 1].
-        category_ids: int64 (C,), the annotations' own.
+        sizes: int64 (N, 2), height and width in pixels from the annotations; (0, 0) if they have none.
+        image_ids: int64 (N,), the ids in the annotations.
+        first_boxes: int64 (N + 1,), where each image's boxes begin, and their end.
+        boxes: float32 (B, 4), left, top, right, bottom in pixels of the upright image; none is empty.
+        labels: int64 (B,), in 1..C: 0 is the background in torchvision's detectors.
+        crowd: bool (B,), whether a box surrounds many objects that are not annotated one by one: it is not trained
+            on, and detections in it count neither as right nor as wrong.
+        classes: names of the C categories in order of their ids; label i is classes[i - 1].
+        category_ids: int64 (C,), the ids in the annotations.
     """
 
     sizes: NDArray[np.int64]
@@ -53,17 +53,17 @@ class Coco(Files):
 
     @classmethod
     def from_file(cls, annotations: str, root: str) -> Self:
-        """The images and boxes of a JSON file. Images without boxes stay; those that are not there are `missing`.
+        """Index the images and boxes of a JSON file. Images without boxes stay; those without a file are `missing`.
 
-        Boxes without height or width are left out, and warned about: no detector of torchvision takes them.
+        Warns of boxes without height or width, and leaves them out: no detector of torchvision accepts them.
 
         Args:
             annotations: the file; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            root: where the images lie, as `files.absolute` takes it.
+            root: the folder of the images, see `files.absolute`.
 
         Raises:
-            UsageError: the file cannot be read or is no such JSON; an annotation whose image or category is missing, or
-                whose box is not four numbers; ids that stand twice; none of the images lies below the root.
+            UsageError: the file cannot be read or has another format; an annotation whose image or category is missing,
+                or whose box is not four numbers; duplicate ids; no image exists below the root.
         """
         path = absolute(annotations)
         images, annotated, categories = _read(path)
@@ -113,24 +113,24 @@ class Coco(Files):
         }
 
     def boxes_of(self, id: int) -> slice:
-        """Where an image's boxes stand in `boxes`, `labels` and `crowd`."""
+        """The slice of an image's boxes in `boxes`, `labels` and `crowd`."""
         return slice(int(self.first_boxes[id]), int(self.first_boxes[id + 1]))
 
     @cached_property
     def most_boxes(self) -> int:
-        """The number of boxes of the image that has most."""
+        """The largest number of boxes of one image."""
         return int(np.diff(self.first_boxes).max())
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of relative paths, boxes and classes; not of the root, so the data may move."""
+        """A hash of relative paths, boxes and classes, 32 hex digits; without the root, so that the data may move."""
         numbers = self.image_ids, self.first_boxes, self.boxes, self.labels, self.crowd, self.category_ids
         classes = os.fsencode("\0".join(self.classes))
         return digest(self.packed_paths.data, classes, *(array.tobytes() for array in numbers))
 
 
 def _read(path: str) -> tuple[Items, Items, Items]:
-    """Images, annotations and categories."""
+    """Return images, annotations and categories."""
     remedy = "give annotations as COCO's instances_train2017.json"
     try:
         data = storage.read(path)
@@ -170,7 +170,7 @@ def _ids(path: str, kind: str, items: Items) -> NDArray[np.int64]:
 
 
 def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the ids stand that annotations name."""
+    """The indices of the ids that annotations refer to."""
     index = {id: i for i, id in enumerate(ids.tolist())}
     named = _column(path, "annotation", annotated, f"{kind}_id", int)
     unknown = [i for i, id in enumerate(named) if id not in index]
@@ -183,7 +183,7 @@ def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> ND
 
 
 def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
-    """(B, 4): left, top, right, bottom."""
+    """Return left, top, right, bottom, (B, 4)."""
     given = [one.get("bbox") for one in annotated]
     boxes = _numbers(given) if given else np.zeros((0, 4))
     if boxes is None or boxes.shape != (len(given), 4):
@@ -196,10 +196,10 @@ def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
 
 
 def _numbers(value: Any) -> NDArray[np.float64] | None:
-    """The finite numbers that a value of JSON is, or None."""
+    """The value as an array of finite numbers, or None."""
     try:
         numbers = np.array(value)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         return None
     return numbers.astype(np.float64) if numbers.dtype.kind in "iuf" and np.isfinite(numbers).all() else None
 
@@ -210,10 +210,10 @@ def _size(image: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Places of the images that are not there."""
+    """The indices of images that do not exist."""
     there = {f"{folder}/{name}".lstrip("/") for folder, names in list_tree(root, of="images").items() for name in names}
     local = "://" not in root
-    # Those that a listing lacks may be there all the same: listed by another spelling, or in another place altogether.
+    # An image that the listing lacks may exist: listed in another spelling, or outside the root.
     missing = tuple(
         place
         for place, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""Training and validation images with boxes, as people name them: a folder as COCO ships, or four paths."""
+"""Training and validation images with boxes: a folder laid out like COCO, or four paths."""
 
 import re
 
@@ -14,11 +14,11 @@ from raydali.errors import UsageError
 def train_and_val(
     data: str, annotations: str | None = None, val_data: str | None = None, val_annotations: str | None = None
 ) -> tuple[Coco, Coco]:
-    """The training and the validation images, of the same classes.
+    """Index the training and the validation images, which have the same classes.
 
     Args:
-        data: a folder or URI as COCO ships: images in train/ and val/, or in folders whose names begin so (train2017),
-            and annotations/instances_NAME.json for each. With the other three, the training images alone.
+        data: a folder or URI laid out like COCO: images in train/ and val/, or in folders whose names begin so
+            (train2017), and annotations/instances_NAME.json for each. With the other three, the training images only.
         annotations: JSON of the training images.
         val_data: the validation images.
         val_annotations: their JSON.
@@ -52,10 +52,10 @@ def train_and_val(
 
 
 def one_split(root: str, split: str) -> Coco:
-    """The images of a folder as COCO ships, by its annotations/instances_SPLIT*.json.
+    """Index the images of a folder laid out like COCO, by its annotations/instances_SPLIT*.json.
 
     Raises:
-        UsageError: there is not one such file, or it cannot be indexed.
+        UsageError: there is not exactly one such file, or it cannot be indexed.
     """
     folder = f"{root}/annotations"
     names = list_tree(folder, of="annotations such as instances_train.json")[""]

@@ -1,12 +1,12 @@
-"""Samples to leave out, named by a list such as `raydali verify -o FILE` writes:
+"""Samples to leave out, from a list such as `raydali verify -o FILE` writes:
 
-    # what begins so does not count
+    # a comment
     /data/imagenet/train/n01440764/1.JPEG<TAB>image file is truncated
     n01440764/2.JPEG
 
-A line is a path, as messages name it or relative to the data's root; behind a tab stands what is for people. A path
-that holds the end of a line or a tab stands in double quotes, where \\n, \\t, \\r, \\" and \\\\ mean what they do in
-Python. Those named leave the index before ids are given, so that each of the others comes exactly once.
+A line is a path, as in messages or relative to the data's root; a reason may follow after a tab. A path with a line
+break or a tab is in double quotes, with \\n, \\t, \\r, \\" and \\\\ as in Python. The samples leave the index before
+ids are assigned, so that each of the others comes exactly once.
 """
 
 import logging
@@ -31,18 +31,18 @@ _log = logging.getLogger(__name__)
 
 
 class Index(Protocol):
-    """A source that can be made smaller."""
+    """A source from which samples can be dropped."""
 
     def __len__(self) -> int:
         """N."""
         ...
 
     def path(self, id: int) -> str:
-        """Where a sample comes from."""
+        """The path of a sample."""
         ...
 
     def drop(self, ids: Iterable[int]) -> Self:
-        """An index of the others."""
+        """The index without these samples."""
         ...
 
 
@@ -50,17 +50,17 @@ AnyIndex = TypeVar("AnyIndex", bound=Index)
 
 
 def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
-    """The sources without what the file names; of a pair either image may be named.
+    """Drop the samples that the file lists from the sources; of a pair either image may be listed.
 
-    Lines that name nothing are warned about: what was broken may have been removed since.
+    Warns of lines that match no sample: a broken file may have been removed since.
 
     Args:
         file: local (`~` is expanded), or an `s3://` or `gs://` URI; None: nothing is left out.
-        sources: training and validation samples, say.
+        sources: for example training and validation samples.
 
     Raises:
-        UsageError: the file cannot be read; it names nothing that there is; nothing would be left; files that were
-            listed and not found are not among what it names.
+        UsageError: the file cannot be read; it matches no sample; no sample would be left; files that a source lists
+            do not exist and are not excluded.
     """
     if file is None:
         _require_files(sources)
@@ -93,7 +93,7 @@ def _require_files(sources: Iterable[Index]) -> None:
 
 
 def read_list(file: str) -> set[str]:
-    """The paths in such a file.
+    """Read the paths in such a file.
 
     Raises:
         UsageError: it cannot be read.
@@ -108,21 +108,21 @@ def read_list(file: str) -> set[str]:
 
 
 def as_line(path: str, reason: str) -> str:
-    """A line that names a path, whatever bytes it has, with its end."""
+    """Format a path of any bytes as a line of such a file."""
     if _ESCAPED.search(path) or path[:1] in ("#", '"') or not path.strip():
         path = '"' + re.sub(r'[\n\t\r"\\]', lambda match: _ESCAPES[match[0]], path) + '"'
     return f"{path}\t{reason}\n"
 
 
 def _spelled(name: str) -> set[str]:
-    """The paths that a line may mean: one that is in quotes may have them in its name."""
+    """The paths that a line may mean: quotes may be part of the name."""
     if len(name) < 2 or not name.startswith('"') or not name.endswith('"'):
         return {name}
     return {name, re.sub(r"\\(.)", lambda match: _MEANT.get(match[1], match[0]), name[1:-1])}
 
 
 def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
-    """Those of the names that a source has, by the samples' ids."""
+    """The names that a source has, by sample id."""
     if isinstance(source, ImagePairs):
         parts = [_found(files, named) for files in (source.inputs, source.targets)]
         if any(" and " in name for name in named):  # both, as events and messages name a pair
@@ -135,7 +135,7 @@ def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
 
 
 def _matching(paths: Iterable[str], prefix: str, named: set[str]) -> dict[int, set[str]]:
-    """Those of the names that stand for one of the paths, which lie below the prefix, by the paths' places."""
+    """The names that match one of the paths below the prefix, by the paths' indices."""
     wanted: dict[str, set[str]] = {}
     for name in named:
         for meant in _spelled(name):
@@ -145,7 +145,7 @@ def _matching(paths: Iterable[str], prefix: str, named: set[str]) -> dict[int, s
 
 
 def _paths(files: Files) -> Iterator[str]:
-    """The relative paths, a part at a time: all of them as text would take several times the memory of the index."""
+    """Yield the relative paths in parts: as text, all would take several times the memory of the index."""
     ends = [*files.offsets[_AT_ONCE::_AT_ONCE].tolist(), int(files.offsets[-1])]
     for begin, end in pairwise([0, *dict.fromkeys(ends)]):
         yield from os.fsdecode(files.packed_paths[begin : end - 1].tobytes()).split("\0")

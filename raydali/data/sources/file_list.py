@@ -1,6 +1,6 @@
-"""Files that a list names, one `path,label` a line: for data that does not lie in class folders.
+"""Files of a list with one `path,label` a line, for data that is not in class folders.
 
-A list may have ten million lines: they are read a part at a time and packed at once.
+A list may have ten million lines: it is read in parts, which are packed at once.
 """
 
 import io
@@ -24,16 +24,16 @@ from raydali.errors import UsageError
 from raydali.text import summarize
 
 ENDINGS = (".csv", ".tsv", ".txt")
-"""Of a list's name, in any case: what tells it from a folder where it cannot be looked at."""
+"""Endings of a list's name, in any case, which tell it from a folder that does not exist locally."""
 LINES_SHOWN = 3
 _LETTERS_SHOWN = 60
 _CHARACTERS_AT_ONCE = 1 << 18
 _SOME = 100
 _LISTING_THREADS = 32
 _FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t"}
-"""With the separator behind it: what stands between quotes, or what stands there without any."""
+"""A field with its separator: quoted, or plain."""
 _BEFORE_SPACES = re.compile(r'(?:"((?:[^"]|"")*)"|(.*\S))\s+([-+]?\d+(?:\.\d*)?|[\w+-]+)', re.DOTALL)
-"""A path, in quotes or not, and a label behind the last spaces, which is a number or one word."""
+"""A path, quoted or plain, and after the last spaces a label, which is a number or one word."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -44,35 +44,35 @@ class FileList(LabeledFiles):
 
     @classmethod
     def from_file(cls, path: str, root: str | None = None, classes: Sequence[str] | None = None) -> Self:
-        r"""The files that a list names, and their classes.
+        r"""Index the files of a list, and their classes.
 
             path,label
             cats/1.jpg,cat
             "dogs/big, brown.jpg",dog
             s3://bucket/3.jpg,cat
 
-        Between path and label stands a comma, or a tab: a tab if the first line holds one. If the first line holds
-        neither, the label stands behind the last space, and is a number or one word: Caffe's lists. A path with a
-        separator stands in double quotes, as in CSV. Spaces around a field or its quotes, and empty lines, do not
-        count. The text is UTF-8, with or without a byte order mark, and lines end as on any system.
+        Path and label are separated by a tab if the first line contains one, else by a comma. If the first line has
+        neither, the label follows the last space, and is a number or one word, as in Caffe's lists. A path that
+        contains the separator is in double quotes, as in CSV. Spaces around a field or its quotes and empty lines are
+        ignored. The text is UTF-8, with or without a byte order mark, and with any line ends.
 
         The first line is a header if its path is one word, with neither a dot nor a slash, its label is no number,
         and there is no such file.
 
-        Classes are the labels that occur, sorted: by value where all are numbers, else by name, as folders would be.
-        So labels 0..C-1 stay what they are. Others that look like numbers are warned about, and so are files that
-        are listed twice.
+        Classes are the labels that occur, sorted: by value if all are numbers, else by name, like folders. So labels
+        0..C-1 keep their values. Warns of other labels that look like numbers, and of files that are listed twice.
 
-        Which local files are `missing` is found by listing each folder once; objects in stores are not looked at.
+        Local files that do not exist are `missing`, found by listing each folder once; objects in stores are not
+        checked.
 
         Args:
             path: of the list; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            root: where relative paths lie, as `files.absolute` takes it. Default: the folder of the list.
-            classes: what the labels may be, in order: for validation those of the training set. Default: any.
+            root: the folder of relative paths, see `files.absolute`. Default: the folder of the list.
+            classes: the allowed labels in order, for validation those of the training set. Default: any.
 
         Raises:
-            UsageError: the list cannot be read, or lists nothing; wrong lines, of which the first are named; none of
-                the local files is there.
+            UsageError: the list cannot be read or is empty; wrong lines, of which the first are named; none of the
+                local files exists.
         """
         path = absolute(path)
         root = absolute(os.path.dirname(path) if root is None else root)
@@ -111,16 +111,16 @@ def is_list(data: str) -> bool:
 
 @dataclass
 class _Lines:
-    """What the lines of a list say.
+    """The contents of a list.
 
     Attributes:
-        paths: of the files.
-        labels: of each line, as indices into names.
+        paths: those of the files.
+        labels: for each line, an index into names.
         names: the labels that occur, and their indices.
-        numbers: of the lines, from 1.
-        hashes: of the paths as they are spelled.
-        remote: numbers of the lines of which the files are in object stores.
-        folders: of the others, each with a slash at its end, or "".
+        numbers: those of the lines, from 1.
+        hashes: those of the paths as they are written.
+        remote: numbers of the lines whose files are in object stores.
+        folders: those of the other files, each with a slash at its end, or "".
     """
 
     paths: PathPacker
@@ -132,7 +132,7 @@ class _Lines:
     folders: set[str] = field(default_factory=set)
 
     def add(self, numbers: list[int], paths: list[str], labels: list[str], root_is_local: bool) -> None:
-        """Take up some lines, or none of them.
+        """Add some lines; none of them if one is refused.
 
         Raises:
             UsageError: a path is refused.
@@ -150,7 +150,7 @@ class _Lines:
                 self.folders.add(path[: path.rfind("/") + 1])
 
     def shown(self, ids: list[int], what: Callable[[int], str]) -> str:
-        """The first of some lines, by number, with what is to be said of each."""
+        """Describe the first of some lines by number, with the text of `what` for each."""
         shown = [f"line {self.numbers[id]}: {what(id)}" for id in ids[:LINES_SHOWN]]
         return summarize(shown, LINES_SHOWN, total=len(ids), separator="; ")
 
@@ -193,7 +193,7 @@ def _read(path: str, root: str) -> _Lines:
 
 
 def _parts(path: str) -> Iterator[tuple[int, list[str]]]:
-    """The lines, some at once, and the number of the first of these."""
+    """Yield the lines in parts, each with the number of its first line."""
     number = 1
     try:
         # Names of files need not be UTF-8: such bytes pass through, as everywhere in Python.
@@ -265,9 +265,9 @@ def _classes(path: str, labels: set[str]) -> tuple[str, ...]:
 
 
 def _missing(lines: _Lines, root: str) -> tuple[list[int], int]:
-    """The lines whose local file is not there; how many lines repeat a file.
+    """Return the lines whose local file does not exist, and the number of lines that repeat a file.
 
-    A listing of a folder costs no more than looking for a few of its files. Paths are compared by 64 bits of a hash.
+    Listing a folder costs no more than checking a few of its files. Paths are compared by 64 bits of a hash.
     """
     hashes = np.frombuffer(lines.hashes, np.int64)
     order = np.argsort(hashes)
@@ -292,7 +292,7 @@ def _missing(lines: _Lines, root: str) -> tuple[list[int], int]:
         return [], repeats
     numbers = np.frombuffer(lines.numbers, np.int32)
     unseen = unseen[~np.isin(numbers[unseen], np.frombuffer(lines.remote, np.int32))]
-    # They may be there all the same: in folders that may be entered but not be listed.
+    # They may exist in folders that may be entered but not listed.
     files = Files(*lines.paths.packed())
     none = len(unseen) == len(order) and not any(os.path.isfile(files.path(id)) for id in unseen[:_SOME].tolist())
     missing = [id for id in unseen.tolist() if none or not os.path.isfile(files.path(id))]
@@ -307,7 +307,7 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
 
 
 def _refused(root: str, numbers: list[int], paths: list[str]) -> dict[int, str]:
-    """Why paths are refused, by the numbers of their lines."""
+    """The reasons for refused paths, by line number."""
     wrong = {}
     for number, path in zip(numbers, paths, strict=True):
         try:

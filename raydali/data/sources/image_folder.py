@@ -1,8 +1,8 @@
 """Class folders of images, indexed once.
 
 The index is that of `torchvision.datasets.ImageFolder`: the same classes, files and order, so that labels and ids
-mean the same in both. Where torchvision is silent this is not: an unreadable folder is an error, an empty class a
-warning, and a link to a folder above itself is left out. Hidden folders, such as .ipynb_checkpoints, are no classes.
+mean the same in both. In addition an unreadable folder is an error, an empty class is a warning, and a link to a
+folder above itself is left out. Hidden folders, such as .ipynb_checkpoints, are no classes.
 """
 
 from typing import Self
@@ -18,5 +18,5 @@ class ImageFolder(LabeledFiles):
 
     @classmethod
     def scan(cls, root: str, extensions: tuple[str, ...] = EXTENSIONS, kind: str = "images") -> Self:
-        """`LabeledFiles.scan` for images."""
+        """Index images, see `LabeledFiles.scan`."""
         return super().scan(root, extensions, kind)

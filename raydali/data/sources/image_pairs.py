@@ -1,4 +1,4 @@
-"""Pairs of images, an input and what a network is to make of it: what restoration learns from."""
+"""Pairs of images, an input and its target, for restoration."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ class ImagePairs:
 
     Attributes:
         inputs, targets: N files each, below one root; those of an id are the pair.
-        skipped: how many files beside them could be images and are not read, by kind.
+        skipped: the number of files next to them that could be images but are not read, by kind.
     """
 
     inputs: Files
@@ -28,16 +28,16 @@ class ImagePairs:
 
     @classmethod
     def scan(cls, root: str, inputs: str = "img", targets: str = "gt") -> Self:
-        """The images of two folders that have the same path in both, such as img/scene/1.jpg and gt/scene/1.png.
+        """Index the images that have the same path in two folders, such as img/scene/1.jpg and gt/scene/1.png.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
-                `object_store.file_system` says.
+                `storage.file_system` says.
             inputs, targets: the two folders below it.
 
         Raises:
             UsageError: no such folder or bucket, or no right to read it; no images; images without a partner, or with
-                two, which differ in their extensions alone; an object whose name DALI cannot read.
+                several that differ only in their extensions; an object whose name DALI cannot read.
         """
         root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
         skipped = SkippedFiles()
@@ -72,15 +72,15 @@ class ImagePairs:
         return str(self.inputs)
 
     def relocate(self, root: str) -> Self:
-        """The same index for a copy of the data at another root, which is not looked at.
+        """The same index for a copy of the data at another root, which is not checked.
 
         Raises:
-            UsageError: a root of another kind.
+            UsageError: an unknown kind of root.
         """
         return replace(self, inputs=self.inputs.relocate(root), targets=self.targets.relocate(root))
 
     def drop(self, ids: Iterable[int]) -> Self:
-        """An index of the other pairs; what follows has other ids."""
+        """The index without these pairs; the ids of those after them change."""
         left_out = list(ids)
         return replace(self, inputs=self.inputs.drop(left_out), targets=self.targets.drop(left_out))
 
@@ -95,12 +95,12 @@ class ImagePairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of the relative paths; not of the root, so the data may move."""
+        """A hash of the relative paths, 32 hex digits; without the root, so that the data may move."""
         return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
 
 
 def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
-    """Paths of images, relative to the root, by path below the folder without extension; others are counted."""
+    """Paths of images relative to the root, by their path in the folder without extension; counts other files."""
     found: dict[str, str] = {}
     selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), EXTENSIONS)
     skipped.kinds.update(others.kinds)

@@ -1,16 +1,17 @@
-"""Bytes at an offset of local shards, whose descriptors a process keeps: by reads, not by a map of the file.
+"""Reads bytes at an offset of local shards, whose descriptors a process keeps open.
 
-A mapped file that shrinks, or whose disk fails, ends the process by SIGBUS, and nothing names it: a read is an error.
+The files are not mapped: if a mapped file shrinks or its disk fails, SIGBUS ends the process without naming the file,
+while a read is an error.
 """
 
 import os
 
 KEPT = 256
-"""Descriptors; a process may have few files open (1,024 by default), and a data set may have many shards."""
+"""Limit of open descriptors: a process may open 1,024 files by default, and a data set may have many shards."""
 
 
 class _Shard:
-    """One that is open, until the last thread that uses it lets go of it."""
+    """An open shard, which is closed when the last thread that uses it drops it."""
 
     def __init__(self, path: str, size: int) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
@@ -21,21 +22,21 @@ class _Shard:
             os.close(self.descriptor)
 
 
-# Without a lock, which a fork might copy while it is held: each of the operations below is one of the interpreter's.
+# Without a lock, which a fork might copy while it is held: each of the operations below is atomic under the GIL.
 _kept: dict[tuple[str, int], _Shard] = {}
 
 
 def read(path: str, size: int, begin: int, length: int) -> bytes:
-    """Return these bytes of a shard.
+    """Read bytes of a shard.
 
     Args:
         path: absolute.
-        size: the shard's when it was indexed, in bytes.
+        size: the shard's size when it was indexed, in bytes.
         begin, length: in bytes.
 
     Raises:
         FileNotFoundError: there is no such shard, or it has another size now.
-        OSError: it cannot be read; the next call opens it anew.
+        OSError: it cannot be read; the next call opens it again.
     """
     shard = _kept.get((path, size))
     if shard is None:
@@ -57,10 +58,10 @@ def read(path: str, size: int, begin: int, length: int) -> bytes:
 
 
 def check_size(now: int, indexed: int) -> None:
-    """Refuse a shard whose size, in bytes, is not the one that was indexed.
+    """Check that a shard has the size, in bytes, that was indexed.
 
     Raises:
-        FileNotFoundError: it is not.
+        FileNotFoundError: it has another size.
     """
     if now != indexed:
         raise FileNotFoundError(f"the shard has {now} bytes, and had {indexed} when it was indexed: start again")

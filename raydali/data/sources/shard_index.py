@@ -1,5 +1,6 @@
-"""Which labelled images the shards of a data set hold and where: each shard is read once, and the index kept in the
-cache. What is a sample of a shard, and what its label: tar_index.py, tfrecord_index.py.
+"""The index of the labelled images in a data set's shards: each shard is read once, and the index is cached.
+
+tar_index.py and tfrecord_index.py define the samples of a shard and their labels.
 """
 
 import json
@@ -34,7 +35,7 @@ Label = int | str
 
 
 class Member(NamedTuple):
-    """A file in a shard: its name, and where its bytes lie."""
+    """A file in a shard: its name, and the position of its bytes."""
 
     name: bytes
     offset: int
@@ -42,11 +43,11 @@ class Member(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The images of a shard, by place, and their labels.
+    """The images of a shard, by position, and their labels.
 
     Attributes:
-        skipped: how many other files could be samples and are not read, by kind.
-        unread: how many bytes stand behind the shard's end.
+        skipped: the number of other files that could be samples but are not read, by kind.
+        unread: the number of bytes after the shard's end.
     """
 
     images: list[Member]
@@ -57,17 +58,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The N samples of S shards, by shard, then by place.
+    """The N samples of S shards, by shard, then by position.
 
     Attributes:
         counts: int64 (S,), the samples of each shard.
-        names: uint8, those of the images in their shards, each ended by a NUL.
-        offsets, lengths: int64 (N,), where an image lies in its shard, in bytes.
+        names: uint8, names of the images in their shards, each ended by a NUL.
+        offsets, lengths: int64 (N,), the position of an image in its shard, in bytes.
         labels: int64 (N,), indices into `label_names`.
         label_names: uint8, joined by NUL; sorted, numbers by value.
         numbered: bool (), whether the labels are numbers.
-        skipped: uint8, how many other files could be samples and are not read, by kind, as JSON.
-        unread: int64 (), bytes behind the ends of shards.
+        skipped: uint8, the number of other files that could be samples but are not read, by kind, as JSON.
+        unread: int64 (), bytes after the ends of shards.
     """
 
     counts: NDArray[np.int64]
@@ -84,18 +85,17 @@ class ShardIndex:
 def shard_index(
     root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part], *, kind: str, needed: str
 ) -> ShardIndex:
-    """The samples of these shards, from the cache while no shard has another size or time than when it was written.
+    """Index the samples of shards, or take them from the cache if no shard has changed its size or time since.
 
     Args:
         root: absolute, or an `s3://` or `gs://` URI.
         shards: below it.
-        read: the samples of a shard, by its path and its size in bytes; its ValueError says what is wrong with it.
-        kind: of the shards, the folder in the cache.
-        needed: what messages ask for where there are no images.
+        read: returns the samples of a shard, given its path and its size in bytes; raises ValueError for a broken one.
+        kind: the kind of shards, which is the folder in the cache.
+        needed: what messages ask for if there are no images.
 
     Raises:
-        UsageError: broken shards, of which the first are named; labels of which some are numbers and some names; no
-            images.
+        UsageError: broken shards, of which the first are named; numbers as well as names for labels; no images.
     """
     names = "\0".join(shard.name for shard in shards)
     place = f"{kind}/{digest(os.fsencode(root), os.fsencode(names))}.npz"
@@ -116,7 +116,7 @@ def _cached(place: str, stamp: str) -> ShardIndex | None:
 
 
 class _Packed(NamedTuple):
-    """A `Part` in a few bytes a sample: there may be ten million."""
+    """A `Part` in a few bytes per sample: there may be ten million."""
 
     names: bytes
     offsets: NDArray[np.int64]
@@ -144,7 +144,7 @@ def _packed(part: Part) -> _Packed:
 
 def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part]) -> list[_Packed]:
     if "://" in root:
-        storage.file_system(root)  # opened once, before all threads ask for it
+        storage.file_system(root)  # opened once, before all threads need it
     with ThreadPoolExecutor(storage.CONNECTIONS if "://" in root else _THREADS) as threads:
         found = []
         told = time.monotonic()

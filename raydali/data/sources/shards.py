@@ -3,7 +3,7 @@
     samples --> shard, offset, length, label     tar_index.py or tfrecord_index.py, once
     ids     --> reads of a shard's bytes at an offset, on local disks as from s3:// and gs://
 
-A shard may not change while it is in use: one that shrinks, or has another size than when it was indexed, is named.
+A shard must not change while it is in use: one whose size differs from the indexed one is reported by name.
 """
 
 import json
@@ -31,19 +31,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """N images in S shards, by id 0..N-1: by shard, then by place in it. What `TarShards` and `TFRecords` are made of.
+    """N images in S shards, by id 0..N-1: by shard, then by position. The base of `TarShards` and `TFRecords`.
 
     Attributes:
-        root: an absolute path or a URI, with no slash at its end.
+        root: an absolute path or a URI, without a slash at its end.
         shards: S paths relative to the root.
-        sizes: int64 (S,), of the shards, in bytes.
+        sizes: int64 (S,), sizes of the shards in bytes.
         shard_numbers: int32 (N,), indices into shards.
-        offsets, lengths: int64 (N,), where an image lies in its shard, in bytes.
-        packed_names: uint8, of the images in their shards, each ended by a NUL.
-        name_offsets: int64 (N + 1,), where each begins in packed_names, and where one more would.
+        offsets, lengths: int64 (N,), the position of an image in its shard, in bytes.
+        packed_names: uint8, names of the images in their shards, each ended by a NUL.
+        name_offsets: int64 (N + 1,), where each begins in packed_names, and their end.
         labels: int64 (N,), indices into classes.
         classes: their names.
-        skipped: how many other files in the shards could be samples and are not read, by kind.
+        skipped: the number of other files in the shards that could be samples but are not read, by kind.
     """
 
     root: str
@@ -59,9 +59,9 @@ class Shards:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     mark: ClassVar[str]
-    """Between a shard's path and an image's name in it."""
+    """Separates a shard's path from an image's name in messages."""
     first_labels: ClassVar[tuple[int, ...]] = (0,)
-    """What the first class may be called where labels are numbers."""
+    """Values at which numeric labels may begin."""
 
     @classmethod
     def _scan(
@@ -71,10 +71,10 @@ class Shards:
         classes: Sequence[str] | None,
         index_of: Callable[[str, Sequence[FoundFile]], ShardIndex],
     ) -> Self:
-        """The images of the shards of a pattern; messages call them `data`.
+        """Index the images in the shards of a pattern; `data` is its name in messages.
 
-        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Numbers that do
-        not begin at one of `first_labels`, or leave one out, are warned about: labels are then others than they say.
+        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Warns if
+        numeric labels are not contiguous from one of `first_labels`, because class indices then differ from them.
 
         Raises:
             UsageError: shards are missing, cannot be read or hold no samples. A label is not among the classes.
@@ -130,15 +130,15 @@ class Shards:
         return self.root
 
     def relocate(self, root: str) -> Self:
-        """The same index for a copy of the shards at another root, which is not looked at.
+        """The same index for a copy of the shards at another root, which is not checked.
 
         Raises:
-            UsageError: a root of another kind.
+            UsageError: an unknown kind of root.
         """
         return replace(self, root=absolute(root))
 
     def drop(self, ids: Iterable[int]) -> Self:
-        """An index of the others; what follows has other ids."""
+        """The index without these samples; the ids of those after them change."""
         kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
         names, name_offsets = only_names(self.packed_names, self.name_offsets, kept)
         arrays = {name: getattr(self, name)[kept] for name in ("shard_numbers", "offsets", "lengths", "labels")}
@@ -154,14 +154,14 @@ class Shards:
 
     @property
     def dali_reads(self) -> bool:
-        """False: DALI gets contents."""
+        """False: DALI gets the contents."""
         return False
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """The contents of these images, uint8 each, read-only.
 
         Raises:
-            StoreError: an image cannot be read, or its shard has another size than when it was indexed; names it.
+            StoreError: an image cannot be read, or the size of its shard has changed; names it.
         """
         return read_in_parts(self._contents, ids)
 
@@ -182,21 +182,21 @@ class Shards:
         """The content of an image.
 
         Raises:
-            StoreError: as `files` does.
+            StoreError: see `files`.
         """
         with reading():
             return self._content(id)
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of the shards' relative paths, the names of images in each, labels and classes; not of the
-        root, so the data may move."""
+        """A hash of the shards' relative paths, names of images, labels and classes, 32 hex digits; without the root,
+        so that the data may move."""
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
 
 
-# By process, since a forked one must not speak on its parent's connections.
+# For each process, since a forked one must not use its parent's connections.
 @cache
 def _opened(path: str, size: int, process: int) -> Any:
     file = storage.file_system(path).open_input_file(path.partition("://")[2])

@@ -1,28 +1,28 @@
-"""What loaders and jobs need of each kind of source: samples by id."""
+"""The protocols of sources, for loaders and jobs."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 
 class Source(Protocol):
-    """N samples by id 0..N-1, whatever they are: what loaders and jobs need of each kind."""
+    """N samples of any kind by id 0..N-1."""
 
     def __len__(self) -> int:
         """N."""
         ...
 
     def path(self, id: int) -> str:
-        """Where a sample comes from, for messages."""
+        """The origin of a sample, for messages."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other samples: a run is resumed on its own data only."""
+        """A hash of the samples: a run is resumed only on the data that it began with."""
         ...
 
     @property
     def dali_reads(self) -> bool:
-        """Whether inputs that are files are paths, for `fn.io.file.read`, rather than contents."""
+        """Whether files are passed to DALI as paths, for `fn.io.file.read`, rather than as contents."""
         ...
 
 

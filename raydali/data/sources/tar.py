@@ -1,6 +1,4 @@
-"""Labelled images in tar shards, as WebDataset writes them. Which member is whose image and what is its label:
-tar_index.py; how they are read: shards.py.
-"""
+"""Labelled images in tar shards of WebDataset: tar_index.py finds images and labels, shards.py reads them."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from raydali.data.sources.shards import Shards
 from raydali.data.sources.tar_index import tar_index
 from raydali.errors import UsageError
 
-_ENDINGS = (".tar", ".tar.gz", ".tgz")  # the last two are refused, with the reason
+_ENDINGS = (".tar", ".tar.gz", ".tgz")  # the last two are refused with a reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,16 +22,15 @@ class TarShards(Shards):
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
-        """The images of some shards.
+        """Index the images of some shards.
 
-        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Numbers that do
-        not begin at 0, or leave one out, are warned about: labels are then others than they say.
+        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Warns if
+        numeric labels are not contiguous from 0, because class indices then differ from them.
 
         Args:
-            data: a folder with *.tar in it, or shards as WebDataset's users write them, `shard-{000000..000146}.tar`,
-                `{a,b}-0.tar` or `shard-*.tar`, where * may stand in the names of files alone; local (`~` is expanded),
-                or an `s3://` or `gs://` URI.
-            classes: what the labels may be, in order: for validation those of the training set. Default: any.
+            data: a folder of *.tar, or a pattern such as `shard-{000000..000146}.tar`, `{a,b}-0.tar` or `shard-*.tar`,
+                where * matches only names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            classes: the allowed labels in order, for validation those of the training set. Default: any.
 
         Raises:
             UsageError: shards are missing, cannot be read or hold no samples; see `tar_index`. A label is not among

@@ -1,7 +1,7 @@
-"""What a tar archive holds and where, by its headers alone: 100,000 members take 0.5 s, 1.9 s with Python's tarfile.
+"""Reads the headers of a tar archive: 100,000 members take 0.5 s, against 1.9 s with Python's tarfile.
 
-Formats are ustar, GNU and pax, of the POSIX standard for the pax utility and of the manual of GNU tar. No content is
-read but for what the caller asks. Archives that were joined by `cat` are read to the end, as by `tar --ignore-zeros`.
+Formats are ustar, GNU and pax, of the POSIX standard for the pax utility and of the manual of GNU tar. Contents are not
+read. Archives that were joined by `cat` are read to the end, as by `tar --ignore-zeros`.
 """
 
 import os
@@ -24,7 +24,7 @@ _SPARSE = "it holds a sparse file, whose content is not in one piece: pack it wi
 
 
 class _Said(NamedTuple):
-    """What headers of their own say of the next member: its name, its length, where it links to."""
+    """Fields that extension headers set for the next member: name, length, target of a link."""
 
     name: bytes | None = None
     length: int | None = None
@@ -32,12 +32,12 @@ class _Said(NamedTuple):
 
 
 def members(read: Read, size: int, unread: Callable[[int], None] = lambda length: None) -> Iterator[Member]:
-    """The regular files of an archive, in order; then the links, each with the content of the file that it leads to.
+    """Yield the regular files of an archive in order, then the links, each with the position of its target.
 
     Args:
-        read: as `open_ahead` gives it.
-        size: of the archive, in bytes.
-        unread: gets the number of bytes behind the archive's end, if any, that are no archive.
+        read: from `open_ahead`.
+        size: size of the archive in bytes.
+        unread: gets the number of bytes after the archive's end that are no archive, if there are any.
 
     Yields:
         The offset of a link is -1 if it leads to no file in the archive.
@@ -113,7 +113,7 @@ def _links(links: list[tuple[bytes, bytes]], found: list[Member]) -> Iterator[Me
 
 
 def _checked(header: bytes) -> tuple[bytes, int] | None:
-    """Type and length of a member; None: the checksum does not hold."""
+    """Type and length of a member, or None if the checksum is wrong."""
     try:
         total = _number(header[148:156]) + sum(header[148:156]) - 8 * ord(" ")
         if len(header) == BLOCK and (total + 1) % _ADLER == adler32(header) & 0xFFFF:
@@ -135,7 +135,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _pax(records: bytes, said: _Said) -> _Said:
-    """What the records `LENGTH KEY=VALUE` of a pax header say of the next member, and what was said before."""
+    """Add the records `LENGTH KEY=VALUE` of a pax header to the fields of the next member."""
     position = 0
     while position < len(records):
         digits = records[position : position + 20].partition(b" ")[0]

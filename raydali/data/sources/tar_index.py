@@ -1,19 +1,19 @@
-"""Which labelled images tar shards hold and where: read once from their headers, then kept in the cache.
+"""The index of the labelled images in tar shards, read once from their headers and cached.
 
-A sample is the members of one key, as in WebDataset: a name up to the first dot behind its last slash.
+A sample consists of the members with one key, as in WebDataset: the name up to the first dot after the last slash.
 
     n01440764/10026.jpg     key n01440764/10026, the image
     n01440764/10026.cls     its label
 
-The label is, by the first of these that there is:
+The label is the first of these that exists:
 
     .cls                    a whole number, 0 or more
     .json                   the number or the name under "label"
     the key's first folder  a name, as in class folders
     .txt                    a name
 
-Other members of a key do not count, and neither does a key without an image; how many of these there are is warned
-about. A link counts as the file that it leads to. Members of hidden folders, such as .ipynb_checkpoints, do not count.
+Other members of a key are ignored, and so are keys without an image, with a warning that counts them. A link counts as
+its target. Members of hidden folders, such as .ipynb_checkpoints, are ignored.
 """
 
 import json
@@ -36,17 +36,17 @@ _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
 
 
 def tar_index(root: str, shards: Sequence[FoundFile]) -> ShardIndex:
-    """The samples of these shards, as `shard_index` has them.
+    """Index the samples of these shards, see `shard_index`.
 
     Raises:
-        UsageError: broken shards; samples with no label, with one that cannot be read, or with several images; labels
-            of which some are numbers and some names; no images. Names the first of them.
+        UsageError: broken shards; samples without a label, with an invalid one, or with several images; numbers as
+            well as names for labels; no images. Names the first of them.
     """
     return shard_index(root, shards, _part, kind="tar", needed=", ".join(EXTENSIONS))
 
 
 def _part(path: str, size: int) -> Part:
-    """The samples of a shard. Raises ValueError, which says what is wrong with it."""
+    """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
     said: dict[bytes, dict[bytes, bytes]] = {}

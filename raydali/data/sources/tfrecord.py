@@ -1,6 +1,4 @@
-"""Labelled images in TFRecord files, as TensorFlow writes them. Which part of a record is its image and what is its
-label: tfrecord_index.py; how they are read: shards.py.
-"""
+"""Labelled images in TFRecord files: tfrecord_index.py finds images and labels, shards.py reads them."""
 
 import os
 import re
@@ -16,22 +14,22 @@ _NAME = re.compile(r"\.tfrec|-of-[\d*?{},.\[\]!-]+$")
 
 @dataclass(frozen=True, eq=False)
 class TFRecords(Shards):
-    """N images in S TFRecord files, by id 0..N-1, called by their numbers in their files, from 0. Made by `scan`."""
+    """N images in S TFRecord files, by id 0..N-1; the name of one is its number in its file, from 0. Made by `scan`."""
 
     mark: ClassVar[str] = "#"
     first_labels: ClassVar[tuple[int, ...]] = (0, 1)
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
-        """The images of some files.
+        """Index the images of some files.
 
-        Classes are the labels that occur, sorted by value, so that the 1 to 1000 of ImageNet are 0 to 999. Numbers that
-        do not begin at 0 or 1, or leave one out, are warned about.
+        Classes are the labels that occur, sorted by value, so that the 1 to 1000 of ImageNet become 0 to 999. Warns if
+        labels are not contiguous from 0 or 1, because class indices then differ from them.
 
         Args:
-            data: a file or a pattern, such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * may stand in the
-                names of files alone; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            classes: what the labels may be, in order: for validation those of the training set. Default: any.
+            data: a file or a pattern such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * matches only
+                names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            classes: the allowed labels in order, for validation those of the training set. Default: any.
 
         Raises:
             UsageError: files are missing, cannot be read or hold no samples; see `tfrecord_index`. A label is not among

@@ -1,10 +1,10 @@
-"""Which labelled images TFRecord files hold and where: read once, without the images, then kept in the cache.
+"""The index of the labelled images in TFRecord files, read once, without the images, and cached.
 
-Each record is a tf.train.Example, as protobuf: a map of features. The image's file and its class are under the first
-names of these that it has:
+Each record is a tf.train.Example in protobuf, a map of features. The image's file and its class are under the first of
+these names that exist:
 
-    image/encoded      image/class/label    as TensorFlow's models have it; ImageNet's labels there begin at 1
-    image              label                as TensorFlow Datasets has it
+    image/encoded      image/class/label    TensorFlow's models; ImageNet's labels begin at 1 there
+    image              label                TensorFlow Datasets
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _REMEDY = (
     "int64 from 0, under 'image/class/label' or 'label'"
 )
 
-# Tags of protobuf: a field's number and how it is written.
+# Tags of protobuf: a field's number and wire type.
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FEATURES = _FEATURE = _KEY = _BYTES_LIST = _VALUE = 1 << 3 | _DELIMITED
 _OF_KEY = 2 << 3 | _DELIMITED
@@ -32,15 +32,13 @@ _ONE_VALUE = 1 << 3 | _VARINT
 _KINDS = {_BYTES_LIST: "bytes", 2 << 3 | _DELIMITED: "float", _INT64_LIST: "int64"}
 _MAX_DIGITS = 10  # bytes of a varint
 
-# How entries of the map begin that are looked at: names that count, or a value before its name.
+# Beginnings of the map entries to parse: one of the names, or a value before its name.
 _WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), bytes([_OF_KEY])
 _LONGEST = max(map(len, _WANTED))
 
 
 def tfrecord_index(root: str, files: Sequence[FoundFile]) -> ShardIndex:
-    """The images of these files, from the cache while no file has another size or time than when it was written.
-
-    Records are called by their numbers in their files, from 0.
+    """Index the images of these files, see `shard_index`. The name of a record is its number in its file, from 0.
 
     Raises:
         UsageError: files that are cut off, damaged, compressed, or no TFRecord files; records without an image or a
@@ -50,7 +48,7 @@ def tfrecord_index(root: str, files: Sequence[FoundFile]) -> ShardIndex:
 
 
 def _part(path: str, size: int) -> Part:
-    """The images of a file. Raises ValueError, which says what is wrong with it."""
+    """Index the images of a file. Raises ValueError for a broken one."""
     images, labels = list[Member](), list[Label]()
     with open_ahead(path, size) as read:
         for number, (begin, end) in enumerate(records(read, size)):
@@ -88,7 +86,7 @@ def _image_and_label(read: Read, begin: int, end: int) -> tuple[Span, int]:
 
 
 def _features(read: Read, begin: int, end: int, wanted: tuple[bytes, ...] = (b"",)) -> dict[bytes, Span]:
-    """Of the features whose entries begin so, where the values lie, by name."""
+    """The positions of the values of features whose entries begin so, by name."""
     return dict(
         _named(read, at, behind)
         for tag, at, behind in _fields(read, begin, end)
@@ -99,7 +97,7 @@ def _features(read: Read, begin: int, end: int, wanted: tuple[bytes, ...] = (b""
 
 
 def _named(read: Read, begin: int, end: int) -> tuple[bytes, Span]:
-    """A feature's name, and where its values lie."""
+    """A feature's name, and the position of its values."""
     name, value = b"", (end, end)
     for tag, at, behind in _fields(read, begin, end):
         if tag == _KEY:
@@ -118,7 +116,7 @@ def _values(read: Read, name: bytes, feature: Span, kind: int) -> Iterator[tuple
 
 
 def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a protobuf message: the tag of each, and where its value lies."""
+    """Yield the fields of a protobuf message: the tag of each, and the position of its value."""
     while begin < end:
         head = read(begin, min(2 * _MAX_DIGITS, end - begin))
         tag, used = _varint(head, 0)
@@ -139,7 +137,7 @@ def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where what follows it begins."""
+    """A varint, and the position after it."""
     number = shift = 0
     for byte in data[at : at + _MAX_DIGITS]:
         at += 1
@@ -151,7 +149,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _integers(data: bytes) -> list[int]:
-    """int64, packed or one alone."""
+    """Parse int64 values, packed or single."""
     numbers, at = [], 0
     while at < len(data):
         number, at = _varint(data, at)

@@ -1,1 +1,1 @@
-"""Small data sets that jobs use where no --data is given."""
+"""Small data sets that jobs use without --data."""

@@ -1,7 +1,7 @@
-"""The built-in pairs: pieces of photographs, blurred and as they were, for runs without data.
+"""The built-in pairs for restoration without data: crops of photographs, blurred and original.
 
-The photographs are the two that `sklearn.datasets.load_sample_images` carries, 640x427 pixels each, CC BY 2.0:
-china.jpg by danielbuechele and flower.jpg by vultilion, both of Flickr.
+The photographs are the two of `sklearn.datasets.load_sample_images`, 640x427 pixels each, CC BY 2.0: china.jpg by
+danielbuechele and flower.jpg by vultilion, both on Flickr.
 """
 
 from pathlib import Path
@@ -10,18 +10,18 @@ from raydali.data.sources.builtin.cache import built_in_folder
 from raydali.extras import require_extra
 
 SIDE = 64
-"""Of a piece, pixels."""
+"""Side of a crop, pixels."""
 BLURS = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Standard deviations of Gaussians, pixels."""
+"""Standard deviations of the Gaussian blurs, pixels."""
 _SMALLEST_ERROR = 20.0
 _TEST_SHARE = 5
 
 
 def blurred_folder() -> str:
-    """The folder that holds `train/` (180 pairs) and `test/` (45): blurred pieces in `img/`, sharp ones in `gt/`.
+    """Return the folder of `train/` (180 pairs) and `test/` (45): blurred crops in `img/`, sharp ones in `gt/`, PNG.
 
-    It lies where `built_in_folder` says. Pieces are PNG. Those that blurring hardly changes, such as sky, are left out:
-    they have nothing to teach, and their high PSNR would hide that of the others.
+    See `built_in_folder`. Crops that blurring hardly changes, such as sky, are left out: nothing can be learnt from
+    them, and their high PSNR would hide that of the others.
 
     Raises:
         UsageError: the cache cannot be written, or scikit-learn is not installed.

@@ -1,4 +1,4 @@
-"""Where data sets lie that jobs bring along, for runs without data: made once, in the user's cache."""
+"""Folders of the built-in data sets, which are made once in the user's cache."""
 
 import os
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from raydali.errors import UsageError
 
 
 def built_in_folder(name: str, write: Callable[[Path], None]) -> str:
-    """The folder of that name below `$XDG_CACHE_HOME/raydali`, or `~/.cache/raydali`; the first call writes it.
+    """Return the folder of this name in `$XDG_CACHE_HOME/raydali`, or `~/.cache/raydali`; the first call writes it.
 
-    Several processes may call at once: each writes a copy beside it, and the first to rename its own wins.
+    Several processes may call at once: each writes a temporary copy, and the first to rename its own wins.
 
     Args:
-        name: another one for another content.
-        write: fills a folder, which it makes, with the same content each time.
+        name: must change with the content.
+        write: makes a folder and fills it, with the same content each time.
 
     Raises:
         UsageError: the cache cannot be written.

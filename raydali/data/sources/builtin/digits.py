@@ -11,9 +11,9 @@ from raydali.data.sources.builtin.cache import built_in_folder
 
 
 def digits_folder() -> str:
-    """The folder that holds `train/` (1,437 images) and `val/` (360), with class folders `0` to `9` in each.
+    """Return the folder of `train/` (1,437 images) and `val/` (360), with class folders `0` to `9` in each.
 
-    It lies where `built_in_folder` says. Images are 32x32 grey JPEG.
+    See `built_in_folder`. Images are 32x32 grey JPEG.
 
     Raises:
         UsageError: the cache cannot be written.

@@ -1,6 +1,6 @@
-"""The built-in clips: discs that move left, right, up or down, for runs without videos.
+"""The built-in videos, for runs without data: discs that move left, right, up or down.
 
-No frame alone tells the direction, so whatever learns it has looked at time.
+No single frame shows the direction, so a network must use several to learn it.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FRAMES = 16
 SIDE = 64
-"""Of the frames, pixels: GPUs decode none that are smaller."""
+"""Side of the frames, pixels: the smallest that GPUs decode."""
 DIRECTIONS = {"down": (1, 0), "left": (0, -1), "right": (0, 1), "up": (-1, 0)}
 _VIDEOS = {"train": 80, "val": 20}
 _SPEEDS = (1.5, 3.0)
@@ -23,9 +23,9 @@ _RADII = (6.0, 12.0)
 
 
 def moving_discs_folder() -> str:
-    """The folder that holds `train/` (320 videos) and `val/` (80), with a class folder for each direction.
+    """Return the folder of `train/` (320 videos) and `val/` (80), with a class folder for each direction.
 
-    It lies where `built_in_folder` says. Videos are 16 frames of 64 x 64 pixels, MJPEG in AVI.
+    See `built_in_folder`. Videos are 16 frames of 64 x 64 pixels, MJPEG in AVI.
 
     Raises:
         UsageError: the cache cannot be written, or PyAV is not installed.
@@ -46,7 +46,7 @@ def _write(folder: Path) -> None:
 
 
 def _frames(random: Any, y: int, x: int) -> "NDArray[np.uint8]":
-    """(FRAMES, SIDE, SIDE, 3): a bright disc before a dark ground, anywhere around the middle."""
+    """Draw a bright disc on a dark background, (FRAMES, SIDE, SIDE, 3)."""
     import numpy as np
 
     dark, bright = random.integers(0, 100, 3), random.integers(140, 256, 3)

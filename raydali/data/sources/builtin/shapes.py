@@ -1,6 +1,6 @@
-"""The built-in set for detectors: discs, rectangles and triangles before noise, for runs without data.
+"""The built-in images for detectors without data: discs, rectangles and triangles on noise.
 
-Colours are drawn at random, so that shape alone tells the class.
+Colours are random, so that only the shape shows the class.
 """
 
 import json
@@ -20,9 +20,9 @@ _ATTEMPTS = 20
 
 
 def shapes_folder() -> str:
-    """The folder that holds `train/` (300 images), `val/` (60) and `annotations/instances_{train,val}.json`.
+    """Return the folder of `train/` (300 images), `val/` (60) and `annotations/instances_{train,val}.json`.
 
-    It lies where `built_in_folder` says. Images hold 0 to 3 shapes, which do not touch.
+    See `built_in_folder`. Images contain 0 to 3 shapes, which do not touch.
 
     Raises:
         UsageError: the cache cannot be written.
@@ -54,7 +54,7 @@ def _write(folder: Path) -> None:
 
 
 def _draw(random: Any) -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]]:
-    """An image, and category and box (left, top, right, bottom) of each shape."""
+    """Draw an image; returns it with category and box (left, top, right, bottom) of each shape."""
     import numpy as np
     from PIL import Image, ImageDraw
 
@@ -73,7 +73,7 @@ def _draw(random: Any) -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]
         box = left, top, left + wide, top + high
         if any(max(left, o[0]) <= min(box[2], o[2]) and max(top, o[1]) <= min(box[3], o[3]) for _, o in shapes):
             continue
-        # Far from the ground's in each channel.
+        # Far from the background's colour in each channel.
         colour = tuple(((ground + random.integers(80, 177, 3)) % 256).tolist())
         category = int(random.integers(1, len(CLASSES) + 1))
         drawn = left, top, box[2] - 1, box[3] - 1  # Pillow's last pixels are inside
