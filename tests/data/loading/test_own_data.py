@@ -14,7 +14,9 @@ from torchvision.transforms.v2 import functional as F
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.stream.stream import Stream
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, oriented, photograph
 
 DOCUMENT = Path(__file__).parents[3] / "docs/own-data.md"
@@ -23,6 +25,15 @@ DOCUMENT = Path(__file__).parents[3] / "docs/own-data.md"
 def brightness(value: int) -> int:
     """The class of a grey value, 0..3."""
     return value // 64
+
+
+class Brightness(torch.nn.Module):
+    """Scores (N, 4, H, W) that say how bright the pixels of images (N, 3, H, W) are."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        grey = F.rgb_to_grayscale(images).squeeze(1)
+        return torch.nn.functional.one_hot((grey // 64).long(), 4).movedim(-1, 1).float()
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +86,16 @@ def test_masks_follow_their_images(name: LoaderName, example: dict[str, Any]) ->
             bright = Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L").point(brightness)
             assert torch.equal(F.pil_to_tensor(bright), mask)
             assert set(mask.unique().tolist()) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+def test_the_validation_takes_the_centre_of_each_image_once(name: LoaderName, example: dict[str, Any]) -> None:
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="")
+    precision = Precision("fp32", worker.device)
+    val = OrderedPass(samples=len(example["pairs"]), batch_size=4)
+    with make_loader(name, example["pairs"], example["MaskedCentre"](side=64, seed=0), val) as loader:
+        metrics = example["evaluate"](Brightness(), loader, worker, precision, classes=4)
+    assert metrics["images"] == 9 and 0.95 < metrics["iou"] <= 1.0
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
