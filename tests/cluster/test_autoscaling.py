@@ -98,6 +98,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return environment(home)
 
 
+@pytest.mark.slow
 def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
     with cluster(env, "a") as (folder, using):
         assert os.stat(folder).st_mode & 0o777 == 0o700 and os.stat(f"{folder}/token").st_mode & 0o777 == 0o600

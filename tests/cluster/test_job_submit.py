@@ -43,6 +43,7 @@ def submit(
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_a_submitted_job_trains_tells_and_ends_with_its_status(
     cluster: tuple[dict[str, str], str], tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_job_that_is_stopped_leaves_a_checkpoint(cluster: tuple[dict[str, str]
     assert "Interrupted after" in (tmp_path / "stopped/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_without_the_token_nobody_gets_in(cluster: tuple[dict[str, str], str]) -> None:
     env, _ = cluster
     without = {name: value for name, value in env.items() if not name.startswith("RAY_AUTH")}

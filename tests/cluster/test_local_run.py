@@ -116,6 +116,7 @@ def test_killed_runs_resume_exactly_on_other_workers(home: Path, tmp_path: Path)
     assert not left, left
 
 
+@pytest.mark.slow
 def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
     env = environment(home)
     process = start_job("--epochs", "500", "--name", "long", "--storage", str(tmp_path), env=env, log=tmp_path / "log")

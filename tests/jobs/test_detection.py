@@ -82,6 +82,7 @@ def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes:
         np.testing.assert_allclose(tensor, others[name], rtol=1e-5, atol=1e-8, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_demo_learns_shapes(tmp_path: Path, shapes: Data) -> None:
     folder = folder_of(tmp_path)
     run_ranks(2, in_single, replace(SHAPES, ceiling=False, global_batch_size=16, epochs=4), shapes, folder)

@@ -50,6 +50,7 @@ def test_a_run_resumed_on_other_workers_equals_the_undisturbed(tmp_path: Path, d
         np.testing.assert_allclose(tensor, undisturbed[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_demo_learns_where_discs_move_to(tmp_path: Path, discs: Data) -> None:
     folder = folder_of(tmp_path)
     run_ranks(2, in_single, replace(DISCS, global_batch_size=32, epochs=3), discs, folder)

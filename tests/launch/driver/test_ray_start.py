@@ -39,6 +39,7 @@ def started(home: Path, *arguments: str, **env: str) -> "subprocess.CompletedPro
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     raylet = tmp_path / "raylet"
     raylet.write_text("#!/bin/sh\nexit 3\n")
