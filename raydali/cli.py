@@ -58,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> None:
         from importlib.metadata import version
 
         print(f"raydali {version('raydali')}")
-        return
+        return None
     try:
         for argument in given:
             refuse_secrets(argument)

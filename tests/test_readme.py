@@ -104,7 +104,7 @@ def test_the_demo_is_the_one_shown() -> None:
 
 
 def test_the_fields_of_a_line_are_explained() -> None:
-    validation = {name: 0 for name in ("images", "loss", "top1", "top5", "seconds")}
+    validation = dict.fromkeys(("images", "loss", "top1", "top5", "seconds"), 0)
     record = epoch_line([rank_record()], validation=validation)
     of_line, of_rank = set(record), {field.name for field in fields(RankRecord)}
 

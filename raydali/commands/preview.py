@@ -164,8 +164,10 @@ def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -
         title=f"The first batch of {_ranks(options.workers)}, {options.pipeline} pipeline",
         facts=(
             f"{place}: {len(source):,} images of {len(source.classes):,} classes",
-            f"world size {options.workers}, batch size {options.batch_size}, {size}, seed {options.seed}, "
-            f"decoded on {on}",
+            (
+                f"world size {options.workers}, batch size {options.batch_size}, {size}, seed {options.seed}, "
+                f"decoded on {on}"
+            ),
         ),
         verdict=verdict,
         good=not twice,

@@ -47,7 +47,7 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"ranks": "1,x"}, "--ranks 1 16384 1,64,1024 1,x"),
         ({"ranks": "0"}, "--ranks 1"),

@@ -161,7 +161,7 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"frames": 0}, "--frames 1 0"),
         ({"seconds": 0.0}, "--seconds 0"),

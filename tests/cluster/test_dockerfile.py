@@ -229,7 +229,7 @@ def test_its_steps_run_in_a_fresh_debian(tmp_path: Path) -> None:
         path = tmp_path / (stage.name or "image")
         subprocess.run(["cp", "-a", fresh, path], check=True)
         root = Root(path, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "PYTHON": "3.13"})
-        root.environment |= {name: "/trusted.crt" for name in ("PIP_CERT", "SSL_CERT_FILE")}
+        root.environment |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/trusted.crt")
         root.environment["DEBIAN_FRONTEND"] = "noninteractive"
         root.build(stage, roots)
         roots[stage.name] = path

@@ -35,7 +35,7 @@ START += ["--min-worker-port=10002", "--max-worker-port=10999"]
 def documented_ports() -> list[str]:
     """Those of the table in docs/clusters.md."""
     section = (ROOT / "docs/clusters.md").read_text().partition("## Ports")[2].partition("\n## ")[0]
-    ports = re.findall(r"^\| `([\d-]+)` \|", section, re.M)
+    ports = re.findall(r"^\| `([\d-]+)` \|", section, re.MULTILINE)
     assert "6379" in ports and len(ports) > 5
     return ports
 

@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("length, stride", [(4, 1), (4, 5), (40, 1)], ids=["clips", "strided", "short"])
+@pytest.mark.parametrize(("length", "stride"), [(4, 1), (4, 5), (40, 1)], ids=["clips", "strided", "short"])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_frames_are_pyav_s(tmp_path: Path, name: str, length: int, stride: int) -> None:
     ending, codec, options = VIDEOS[name]

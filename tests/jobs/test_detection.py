@@ -196,7 +196,7 @@ def test_boxes_in_16_bits_are_as_exact_as_in_32() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"val_data": "/val"}, "--val-data /val --data"),
         ({"annotations": "a.json"}, "--annotations a.json --data"),

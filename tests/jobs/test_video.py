@@ -78,7 +78,7 @@ def test_models_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"val_data": "/val"}, "--val-data /val --data"),
         ({"sequence_length": 0}, "--sequence-length 1 0"),

@@ -157,8 +157,10 @@ def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> 
         ),
         (
             CheckpointFailed(step=9, path="/runs/a/checkpoint_000000009", reason="No space left", in_a_row=1),
-            "warning: /runs/a/checkpoint_000000009 could not be saved: No space left; training goes on, "
-            "the next is tried",
+            (
+                "warning: /runs/a/checkpoint_000000009 could not be saved: No space left; training goes on, "
+                "the next is tried"
+            ),
         ),
         (
             StorageRetried(path="/data", reason="Stale", waited_seconds=2.04, ranks=[0, 5]),

@@ -228,7 +228,7 @@ def _fields(line: str, separator: str) -> tuple[str, str] | str:
         if match is None:
             return "no label behind a space" if '"' not in line else "its quotes do not match"
         quoted, plain, label = match.groups()
-        return plain if plain else quoted.replace('""', '"'), label
+        return plain or quoted.replace('""', '"'), label
     if '"' not in line:
         fields = [field.strip() for field in line.split(separator)]
     else:

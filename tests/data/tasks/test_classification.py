@@ -75,7 +75,9 @@ def test_train_pixels_are_torchvisions_on_the_same_crop(photographs: ImageFolder
     assert labels.dtype == np.int64
 
 
-@pytest.mark.parametrize("image_size, resize_size", [(96, 110), (96, 96), (95, 110), (64, 73), (224, 256), (7, 300)])
+@pytest.mark.parametrize(
+    ("image_size", "resize_size"), [(96, 110), (96, 96), (95, 110), (64, 73), (224, 256), (7, 300)]
+)
 def test_validation_pixels_are_torchvisions(photographs: ImageFolder, image_size: int, resize_size: int) -> None:
     pipeline = ValidationImages(image_size=image_size, resize_size=resize_size)
     images, labels = by_dali(pipeline, photographs)
@@ -199,7 +201,7 @@ def test_pipelines_travel_to_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, named",
+    ("settings", "named"),
     [
         ({"image_size": 0}, "image_size"),
         ({"hw_decoder_load": 65}, "hw_decoder_load"),

@@ -227,7 +227,7 @@ def test_ranks_and_resumes_give_each_image_once_and_the_same(name: LoaderName, p
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"image_size": 0}, "image_size 1 0"),
         ({"max_boxes": 0}, "max_boxes 1 0"),

@@ -89,7 +89,7 @@ def test_an_eps_named_jpg_starts_no_ghostscript(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "image, kind",
+    ("image", "kind"),
     [
         (photograph(size=(9, 9)).convert("LA"), "TIFF"),
         (photograph(size=(9, 9)).convert("I"), "TIFF"),
@@ -181,7 +181,7 @@ def dali_takes(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize(
-    "kind, options, is_broken",
+    ("kind", "options", "is_broken"),
     [("TIFF", {"compression": "tiff_lzw"}, True), ("TIFF", {"compression": "tiff_deflate"}, True), ("JPEG", {}, False)],
 )
 def test_damage_is_judged_alike_on_any_number_of_ranks(

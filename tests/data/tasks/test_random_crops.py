@@ -63,7 +63,7 @@ def scalar_window(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-@pytest.mark.parametrize("area, aspect", [(AREA, ASPECT), ((0.5, 0.5), (1.0, 1.0)), ((0.9, 1.0), (0.4, 3.0))])
+@pytest.mark.parametrize(("area", "aspect"), [(AREA, ASPECT), ((0.5, 0.5), (1.0, 1.0)), ((0.9, 1.0), (0.4, 3.0))])
 def test_windows_equal_a_scalar_reference(area: Range, aspect: Range) -> None:
     shapes = np.array([*SHAPES, *np.random.default_rng(0).integers(1, 2000, (300, 2))] * 8)
     numbers = uniforms(CROP_UNIFORMS, 5, 1, np.arange(len(shapes)))
@@ -82,7 +82,7 @@ def torchvision_windows(shape: Shape, count: int, area: Range, aspect: Range) ->
 
 
 # Fixed numbers, about 200 comparisons: the smallest p of as many true hypotheses is about 1/200.
-@pytest.mark.parametrize("area, aspect", [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
+@pytest.mark.parametrize(("area", "aspect"), [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_windows_have_torchvisions_distribution(shape: Shape, area: Range, aspect: Range) -> None:
     ours, theirs = windows(shape, 20_000, area, aspect), torchvision_windows(shape, 4000, area, aspect)
@@ -90,7 +90,7 @@ def test_windows_have_torchvisions_distribution(shape: Shape, area: Range, aspec
         assert ks_2samp(project(*ours.T), project(*theirs.T)).pvalue > 1e-3, name
 
 
-@pytest.mark.parametrize("area, aspect", [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
+@pytest.mark.parametrize(("area", "aspect"), [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
 @pytest.mark.parametrize("shape", [(1, 9), (2, 3), (4, 4), (5, 3)])
 def test_crops_of_tiny_images_are_distributed_as_torchvisions(shape: Shape, area: Range, aspect: Range) -> None:
     ours, theirs = windows(shape, 20_000, area, aspect), torchvision_windows(shape, 4000, area, aspect)

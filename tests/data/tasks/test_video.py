@@ -108,7 +108,7 @@ def test_random_crops_depend_on_seed_epoch_and_id_alone(clips: VideoClips) -> No
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (lambda: ValidationClips(image_size=0, resize_size=8), "image_size 1 0"),
         (lambda: ValidationClips(image_size=112, resize_size=100), "resize_size 100 image_size 112 128"),

@@ -73,7 +73,7 @@ def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any
 
 
 @pytest.mark.parametrize(
-    "space, red", [(1, (255 / 219, 0, 1.7927)), (5, (255 / 219, 0, 1.5960)), (2, (255 / 219, 0, 1.5960))]
+    ("space", "red"), [(1, (255 / 219, 0, 1.7927)), (5, (255 / 219, 0, 1.5960)), (2, (255 / 219, 0, 1.5960))]
 )
 def test_matrices_are_the_standards(space: int, red: tuple[float, float, float]) -> None:
     matrix, offset = to_rgb(Colours("yuv420p", space, 1))

@@ -32,13 +32,17 @@ def moment(
         ),
         (
             moment([(2, 1)] * 3, [(2, 1), (0, 0), (0, 0)], more=0),
-            "waiting for 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 2 of 3 GPUs; "
-            "1 of 3 workers would fit now",
+            (
+                "waiting for 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 2 of 3 GPUs; "
+                "1 of 3 workers would fit now"
+            ),
         ),
         (
             moment([(2, 1)] * 3, [(0, 0)] * 3, more=1),
-            "waiting for 1 more gpu node and 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 3 of 3 "
-            "GPUs; 0 of 3 workers would fit now",
+            (
+                "waiting for 1 more gpu node and 2 places for workers of 2 CPUs and 1 GPU each, other jobs hold 3 of 3 "
+                "GPUs; 0 of 3 workers would fit now"
+            ),
         ),
         (
             moment([(2, 1)], more=0),

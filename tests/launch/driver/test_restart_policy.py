@@ -13,7 +13,7 @@ def error(text: str, step: int, node: str = "a", **flags: Any) -> WorkerError:
 
 
 def failure(*killed: int, node: str = "a", starting: bool = False) -> Failure:
-    places = {rank: (node, 4711) for rank in killed}
+    places = dict.fromkeys(killed, (node, 4711))
     return Failure(ranks=killed, killed=killed, error="it died", places=places, starting=starting)
 
 

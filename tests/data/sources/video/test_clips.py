@@ -50,7 +50,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "options, places",
+    ("options", "places"),
     [
         ({}, [(0, 0), (0, 4), (1, 0), (2, 0), (2, 4), (2, 8), (2, 12), (2, 16), (2, 20)]),
         ({"stride": 3}, [(0, 0), (1, 0), (2, 0), (2, 10)]),
@@ -107,7 +107,7 @@ def assert_frames(path: Path, frames: int) -> None:
             np.testing.assert_array_equal(np.stack(clip), straight[wanted], err_msg=f"{path} from {first} by {stride}")
 
 
-@pytest.mark.parametrize("codec, container", CONTAINERS)
+@pytest.mark.parametrize(("codec", "container"), CONTAINERS)
 @pytest.mark.parametrize("rate", ["constant", "variable"])
 def test_a_cut_holds_the_clip_s_frames(tmp_path: Path, codec: str, container: str, rate: str) -> None:
     milliseconds = None if rate == "constant" or container == "avi" else uneven(29)

@@ -5,7 +5,6 @@ tests/gpu/test_video_gpu.py runs the same on a GPU.
 
 import ctypes
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +61,7 @@ class Engine:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     made: list[Engine] = []
 
     def new_decoder(device: torch.device, codec: str, max_height: int, max_width: int) -> Engine:
@@ -73,7 +72,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
     nvc = SimpleNamespace(PacketData=lambda: SimpleNamespace(**packet), VideoPacketFlag=SimpleNamespace(ENDOFSTREAM=1))
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", nvc)
     monkeypatch.setattr(nvdec, "_new_decoder", new_decoder)
-    yield made
+    return made
 
 
 def clip(decoder: NvdecDecoder, source: VideoClips, id: int) -> torch.Tensor:
@@ -101,7 +100,7 @@ def assert_clips(source: VideoClips, decoder: NvdecDecoder) -> None:
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize(
-    "codec, ending, options",
+    ("codec", "ending", "options"),
     [
         ("h264", "mp4", {}),
         ("h264", "ts", {}),
