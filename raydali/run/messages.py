@@ -60,7 +60,7 @@ class WorkerError(WorkerMessage):
     """The exception that ended a worker.
 
     Attributes:
-        step: the last one that the rank completed.
+        step: the last one that the rank completed; 0 before its group's first one.
         traceback: only the frames outside libraries; empty for errors of our own, which explain themselves.
         usage: whether it is a UsageError.
         final: whether a restart would end in the same way.

@@ -126,7 +126,7 @@ def test_processes_that_take_the_cores_are_told_from_all_else(tmp_path: Path, wo
         planted.nothing,
         SLOW_STEPS,
         {"train": 128},
-        lambda line: "other processes took" in line["verdict"],
+        lambda line: "other processes used" in line["verdict"],
         burners=4,
     )
     assert line["verdict"].startswith("CPU contention: other processes used ")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from raydali.launch.worker.session import Cursor
 from raydali.measure.records import Figures
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Event, Notice, Started
@@ -48,6 +49,7 @@ class LocalSession:
         self.worker = Worker.join(device, cpus=cpus, node="local")
         self.messages: list[Message] = []
         self.steps_left = 0
+        self.cursor = Cursor()
         self.published: list[Figures] = []
         self.noticed: Notice | None = None
         self._stop_at = stop_at
@@ -78,12 +80,12 @@ class LocalSession:
     def warn(self, text: str) -> None:
         self.emit(RankWarning(self.worker.rank, text))
 
-    def report_start(self, *, step: int, steps: int) -> None:
+    def report_start(self, *, steps: int) -> None:
         device = self.worker.device.type
-        self.emit(Started(step=step, steps=steps, world_size=self.worker.world_size, device=device))
+        self.emit(Started(step=self.cursor.start, steps=steps, world_size=self.worker.world_size, device=device))
 
-    def report_progress(self, *, step: int, **facts: Any) -> None:
-        if step == self._stop_at:
+    def report_progress(self, **facts: Any) -> None:
+        if self.cursor.done == self._stop_at:
             raise Stopped
 
     def notice(self) -> Notice | None:

@@ -40,8 +40,6 @@ class RunState:
         ceiling_of: what a ceiling depends on; measured for others, it says nothing.
 
     Attributes:
-        start: global batches that the newest checkpoint covered; 0 on a fresh run.
-        saved: those that it covers now.
         ceiling: images a second over all ranks; None where it is not known.
     """
 
@@ -63,13 +61,13 @@ class RunState:
         self._best: float | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
-        self.start = self.saved = 0
+        self._cursor = session.cursor
         self._resume()
 
     def _resume(self) -> None:
         checkpoint = self._session.latest()
+        self._cursor.resume(self._stream.steps_of(checkpoint["stream"]) if checkpoint is not None else 0)
         if checkpoint is not None:
-            self.start = self.saved = self._stream.steps_of(checkpoint["stream"])
             self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
@@ -78,8 +76,8 @@ class RunState:
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
             if self._worker.rank == 0:
-                self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self.start)
-                drop_samples(self._folder, self.start)
+                self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
+                drop_samples(self._folder, self._cursor.start)
         self._worker.barrier()
 
     @property
@@ -122,17 +120,17 @@ class RunState:
         self._best = score
         return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
 
-    def save(self, done: int, record: RankRecord, best: dict[str, Any] | None) -> None:
+    def save(self, record: RankRecord, best: dict[str, Any] | None) -> None:
         """Make a checkpoint of all that is done, after the records that it covers are written.
 
         Args:
-            done: global batches.
             record: of this rank, of the epoch under way.
             best: see `best_of`.
 
         Raises:
             DivergedError: the weights are not finite.
         """
+        done = self._cursor.done
         self._broken.exchange()
         self._prepare()  # which may bring in what other ranks have
         self._check_weights(done)
@@ -155,7 +153,7 @@ class RunState:
                 }
             )
         self._session.commit(done, state, best=best, save_error=save_error)
-        self.saved = done
+        self._cursor.saved = done
 
     def _check_weights(self, done: int) -> None:
         """Refuse, on rank 0, to save what a run could not resume from.
@@ -169,7 +167,7 @@ class RunState:
             what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
                 f"the {what} are not finite any more behind step {done}: lower --learning-rate or raise "
-                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self.saved}"
+                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self._cursor.saved}"
             )
 
     def _write_rows(self) -> str:

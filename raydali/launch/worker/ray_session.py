@@ -23,6 +23,7 @@ from raydali.launch.worker.hardware_choices import chosen
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.rank_metrics import RankMetrics
+from raydali.launch.worker.session import Cursor
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
@@ -56,8 +57,7 @@ class RaySession:
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
         self.steps_left = 0
-        self.step = 0
-        """The last completed step."""
+        self.cursor = Cursor()
         self._taken = 0
         self._last_progress = 0.0
 
@@ -95,13 +95,13 @@ class RaySession:
         """See the protocol."""
         self.emit(RankWarning(self.worker.rank, text))
 
-    def report_start(self, *, step: int, steps: int) -> None:
+    def report_start(self, *, steps: int) -> None:
         """See the protocol."""
         if self.worker.rank == 0:
             started = Resumed if self._resumed else Started
             self.emit(
                 started(
-                    step=step,
+                    step=self.cursor.start,
                     steps=steps,
                     world_size=self.worker.world_size,
                     device=self.worker.device.type,
@@ -110,9 +110,9 @@ class RaySession:
                 )
             )
 
-    def report_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
+    def report_progress(self, *, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
         """See the protocol."""
-        self.step, self._taken = step, Loader.batches_taken
+        step, self._taken = self.cursor.done, Loader.batches_taken
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
@@ -120,7 +120,7 @@ class RaySession:
 
     def progress(self) -> float:
         """Return the progress of this rank; see HeartbeatThread."""
-        return self.step + (0.5 if Loader.batches_taken > self._taken else 0.0)
+        return self.cursor.done + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
         """See the protocol."""
@@ -183,7 +183,8 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
         raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
-        step, node_id = session.step if session else 0, ray.get_runtime_context().get_node_id()
+        cursor, node_id = session.cursor if session else Cursor(), ray.get_runtime_context().get_node_id()
+        step = cursor.done if cursor.done > cursor.start else 0
         channel.post_and_wait(worker_error(error, rank=rank, step=step, group=_group(), node_id=node_id))
         raise
 

@@ -29,7 +29,6 @@ class RunProgress:
         labels: of the training set, int64 (N,), if each sample has one.
 
     Attributes:
-        done: number of global batches that were trained on.
         meter: of the epoch under way.
     """
 
@@ -47,7 +46,7 @@ class RunProgress:
         self._broken, self._trace, self._worker = broken, trace, session.worker
         self._micro_batches = stream.micro_batches_of(self._worker.rank, self._worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, stream))
-        self.done = state.start
+        self._cursor = session.cursor
         self.meter: EpochMeter
         self._live_metrics: LiveMetrics
 
@@ -78,9 +77,9 @@ class RunProgress:
     def step_trace(self) -> StepTrace:
         """Return the profiler of the steps that `--profile-steps` names."""
         asked = self._config.profiled or range(0)
-        steps = range(max(asked.start, self.done), min(asked.stop, self._stream.steps))
+        steps = range(max(asked.start, self._cursor.done), min(asked.stop, self._stream.steps))
         if asked and not steps and self._worker.rank == 0:
-            left = f"steps {self.done} to {self._stream.steps - 1} are left to do"
+            left = f"steps {self._cursor.done} to {self._stream.steps - 1} are left to do"
             self._session.warn(f"--profile-steps {self._config.profile_steps}: only {left}")
         trace = StepTrace(steps, self._worker.rank, self._worker.device, self._session.folder.write)
         if steps:
@@ -97,18 +96,17 @@ class RunProgress:
         if self._trace is not None:
             for micro_batch in micro_batches:
                 self._trace.add(micro_batch)
-        steps, step = self._stream.steps, self.done
-        self.done += 1
+        stream, cursor = self._stream, self._cursor
+        cursor.done += 1
         self.meter.end_step()
-        self._broken.after_step(self.done)
-        if step == self._state.start:
-            self._session.report_start(step=step, steps=steps)
+        self._broken.after_step(cursor.done)
+        if cursor.done == cursor.start + 1:
+            self._session.report_start(steps=stream.steps)
         self._session.report_progress(
-            step=self.done,
-            steps=steps,
-            epoch=self._stream.epoch_of(step),
+            steps=stream.steps,
+            epoch=stream.epoch_of(cursor.done - 1),
             epochs=self._config.epochs,
-            samples_consumed=self._stream.state(self.done)["samples_consumed"],
+            samples_consumed=stream.state(cursor.done)["samples_consumed"],
         )
         self._live_metrics.step()
 
@@ -125,9 +123,9 @@ class RunProgress:
             return None
         record = epoch_record(
             segments,
-            epoch=self._stream.epoch_closed_by(self.done - 1) or 0,
-            step=self.done,
-            samples_consumed=self._stream.state(self.done)["samples_consumed"],
+            epoch=self._stream.epoch_closed_by(self._cursor.done - 1) or 0,
+            step=self._cursor.done,
+            samples_consumed=self._stream.state(self._cursor.done)["samples_consumed"],
             learning_rate=learning_rate,
             validation={**validation, "broken": self._broken.in_validation()},
             quarantined=sum(each.replaced for segment in segments for each in segment),

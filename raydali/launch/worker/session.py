@@ -1,5 +1,6 @@
 """The training function's interface to the launcher: worker, run folder, checkpoints, messages to the driver."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raydali.measure.records import Figures
@@ -9,8 +10,32 @@ from raydali.run.messages import Message
 from raydali.train.worker import Worker
 
 
+@dataclass
+class Cursor:
+    """The position of a run in its stream, counted in global batches; the session's one object is all that holds it.
+
+    Attributes:
+        start: the newest checkpoint's position when this worker group began; 0 on a fresh run.
+        done: global batches that were trained on.
+        saved: global batches that the newest checkpoint covers.
+    """
+
+    start: int = 0
+    done: int = 0
+    saved: int = 0
+
+    def resume(self, steps: int) -> None:
+        """Move to the position of a checkpoint."""
+        self.start = self.done = self.saved = steps
+
+
 class Session(Protocol):
     """The interface of a training function to the launcher; `RaySession` implements it on Ray."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position of the run."""
+        ...
 
     steps_left: int
     """Number of steps until the end of the training loop, as far as the loop has begun; 0 at its end."""
@@ -67,12 +92,12 @@ class Session(Protocol):
         """Show a warning on the driver's console, with this rank."""
         ...
 
-    def report_start(self, *, step: int, steps: int) -> None:
-        """Report the first completed step to the driver, from rank 0: it began at `step` of `steps`."""
+    def report_start(self, *, steps: int) -> None:
+        """Report the first completed step, of `steps` of the run, to the driver; from rank 0."""
         ...
 
-    def report_progress(self, *, step: int, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """Report progress to the driver, from rank 0 and at intervals; cheap enough for every step."""
+    def report_progress(self, *, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
+        """Report a completed step to the driver, from rank 0 and at intervals; cheap enough for every step."""
         ...
 
     def notice(self) -> Notice | None:

@@ -79,7 +79,6 @@ class TrainingRun:
     Attributes:
         worker, stream: this worker, and the run's stream of ids.
         precision: the mixed precision of the forward and backward pass.
-        start: global batches that the newest checkpoint covers; 0 on a fresh run.
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class TrainingRun:
         trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
         self._progress = RunProgress(config, session, self.stream, self._state, self._broken, trace, labels)
-        self.start = self._state.start
-        session.steps_left = self.stream.steps - self.start
+        self._cursor = session.cursor
+        session.steps_left = self.stream.steps - self._cursor.start
         self._parts: dict[str, Stateful] = {}
         self._context: StepContext
         self._loader: Loader
@@ -185,7 +184,7 @@ class TrainingRun:
         (train, val), name = pipelines, self._config.loader
         in_order = OrderedPass(samples=len(data.val), batch_size=self._config.batch_size)
         with (
-            make(name, data.train, train, self.stream, start=self.start, **options) as loader,
+            make(name, data.train, train, self.stream, start=self._cursor.start, **options) as loader,
             make(name, data.val, val, in_order, **options) as val_loader,
         ):
             yield loader, val_loader
@@ -206,9 +205,8 @@ class TrainingRun:
             NodeFault: see `check_samples`.
         """
         self._require(self._parts, "call `run.register_state` before `run.steps`")
-        self._require(
-            loader.order is self.stream and loader.start == self.start, "take the training loader from `run.loaders`"
-        )
+        is_ours = loader.order is self.stream and loader.start == self._cursor.start
+        self._require(is_ours, "take the training loader from `run.loaders`")
         self._loader = loader
         check_samples(loader, self.worker)
         ceiling = RunCeiling(self._session, self._state, self._warm_up)
@@ -220,10 +218,10 @@ class TrainingRun:
         # Otherwise a collection now and then walks all that imports and compilers left, which takes longer than a step.
         gc.collect()
         gc.freeze()
-        progress, every = self._progress, self._config.checkpoint_every
+        progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
         progress.begin(loader)
         trace, batches = progress.step_trace(), iter(loader)
-        for index in range(self.start, self.stream.steps):
+        for index in range(self._cursor.start, self.stream.steps):
             trace.before(index)
             self._newest = Step(
                 self._context,
@@ -239,11 +237,11 @@ class TrainingRun:
             if self._newest.ends_epoch:
                 yield from self._finish_epoch(ceiling)
             trace.after(index)
-            if every and progress.done % every == 0 and self._state.saved < progress.done:
+            if every and cursor.done % every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
             if notice := self._stop_signals.poll():
                 self._leave(notice)
-            self._session.steps_left = self.stream.steps - progress.done
+            self._session.steps_left = self.stream.steps - cursor.done
 
     def _warm_up(self, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps, and return the ceiling; see `warm_up`."""
@@ -315,23 +313,23 @@ class TrainingRun:
         closed, self._closed = self._closed, None
         if closed is None:
             raise self._error(
-                f"`run.close_epoch` was not called at the end of an epoch, in step {self._progress.done - 1}"
+                f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
             )
-        yield from ceiling.doubt(closed.record, is_last=self._progress.done == self.stream.steps)
+        yield from ceiling.doubt(closed.record, is_last=self._cursor.done == self.stream.steps)
         self._progress.begin_epoch()
         self._checkpoint(closed.best)
 
     def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):
-            self._state.save(self._progress.done, self._progress.meter.record(), best)
+            self._state.save(self._progress.meter.record(), best)
 
     def _leave(self, notice: Notice) -> None:
         """Make a checkpoint of all that is done, and leave once it is saved."""
-        if self._state.saved < self._progress.done:
+        if self._cursor.saved < self._cursor.done:
             self._checkpoint()
         self._session.finish()
         if self.worker.rank == 0:
-            self._session.emit(Left(notice=notice, step=self._progress.done))
+            self._session.emit(Left(notice=notice, step=self._cursor.done))
         self.worker.barrier()
         raise Interrupted(notice)
 

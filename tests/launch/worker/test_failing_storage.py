@@ -30,9 +30,9 @@ class Disturbed(LocalSession):
         super().__init__(folder)
         self._before = before
 
-    def report_progress(self, *, step: int, **facts: Any) -> None:
-        if step in self._before and self.worker.rank == 0:
-            self._before[step]()
+    def report_progress(self, **facts: Any) -> None:
+        if self.cursor.done in self._before and self.worker.rank == 0:
+            self._before[self.cursor.done]()
         self.worker.barrier()
 
 

@@ -22,8 +22,8 @@ class Noticed(LocalSession):
         super().__init__(folder)
         self._notice_at = step if self.worker.rank == self.worker.world_size - 1 else None
 
-    def report_progress(self, *, step: int, **facts: Any) -> None:
-        if step == self._notice_at:
+    def report_progress(self, **facts: Any) -> None:
+        if self.cursor.done == self._notice_at:
             self.noticed = "preemption"
 
 

@@ -132,8 +132,8 @@ class AwayAt(LocalSession):
         super().__init__(folder)
         self._disk, self._step, self._seconds = disk, step, seconds
 
-    def report_progress(self, *, step: int, **facts: object) -> None:
-        if step == self._step and self.worker.rank == 0:
+    def report_progress(self, **facts: object) -> None:
+        if self.cursor.done == self._step and self.worker.rank == 0:
             self._disk.fail(errno.ESTALE, seconds=self._seconds)
 
 
