@@ -1,4 +1,4 @@
-"""One line about a worker whose process died, with rank, node and signal, in place of 600 characters of Ray."""
+"""Describes workers whose processes died in one line: rank, node and signal, instead of 600 characters of Ray."""
 
 import re
 from collections import defaultdict
@@ -13,45 +13,45 @@ from raydali.run.events import WorkerAddress
 from raydali.text import summarize
 
 POLL_SECONDS = 10.0
-"""For the node to say what the process left in its log."""
+"""Timeout of the task that reads the log of the process on its node."""
 _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 
 
 def silence_ray() -> None:
-    """Keep Ray from printing its own account of each death in the driver."""
+    """Keep Ray from printing its own description of each death in the driver."""
     ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
 
 
 def describe_deaths(
     killed: Sequence[int], places: Mapping[int, WorkerAddress], error: str, hung: Collection[WorkerAddress] = ()
 ) -> str:
-    """Describe which ranks died where and of what, as far as can be told; takes up to POLL_SECONDS a node.
+    """Describe which ranks died, where and why, as far as it is known; takes up to POLL_SECONDS per node.
 
     Args:
         killed: the ranks.
-        places: where they ran; `error` alone is said of others.
-        error: Ray's account.
-        hung: those that were ended since they stood still.
+        places: where they ran; the others are only described by `error`.
+        error: Ray's description.
+        hung: the processes that were killed because they held up the run.
     """
     nodes: dict[str, list[int]] = defaultdict(list)
     for rank in killed:
         if rank in places:
             nodes[places[rank][0]].append(rank)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    said = []
+    texts = []
     for node, ranks in nodes.items():
         who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {summarize(ranks, 8)}"
         if all(places[rank] in hung for rank in ranks):
-            why = "ended, since training stood still there"
+            why = "killed, because it held up the run"
         else:
             why = _cause(node, places[ranks[0]][1], error) if node in alive else "their node is gone"
-        said.append(f"{who} on node {node[:8]} died: {why}")
-    return "; ".join(said) or error
+        texts.append(f"{who} on node {node[:8]} died: {why}")
+    return "; ".join(texts) or error
 
 
 def _cause(node: str, pid: int, error: str) -> str:
     if "low on memory" in error:
-        return "Ray ended it, since the node ran out of memory"
+        return "Ray killed it, because the node ran out of memory"
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     try:
@@ -62,7 +62,7 @@ def _cause(node: str, pid: int, error: str) -> str:
 
 
 def crash_of(pid: int) -> str:
-    """Return what ended a process of this node, as its log says; empty where it had no time to write it."""
+    """Return what ended a process of this node, from its log; empty if it had no time to write it."""
     node: Any = ray._private.worker.global_worker.node
     logs = Path(node.get_logs_dir_path())
     for log in logs.glob(f"worker-*-{pid}.err"):

@@ -184,7 +184,7 @@ class _OfOrder:
     of_source: Callable[[Source], Quarantine]
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
-        """The quarantine of this source, told how to read a sample."""
+        """Return the quarantine of this source, which can read its samples."""
         return self.of_source(source).bound_to(source, pipeline)
 
 
