@@ -203,11 +203,11 @@ def _load_boxes(source: "Coco", id: int) -> bool:
 
 
 def _load_video(source: "LabeledFiles", id: int) -> bool:
-    from raydali.data.sources.video.packets import read_clip_packets, read_facts
+    from raydali.data.sources.video.packets import read_clip_packets, read_video_info
     from raydali.data.tasks.video_pyav import decoded
 
     path = source.path(id)
-    facts = read_facts(path)
+    facts = read_video_info(path)
     for first in range(0, facts.frames, FRAMES_AT_ONCE):
         with read_clip_packets(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
             decoded(part, lambda frame: None)

@@ -1,13 +1,12 @@
-"""Clips of videos: a video is cut into clips of as many frames, and each of them is a sample with an id.
+"""Clips of videos: a video is cut into clips of equal length, and each of them is a sample with an id.
 
-    video 0, 60 frames    |clip 0   |clip 1   |clip 2   |..         what is left behind the last clip is not seen
+    video 0, 60 frames    |clip 0   |clip 1   |clip 2   |..         the remainder is not used
     video 1, 31 frames    |clip 3   |clip 4   |
     video 2,  7 frames    |clip 5...|                               too short: its last frame is repeated
 
-Frames are counted, not timed: at a variable frame rate a clip has as many frames as elsewhere. What a video holds is
-read once, when it is indexed, and kept for later runs (table.py): from its table of frames where the container
-has one (MP4, MOV, AVI), else packet by packet, which reads the file to its end (WebM, Matroska, MPEG-TS, an AVI
-without its index).
+Frames are counted, not timed: a clip has the same number of frames at a variable frame rate. A video is indexed once,
+and the result is cached for later runs (table.py). Indexing reads the container's table of frames if it has one (MP4,
+MOV, AVI), else every packet to the end of the file (WebM, Matroska, MPEG-TS, an AVI without its index).
 """
 
 import logging
@@ -38,15 +37,15 @@ class VideoClips:
 
     Attributes:
         videos: the files and their classes.
-        sequence_length: frames of a clip.
-        stride: from one frame of a clip to its next.
-        step: from the first frame of a clip to that of the video's next.
-        frames: int64 (V,), how many each video has.
+        sequence_length: number of frames of a clip.
+        stride: distance between the frames of a clip.
+        step: distance between the first frames of consecutive clips.
+        frames: int64 (V,), number of frames of each video.
         shapes: int64 (V, 2), height and width in pixels.
-        codecs: FFmpeg's name of each video's codec, of V.
-        has_header: bool (V,), of `VideoInfo`.
-        key_frames, key_times: of `VideoInfo`, all videos' behind each other.
-        key_offsets: int64 (V + 1,), where each video's begin in them, and where one more would.
+        codecs: FFmpeg's name of each video's codec, (V,).
+        has_header: bool (V,), see `VideoInfo`.
+        key_frames, keyframe_pts: see `VideoInfo`, those of all videos concatenated.
+        key_offsets: int64 (V + 1,), where each video's begin in them, and their end.
     """
 
     videos: LabeledFiles
@@ -65,7 +64,7 @@ class VideoClips:
     def scan(
         cls, root: str, *, sequence_length: int, stride: int = 1, step: int | None = None, skip_broken: bool = False
     ) -> Self:
-        """The clips of the videos in the class folders of a root; see `scan_videos` and `index`."""
+        """Index the clips of the videos in the class folders of a root; see `scan_videos` and `index`."""
         check_clips(sequence_length, stride, step)
         videos = scan_videos(root)
         return cls.index(videos, sequence_length=sequence_length, stride=stride, step=step, skip_broken=skip_broken)
@@ -80,21 +79,20 @@ class VideoClips:
         step: int | None = None,
         skip_broken: bool = False,
     ) -> Self:
-        """The clips of these videos; looks into each of them that `video_table` does not know from an earlier time.
+        """Index the clips of these videos; opens those that are not in the cache of `video_table`.
 
-        A video too short for a clip is one all the same, with its last frame repeated; how many there are is warned
-        about.
+        A video too short for a clip is one clip, with its last frame repeated; a warning counts these.
 
         Args:
             videos: from folders or from a list.
-            sequence_length: frames of a clip.
-            stride: from one frame of a clip to its next.
-            step: from the first frame of a clip to that of the video's next. Default: as many as a clip spans, so
-                that none is seen twice.
-            skip_broken: leave out the videos that cannot be read, and warn, instead of refusing them.
+            sequence_length: number of frames of a clip.
+            stride: distance between the frames of a clip.
+            step: distance between the first frames of consecutive clips. Default: the frames that a clip spans, so that
+                clips do not overlap.
+            skip_broken: leave out videos that cannot be read, with a warning, instead of refusing them.
 
         Raises:
-            UsageError: a number below 1; videos that are broken: cut off, empty or none at all.
+            UsageError: a number below 1; videos that are cut off, empty or in no known format.
         """
         span = check_clips(sequence_length, stride, step)
         table, broken = video_table(videos)
@@ -125,7 +123,7 @@ class VideoClips:
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        """(V + 1,), the id of each video's first clip, and of one more's."""
+        """The id of each video's first clip, and N, (V + 1,)."""
         span = (self.sequence_length - 1) * self.stride + 1
         return np.concatenate([[0], np.cumsum(np.maximum(0, (self.frames - span) // self.step) + 1)])
 
@@ -139,15 +137,15 @@ class VideoClips:
 
     @property
     def dali_reads(self) -> bool:
-        """False: what DALI gets is no file, but decoded frames."""
+        """False: DALI gets decoded frames, not files."""
         return False
 
     def relocate(self, root: str) -> Self:
-        """The same clips of a copy of the videos at another root, which is not looked at."""
+        """The same index for a copy of the videos at another root, which is not checked."""
         return replace(self, videos=self.videos.relocate(root))
 
     def places(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The video of each clip and its first frame there, (n,) each."""
+        """The video of each clip and the clip's first frame in it, (n,) each."""
         videos = np.searchsorted(self._offsets, ids, "right") - 1
         return videos, (ids - self._offsets[videos]) * self.step
 
@@ -162,13 +160,13 @@ class VideoClips:
 
     @cached_property
     def largest(self) -> dict[str, tuple[int, int]]:
-        """The greatest height and the greatest width of all videos of a codec, in pixels."""
+        """The largest height and the largest width of all videos of a codec, in pixels."""
         by_codec = {str(codec): self.shapes[self.codecs == codec].max(0) for codec in np.unique(self.codecs)}
         return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
 
     @contextmanager
     def cut(self, id: int) -> Iterator[ClipPackets]:
-        """The part of its video that a clip needs, and which of its frames are the clip's.
+        """Read the packets that a clip needs, and the times of its frames.
 
         Raises:
             OSError: the video cannot be read or decoded, or has changed since; names its path and the clip.
@@ -176,7 +174,7 @@ class VideoClips:
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
         keys = slice(*self.key_offsets[video : video + 2].tolist())
         height, width = self.shapes[video].tolist()
-        facts = VideoInfo(
+        info = VideoInfo(
             frames=int(self.frames[video]),
             height=height,
             width=width,
@@ -187,7 +185,7 @@ class VideoClips:
         )
         path = self.videos.path(video)
         try:
-            with read_clip_packets(path, facts, first, self.stride, self.sequence_length) as found:
+            with read_clip_packets(path, info, first, self.stride, self.sequence_length) as found:
                 yield found
         except OSError as error:
             reason = str(error).removeprefix(f"cannot read {path}: ")
@@ -200,13 +198,13 @@ class VideoClips:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits of the videos' own, their lengths, and how they are cut; not of the root."""
+        """A hash of the videos' fingerprint, their lengths and how they are cut, 32 hex digits; without the root."""
         numbers = np.array([self.sequence_length, self.stride, self.step, *self.frames.tolist()], "<i8")
         return digest(self.videos.fingerprint.encode(), numbers.data)
 
 
 def scan_videos(root: str) -> LabeledFiles:
-    """The videos in the class folders of a root, as `LabeledFiles.scan` finds them; none is looked into."""
+    """Index the videos in the class folders of a root with `LabeledFiles.scan`; none is opened."""
     return LabeledFiles.scan(root, EXTENSIONS, "videos")
 
 

@@ -1,7 +1,6 @@
-"""A GPU's video engines, through NVIDIA's PyNvVideoCodec: decoders that live on from clip to clip.
+"""Decodes videos on a GPU's video engines through NVIDIA's PyNvVideoCodec, with decoders that are reused.
 
-To make a decoder takes 50 to 100 ms, and only one is made at a time on a host; to go on with the next clip takes
-nothing.
+Making a decoder takes 50 to 100 ms, one at a time on a host; reusing it for the next clip takes no time.
 """
 
 import logging
@@ -18,25 +17,25 @@ from raydali.data.sources.video.packets import ClipPackets, is_displayed, pts
 _log = logging.getLogger(__name__)
 
 _CODECS = {"h264": "H264", "hevc": "HEVC", "av1": "AV1", "vp8": "VP8", "vp9": "VP9", "mpeg4": "MPEG4"}
-"""FFmpeg's names, and NVIDIA's."""
+"""FFmpeg's names of codecs, and NVIDIA's."""
 _FILTERS = {
     "h264": "h264_mp4toannexb,dump_extra=freq=keyframe",
     "hevc": "hevc_mp4toannexb,dump_extra=freq=keyframe",
     "av1": "dump_extra=freq=keyframe",
     "mpeg4": "dump_extra=freq=keyframe",
 }
-"""FFmpeg's, to packets that can be decoded without the file's header."""
+"""FFmpeg's filters that make packets decodable without the file's header."""
 _NEVER_REORDERED = ("vp8", "vp9")
-"""Their hidden frames take away the next one's time; but frames come out as they go in."""
+"""Codecs whose hidden frames take the next frame's time, but whose frames come out in the order of packets."""
 
 
 class NvdecDecoder:
-    """Decodes clips of one codec on a GPU. For one thread, on the CUDA stream that was its current one at the start.
+    """Decodes clips of one codec on a GPU, for one thread, on the CUDA stream that was current when it was made.
 
     Args:
         device: the GPU.
-        codec: FFmpeg's name, one that is `decodable`.
-        max_height, max_width: of all videos, pixels.
+        codec: FFmpeg's name of a `decodable` codec.
+        max_height, max_width: maximum over all videos, pixels.
     """
 
     def __init__(self, device: torch.device, codec: str, max_height: int, max_width: int) -> None:
@@ -46,15 +45,16 @@ class NvdecDecoder:
         self._shape = 0, 0
 
     def frames(self, cut: ClipPackets, height: int, width: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The clip's frames: their places in it, and uint8 (height * 3 / 2, width) on the GPU, luma above chroma, good
-        until the next one is asked for and the work that is queued by then is done.
+        """Yield the clip's frames: index in the clip, and uint8 (height * 3 / 2, width) on the GPU, luma above chroma.
+
+        A frame is valid until the next one is requested and the work queued by then is done.
 
         Raises:
             ValueError: some of them cannot be decoded.
         """
         shown = [pts(packet) for packet in cut.packets if is_displayed(packet, cut.stream)]
         packets = filtered(cut, self.codec)
-        # Kept only where a clip was decoded to its end: else it would hand out the clip's frames among the next one's.
+        # Reused only after a clip was decoded to its end: else it would mix the clip's frames with the next one's.
         decoder, self._decoder = self._decoder, None
         if decoder is None:
             decoder = _new_decoder(self.device, self.codec, *self._largest)
@@ -87,7 +87,7 @@ class NvdecDecoder:
 
 
 class _OtherShape(ValueError):
-    """Frames have another shape than the index says."""
+    """Frames have another shape than in the index."""
 
 
 def _decode(decoder: Any, packets: list[tuple[bytes, int]]) -> Iterator[Any]:
@@ -120,9 +120,9 @@ def _new_decoder(device: torch.device, codec: str, max_height: int, max_width: i
 
 
 def filtered(cut: ClipPackets, codec: str) -> list[tuple[bytes, int]]:
-    """The packets as video engines take them, without the file's header, and when their frames are shown.
+    """The packets in the form that video engines take, without the file's header, and their presentation times.
 
-    What the filters have taken is empty afterwards.
+    The filters leave the original packets empty.
     """
     import av
 
@@ -135,7 +135,7 @@ def filtered(cut: ClipPackets, codec: str) -> list[tuple[bytes, int]]:
 
 @cache
 def decodable(device: torch.device, codec: str, height: int, width: int) -> bool:
-    """Whether a GPU's engines decode such videos, with 8 bits and colours at half the size."""
+    """Whether a GPU's engines decode such videos, with 8 bits and 4:2:0 chroma."""
     facts = capabilities(device, codec)
     return bool(
         facts.get("supported")
@@ -147,9 +147,9 @@ def decodable(device: torch.device, codec: str, height: int, width: int) -> bool
 
 @cache
 def capabilities(device: torch.device, codec: str) -> dict[str, int]:
-    """What a GPU's engines say of a codec, which is FFmpeg's name: supported, num_decoder_engines, height_min, ...
+    """The capabilities of a GPU's engines for a codec by FFmpeg's name: supported, num_decoder_engines, height_min, ...
 
-    Empty where nobody can say.
+    Empty if they are unknown.
     """
     if codec not in _CODECS or (nvc := _library()) is None:
         return {}
@@ -161,7 +161,7 @@ def capabilities(device: torch.device, codec: str) -> dict[str, int]:
 
 @cache
 def _library() -> Any:
-    """PyNvVideoCodec, or None where the driver lacks what it needs."""
+    """PyNvVideoCodec, or None if it is not installed or the driver lacks what it needs."""
     try:
         import PyNvVideoCodec as nvc
     except (ImportError, RuntimeError) as error:
@@ -175,7 +175,7 @@ def _context() -> int:
     """The CUDA context that torch uses on the current device."""
     import ctypes
 
-    torch.cuda.current_stream().synchronize()  # there is one from here on
+    torch.cuda.current_stream().synchronize()  # creates the context
     context = ctypes.c_void_p()
     ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
     return context.value or 0

@@ -1,7 +1,7 @@
-"""What PyAV reads of a video without decoding it: how many frames it has, and the packets that a clip needs.
+"""Reads a video with PyAV without decoding it: its number of frames, and the packets that a clip needs.
 
 file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
-packets            I-----------------                  what is decoded, by data/tasks/video_pyav.py or nvdec.py
+packets            I-----------------                  are decoded by data/tasks/video_pyav.py or nvdec.py
 """
 
 from bisect import bisect_right, insort
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 
 _NOT_SHOWN = 0x10
-"""In the first byte of a packet of VP8: unset where the frame only serves others (RFC 6386, section 9.1)."""
+"""Bit in the first byte of a VP8 packet, unset if the frame is only a reference (RFC 6386, section 9.1)."""
 _SLICES = range(1, 6)
-"""Of the types of H.264's units: parts of a frame."""
+"""Types of H.264's NAL units that are slices of a frame."""
 _REORDERED = 16
-"""No codec has more frames decoded before one that is shown before them."""
+"""Limit of frames that are decoded before a frame that is displayed before them, in any codec."""
 _IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
 _WITH_ORDER = ("mov,mp4,m4a,3gp,3g2,mj2", "mpegts")
 _WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
-"""Not Matroska's: the times at which its packets are decoded are found by a look at them."""
+"""Containers with decoding times; Matroska has none, and FFmpeg estimates them from the packets."""
 
 
 class Part(NamedTuple):
-    """Rows and columns of a frame, from an even one to an even one: colours are coded for two by two pixels."""
+    """Rows and columns of a frame, with even limits: chroma is coded for two by two pixels."""
 
     rows: slice
     columns: slice
@@ -37,16 +37,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What an index keeps of a video.
+    """The index entry of a video.
 
     Attributes:
-        frames: those that are shown, counted from the container's table or, where it has none, packet by packet.
-        height, width: pixels, as they are coded: neither a rotation nor the shape of pixels is applied.
-        codec: FFmpeg's name.
-        has_header: whether the container's header says all there is to know of its streams, as MP4's and MOV's do:
-            then opening it takes a fifth of the time.
-        key_frames: int64, ascending: how many frames are decoded before each keyframe.
-        key_times: int64, where to seek for each, in units of the stream's time base.
+        frames: number of displayed frames, from the container's table or, without one, from all packets.
+        height, width: coded size in pixels, without rotation or pixel aspect ratio.
+        codec: FFmpeg's name of the codec.
+        has_header: whether the container's header describes its streams completely, as in MP4 and MOV: opening it
+            then takes a fifth of the time.
+        key_frames: int64, ascending: the number of frames decoded before each keyframe.
+        keyframe_pts: int64, the time to seek for each, in units of the stream's time base.
     """
 
     frames: int
@@ -60,13 +60,13 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class ClipPackets:
-    """A clip's part of a video, while the video is open.
+    """The packets of a clip, valid while the video is open.
 
     Attributes:
-        stream: PyAV's, whose codec context can decode.
-        packets: PyAV's, from a keyframe on, as they are decoded.
-        times: the clip's frames, by the times at which they are shown, in units of the stream's time base; the last one
-            is repeated where the video is too short.
+        stream: PyAV's stream, whose codec context can decode.
+        packets: PyAV's packets from a keyframe on, in decoding order.
+        times: presentation times of the clip's frames, in units of the stream's time base; the last one is repeated if
+            the video is too short.
     """
 
     stream: Any
@@ -74,14 +74,14 @@ class ClipPackets:
     times: list[int]
 
 
-def read_facts(path: str) -> VideoInfo:
-    """What a video holds.
+def read_video_info(path: str) -> VideoInfo:
+    """Index a video.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
 
     Raises:
-        OSError: it is no video, holds no frames, or ends before its last one; names the path.
+        OSError: it is no video, has no frames, or ends before its last one; names the path.
     """
     with open_video(path) as (container, stream):
         entries = stream.index_entries
@@ -113,28 +113,28 @@ def read_facts(path: str) -> VideoInfo:
 
 @contextmanager
 def read_clip_packets(
-    path: str, facts: VideoInfo, first: int, stride: int, sequence_length: int
+    path: str, info: VideoInfo, first: int, stride: int, sequence_length: int
 ) -> Iterator[ClipPackets]:
-    """The packets that frames first, first + stride, ... need, from the keyframe before them on.
+    """Read the packets for frames first, first + stride, ..., beginning at the keyframe before them.
 
-    Frames past the video's end are its last one.
+    Frames past the end of the video are its last one.
 
     Raises:
-        OSError: the video cannot be read or decoded, or is another than when it was indexed; names the path.
+        OSError: the video cannot be read or decoded, or has changed since it was indexed; names the path.
     """
-    wanted = np.minimum(first + stride * np.arange(sequence_length), facts.frames - 1)
-    with open_video(path, has_header=facts.has_header) as (container, stream):
-        key = bisect_right(facts.key_frames.tolist(), first) - 1
+    wanted = np.minimum(first + stride * np.arange(sequence_length), info.frames - 1)
+    with open_video(path, has_header=info.has_header) as (container, stream):
+        key = bisect_right(info.key_frames.tolist(), first) - 1
         while True:
-            before = int(facts.key_frames[max(key, 0)])
-            packets, shown = _packets(container, stream, facts, max(key, 0), int(wanted[-1]) - before)
-            # Frames that are decoded behind a keyframe and shown before it may need those of the keyframe before.
+            before = int(info.key_frames[max(key, 0)])
+            packets, shown = _packets(container, stream, info, max(key, 0), int(wanted[-1]) - before)
+            # Frames decoded after a keyframe and displayed before it may refer to frames of the previous keyframe.
             leading = bisect_right(shown, pts(packets[0])) - 1
             if key <= 0 or first >= before + leading:
                 break
             key -= 1
         if len(shown) <= wanted[-1] - before:
-            raise ValueError(f"frame {wanted[-1]} of {facts.frames} is missing: index the data again")
+            raise ValueError(f"frame {wanted[-1]} of {info.frames} is missing: index the data again")
         times = [shown[frame - before] for frame in wanted.tolist()]
         begin = pts(packets[0])
         last = max(i for i, packet in enumerate(packets) if pts(packet) <= times[-1])
@@ -146,14 +146,14 @@ def read_clip_packets(
 
 @contextmanager
 def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container and the stream of a video.
+    """Open a video; yields PyAV's container and stream.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
-        has_header: of `VideoInfo`; no packet is looked at.
+        has_header: see `VideoInfo`; no packet is probed.
 
     Raises:
-        OSError: whatever goes wrong while it is open; names the path.
+        OSError: any error while it is open; names the path.
     """
     import av
 
@@ -162,7 +162,7 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
             opened: Any = f"file:{path}"
         else:
             opened = storage.file_system(path).open_input_file(path.partition("://")[2])
-        # Else FFmpeg decodes a frame to learn what decoders need: 30 ms at 1080p.
+        # Otherwise FFmpeg decodes a frame to configure decoders: 30 ms at 1080p.
         options = {"skip_frame": "all"} | ({"probesize": "32"} if has_header else {})
         with av.open(opened, options=options) as container:
             if not container.streams.video:
@@ -173,18 +173,18 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
         raise OSError(f"cannot read {path}: {' '.join(str(reason).split())}") from error
 
 
-def _packets(container: Any, stream: Any, facts: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
-    """Packets from a keyframe on, until what is `last` in time behind it is known; and the times of those that count,
-    sorted."""
-    time = int(facts.keyframe_pts[key])
+def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
+    """Read packets from a keyframe on until the `last`-th displayed frame is known; returns them, and the sorted times
+    of the displayed ones."""
+    time = int(info.keyframe_pts[key])
     found = _from(container, stream, time)
     packet = next(found, None)
     if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
-        found = _from_start(container, stream, int(facts.key_frames[key]))
+        found = _from_start(container, stream, int(info.key_frames[key]))
         packet = next(found, None)
     packets: list[Any] = []
     shown: list[int] = []
-    # Where the times at which packets are decoded are true, nothing that comes later is shown before them.
+    # With true decoding times, no later packet is displayed before them.
     tells_order = container.format.name in _WITH_ORDER or stream.codec_context.codec.canonical_name in _IN_ORDER
     while packet is not None:
         packets.append(packet)
@@ -201,7 +201,7 @@ def _packets(container: Any, stream: Any, facts: VideoInfo, key: int, last: int)
 
 
 def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
-    """The packets from that time on, which is a keyframe's; others where the container cannot seek."""
+    """The packets from the time of a keyframe on; others if the container cannot seek."""
     import av
 
     def at(sought: int) -> Iterator[Any]:
@@ -210,7 +210,7 @@ def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
 
     try:
         first = next(at(time), None)
-        # MP4s whose frames are reordered are sought by when a frame is shown, and know when it is decoded.
+        # MP4s with reordered frames are sought by presentation time, while keyframes are indexed by decoding time.
         sought = time if first is None or _time(first) >= time else time + pts(first) - _time(first)
         return dropwhile(lambda packet: _time(packet) < time, at(sought))
     except av.FFmpegError:
@@ -218,7 +218,7 @@ def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
 
 
 def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
-    """The packets from the keyframe on that has so many frames before it."""
+    """The packets from the keyframe with this number of frames before it, found by reading from the start."""
     container.seek(0)
     for packet in container.demux(stream):
         if frames == 0 and packet.is_keyframe:
@@ -230,15 +230,15 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
 
 
 def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
-    """Whether a packet must be decoded for the frames that are shown at the times in `clip`, from the keyframe on that
-    is shown at `begin`: not where it is shown before, nor where no other frame is decoded from it."""
+    """Whether decoding the clip's frames requires this packet: it is in the clip, or a reference frame after the
+    keyframe at `begin`."""
     time = pts(packet)
     return time >= begin and (time in clip or is_reference(packet, stream))
 
 
 def is_reference(packet: Any, stream: Any) -> bool:
-    """Whether other frames may be decoded from a packet's. False is certain, and found only for H.264 in MP4, MOV and
-    Matroska: where nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all its slices."""
+    """Whether a packet may be a reference for other frames. False is certain, and known only for H.264 in MP4, MOV and
+    Matroska: nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all its slices."""
     context = stream.codec_context
     header = context.extradata or b""
     if context.codec.canonical_name != "h264" or header[:1] != b"\1":
@@ -253,12 +253,12 @@ def is_reference(packet: Any, stream: Any) -> bool:
 
 
 def pts(packet: Any) -> int:
-    """When a packet's frame is shown, in units of the stream's time base."""
+    """The presentation time of a packet's frame, in units of the stream's time base."""
     return int(packet.dts if packet.pts is None else packet.pts)
 
 
 def _time(packet: Any) -> int:
-    """What containers are sought by."""
+    """The time by which containers are sought."""
     return int(packet.pts if packet.dts is None else packet.dts)
 
 
@@ -267,5 +267,5 @@ def _counts(packet: Any, stream: Any) -> bool:
 
 
 def is_displayed(packet: Any, stream: Any) -> bool:
-    """Whether a packet's frame is shown at all, or only serves others."""
+    """Whether a packet's frame is displayed, and not only a reference."""
     return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)

@@ -1,7 +1,7 @@
-"""What many videos hold, `VideoInfo` of each as flat arrays, and the cache of it: a video is opened once.
+"""The `VideoInfo` of many videos as flat arrays, and its cache, so that each video is opened only once.
 
-A video's entry in the cache counts while its size and the time of its last change are those of then. Every root has a
-file of its own there, lists of absolute paths share one. An entry that no run has asked for in 90 days goes.
+An entry of the cache is valid while the video's size and time of last change stay the same. Every root has a file in
+the cache, and lists of absolute paths share one. Entries that no run has used for 90 days are removed.
 """
 
 import logging
@@ -20,17 +20,17 @@ from raydali.data.sources import storage
 from raydali.data.sources.cache import keep_arrays, kept_arrays
 from raydali.data.sources.files import Files, digest
 from raydali.data.sources.patterns import folder_entries
-from raydali.data.sources.video.packets import VideoInfo, read_facts
+from raydali.data.sources.video.packets import VideoInfo, read_video_info
 from raydali.extras import require_extra
 
 _VERSION = b"1"  # another one for another content of the cached file
 _THREADS = 32
 _KEPT_DAYS = 90
 _FRESH_DAYS = 7
-"""How old the note of an entry's last use may get before it is renewed, which writes the file."""
+"""Age of an entry's last recorded use from which it is renewed, which rewrites the file."""
 _UNKNOWN = -1, -1
 _PART = 256
-"""Files that a thread looks at, one after the other."""
+"""Number of files that a thread opens, one after the other."""
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -46,10 +46,10 @@ class VideoTable:
     Attributes:
         frames: int64 (V,).
         shapes: int64 (V, 2), height and width in pixels.
-        codecs: FFmpeg's names, of V.
+        codecs: FFmpeg's names, (V,).
         has_header: bool (V,).
-        key_frames, key_times: int64, all videos' one after the other.
-        key_offsets: int64 (V + 1,), where each video's begin in them, and where one more would.
+        key_frames, keyframe_pts: int64, those of all videos concatenated.
+        key_offsets: int64 (V + 1,), where each video's begin in them, and their end.
     """
 
     frames: Integers
@@ -61,17 +61,17 @@ class VideoTable:
     key_offsets: Integers
 
     @classmethod
-    def of(cls, facts: Sequence[VideoInfo]) -> Self:
-        """The table of these, in their order."""
+    def from_infos(cls, infos: Sequence[VideoInfo]) -> Self:
+        """Make a table of these, in their order."""
         none = np.zeros(0, np.int64)
         return cls(
-            frames=np.array([fact.frames for fact in facts], np.int64),
-            shapes=np.array([(fact.height, fact.width) for fact in facts], np.int64).reshape(-1, 2),
-            codecs=np.array([fact.codec for fact in facts], np.str_),
-            has_header=np.array([fact.has_header for fact in facts], np.bool_),
-            key_frames=np.concatenate([none, *(fact.key_frames for fact in facts)]),
-            keyframe_pts=np.concatenate([none, *(fact.keyframe_pts for fact in facts)]),
-            key_offsets=np.array([0, *accumulate(len(fact.key_frames) for fact in facts)]),
+            frames=np.array([info.frames for info in infos], np.int64),
+            shapes=np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2),
+            codecs=np.array([info.codec for info in infos], np.str_),
+            has_header=np.array([info.has_header for info in infos], np.bool_),
+            key_frames=np.concatenate([none, *(info.key_frames for info in infos)]),
+            keyframe_pts=np.concatenate([none, *(info.keyframe_pts for info in infos)]),
+            key_offsets=np.array([0, *accumulate(len(info.key_frames) for info in infos)]),
         )
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class VideoTable:
         return len(self.frames)
 
     def __add__(self, other: Self) -> Self:
-        """The videos of both."""
+        """Concatenate two tables."""
         joined = {
             field.name: np.concatenate([getattr(self, field.name), getattr(other, field.name)])
             for field in fields(self)
@@ -89,7 +89,7 @@ class VideoTable:
         return type(self)(**joined, key_offsets=offsets)
 
     def take(self, rows: Integers) -> Self:
-        """These videos, in this order."""
+        """Select videos, in this order."""
         begins, lengths = self.key_offsets[rows], np.diff(self.key_offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         keys = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
@@ -105,10 +105,10 @@ class VideoTable:
 
 
 def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
-    """What these videos hold, from the cache where it knows them as they are; the others are opened, on many threads.
+    """Index videos, from the cache if its entries are valid; the others are opened on many threads.
 
     Returns:
-        The table of those that are sound, in their order; and by id why the others are broken.
+        The table of the readable videos, in their order; and by id the errors of the broken ones.
 
     Raises:
         UsageError: PyAV is not installed.
@@ -120,37 +120,37 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
     cached = _Cached.read(place)
     rows = cached.rows(names, stamps)
     broken: dict[int, str] = {}
-    facts: list[VideoInfo] = []
+    infos: list[VideoInfo] = []
     opened = np.flatnonzero(rows < 0).tolist()
-    for id, found in zip(opened, _on_threads(lambda id: _facts_or_reason(videos, id), opened), strict=True):
+    for id, found in zip(opened, _on_threads(lambda id: _info_or_reason(videos, id), opened), strict=True):
         if isinstance(found, str):
             broken[id] = found
         else:
-            rows[id] = len(cached.names) + len(facts)
-            facts.append(found)
+            rows[id] = len(cached.names) + len(infos)
+            infos.append(found)
     sound = np.delete(np.arange(len(videos)), [*broken])
-    table = cached.table + VideoTable.of(facts)
+    table = cached.table + VideoTable.from_infos(infos)
     cached.renewed([names[id] for id in sound.tolist()], stamps[sound], rows[sound], table).keep(place)
     return table.take(rows[sound]), broken
 
 
-def _facts_or_reason(videos: Files, id: int) -> VideoInfo | str:
+def _info_or_reason(videos: Files, id: int) -> VideoInfo | str:
     try:
-        return read_facts(videos.path(id))
+        return read_video_info(videos.path(id))
     except OSError as error:
         return str(error)
 
 
 @dataclass(frozen=True)
 class _Cached:
-    """The cache's file of a root.
+    """The cache file of a root.
 
     Attributes:
-        names: the videos' paths below the root, V.
+        names: the videos' paths below the root, (V,).
         stamps: int64 (V, 2), size in bytes and time of the last change in ns.
         used: int64 (V,), the day of the last use.
-        table: what they hold.
-        is_new: whether it differs from what lies on the disk.
+        table: their `VideoInfo`.
+        is_new: whether it differs from the file.
     """
 
     names: list[bytes]
@@ -161,7 +161,7 @@ class _Cached:
 
     @classmethod
     def read(cls, place: str) -> Self:
-        """That at a place; an empty one where there is none, or no whole one."""
+        """Read a cache file; empty if there is none, or an incomplete one."""
         for held in kept_arrays(place):
             try:
                 table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
@@ -169,10 +169,10 @@ class _Cached:
                 continue
             names = held["names"].tobytes().split(b"\0") if len(table) else []
             return cls(names, held["stamps"], held["used"], table)
-        return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.of([]))
+        return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.from_infos([]))
 
     def rows(self, names: list[bytes], stamps: Integers) -> Integers:
-        """The entry of each of these videos, as they are now; -1 where there is none."""
+        """The row of each of these videos; -1 if there is no valid entry."""
         places = dict(zip(self.names, range(len(self.names)), strict=True))
         rows = np.fromiter((places.get(name, -1) for name in names), np.int64, len(names))
         known = np.flatnonzero(rows >= 0)
@@ -181,7 +181,7 @@ class _Cached:
         return rows
 
     def renewed(self, names: list[bytes], stamps: Integers, rows: Integers, table: VideoTable) -> Self:
-        """What is to be kept now: these videos, which are `rows` of the table, and the others that were used lately."""
+        """The new content: these videos, which are `rows` of the table, and others that were used recently."""
         today, there = int(time.time() // 86400), {*names}
         known = rows[rows < len(self.names)]
         is_new = bool(len(known) < len(rows) or (self.used[known] < today - _FRESH_DAYS).any())
@@ -199,7 +199,7 @@ class _Cached:
         )
 
     def keep(self, place: str) -> None:
-        """Write it, where it is new."""
+        """Write the file if it is new."""
         if self.is_new:
             arrays = {field.name: getattr(self.table, field.name) for field in fields(VideoTable)}
             names = np.frombuffer(b"\0".join(self.names), np.uint8)
@@ -207,9 +207,9 @@ class _Cached:
 
 
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
-    """Size and time of the last change of each video, (V, 2); -1 where they cannot be had.
+    """Size and time of the last change of each video, (V, 2); -1 if they are unknown.
 
-    Of objects a folder's come from one listing.
+    One listing gives those of all objects in a folder.
     """
     paths = [os.path.join(videos.root, os.fsdecode(name)) for name in names]
     stamps = np.full((len(paths), 2), -1, np.int64)
@@ -220,7 +220,7 @@ def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
     folders: dict[str, list[int]] = {}
     for id, path in enumerate(paths):
         if not path.startswith("/"):
-            storage.file_system(path)  # opened once, before all threads ask for it
+            storage.file_system(path)  # opened once, before all threads need it
             folders.setdefault(path.rpartition("/")[0], []).append(id)
     for ids, there in zip(folders.values(), _on_threads(_stamps_in, [*folders]), strict=True):
         stamps[ids] = [there.get(paths[id].rpartition("/")[2], _UNKNOWN) for id in ids]
@@ -230,7 +230,7 @@ def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
 def _stamp(path: str) -> tuple[int, int]:
     try:
         stat = os.stat(path)
-    except OSError:  # which opening it will tell
+    except OSError:  # opening it will report the error
         return _UNKNOWN
     return stat.st_size, stat.st_mtime_ns
 
@@ -238,7 +238,7 @@ def _stamp(path: str) -> tuple[int, int]:
 def _stamps_in(folder: str) -> dict[str, tuple[int, int]]:
     try:
         return {entry.name: (entry.size, entry.written) for entry in folder_entries(folder) if entry}
-    except OSError:  # who may read objects may perhaps not list them: then each is opened
+    except OSError:  # without the right to list objects each is opened
         return {}
 
 

@@ -12,7 +12,7 @@ import pytest
 from raydali.data.sources.file_list import FileList
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.packets import read_clip_packets, read_facts
+from raydali.data.sources.video.packets import read_clip_packets, read_video_info
 from raydali.data.tasks.video_pyav import COLOURS, decoded, rgb_clip
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
@@ -96,7 +96,7 @@ def test_numbers_below_one_are_refused(name: str) -> None:
 
 def assert_frames(path: Path, frames: int) -> None:
     """All clips of some kinds hold what PyAV decodes straight through."""
-    facts, straight = read_facts(str(path)), decoded_by_pyav(path)
+    facts, straight = read_video_info(str(path)), decoded_by_pyav(path)
     assert facts.frames == len(straight) == frames
     assert (facts.height, facts.width) == straight.shape[1:3]
     for length, stride in ((3, 1), (5, 4)):
@@ -119,7 +119,7 @@ def test_frames_that_are_not_coded_in_order(tmp_path: Path, name: str) -> None:
     path = write_video(tmp_path / "1.mp4", moving(41), "h264", keyframe_every=10, options={"x264-params": ORDERS[name]})
     # An open GOP's first frames are decoded behind its keyframe, and need the GOP before.
     keys = [0, 10, 20, 30, 40] if name == "b-frames" else [0, 9, 19, 29, 39]
-    assert read_facts(str(path)).key_frames.tolist() == keys
+    assert read_video_info(str(path)).key_frames.tolist() == keys
     assert_frames(path, 41)
 
 
@@ -163,7 +163,7 @@ def test_a_cut_is_found_by_seeking(tmp_path: Path, container: str, monkeypatch: 
 def test_frames_that_nothing_is_decoded_from_are_left_out(tmp_path: Path) -> None:
     options = {"x264-params": "bframes=3:b-adapt=0:b-pyramid=0:scenecut=0"}
     path = write_video(tmp_path / "1.mp4", moving(41), "h264", keyframe_every=40, options=options)
-    facts = read_facts(str(path))
+    facts = read_video_info(str(path))
     with read_clip_packets(str(path), facts, 36, 1, 4) as found:
         assert len(found.packets) == 9 + 4  # of those before it every fourth
     with read_clip_packets(str(path), facts, 0, 8, 5) as found:
@@ -172,7 +172,7 @@ def test_frames_that_nothing_is_decoded_from_are_left_out(tmp_path: Path) -> Non
 
 def test_a_cut_is_small_wherever_the_clip_lies(tmp_path: Path) -> None:
     path = write_video(tmp_path / "1.mp4", moving(60), "h264", options={"x264-params": "scenecut=0"})
-    facts = read_facts(str(path))
+    facts = read_video_info(str(path))
     assert facts.key_frames.tolist() == [0, 12, 24, 36, 48]
     for first, packets in ((0, 4), (36, 4), (53, 9)):
         with read_clip_packets(str(path), facts, first, 1, 4) as found:

@@ -12,7 +12,7 @@ import pytest
 from raydali.data.sources.file_list import FileList
 from raydali.data.sources.video import table
 from raydali.data.sources.video.clips import VideoClips, scan_videos
-from raydali.data.sources.video.packets import VideoInfo, read_facts
+from raydali.data.sources.video.packets import VideoInfo, read_video_info
 from raydali.data.sources.video.table import VideoTable, video_table
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
@@ -35,9 +35,9 @@ def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(path: str) -> VideoInfo:
         names.append("/".join(path.split("/")[-2:]))
-        return read_facts(path)
+        return read_video_info(path)
 
-    monkeypatch.setattr(table, "read_facts", noted)
+    monkeypatch.setattr(table, "read_video_info", noted)
     return names
 
 
