@@ -26,7 +26,8 @@ from raydali.bench.common.options import check
 from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandFailed, UsageError
 from raydali.host.facts import driver_and_gpus
-from raydali.host.started_jobs import heed_sigterm, job_script
+from raydali.host.interrupts import raise_on_signals
+from raydali.host.started_jobs import job_script, log_tail
 from raydali.output import JsonFile, show
 
 MIN_READINGS = 8
@@ -92,7 +93,7 @@ def main(options: SoakBench) -> dict[str, Any]:
         raise UsageError(f"--workers must be from 1 to {MAX_WORKERS}, not {options.workers}")
     check(options)
     script = job_script("imagenet.py", "raydali bench soak")
-    heed_sigterm()
+    raise_on_signals()
     began = time.monotonic()
     figures = sorted(series(_train(options, script)).items())
     rows = [judged(process, figure, epochs, values) for (process, figure), (epochs, values) in figures]
@@ -179,8 +180,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
             print(file=sys.stderr)
             if driver.poll() != 0:
                 what = f"ended with {driver.poll()}" if driver.poll() is not None else "is not done in time"
-                end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise CommandFailed(f"the run {what}: raise --timeout, or see:\n{end}")
+                raise CommandFailed(f"the run {what}: raise --timeout, or see:\n{log_tail(log)}")
         finally:
             processes.end(mark)
             driver.wait()

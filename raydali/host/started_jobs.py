@@ -1,16 +1,15 @@
-"""For commands that start a job as a user would: its script, and an end no later than the command's."""
+"""Helpers of commands that start a job as a user would: where its script is, and the end of its log."""
 
-import signal
 from pathlib import Path
 
 from raydali.errors import UsageError
 
 
 def job_script(name: str, command: str) -> Path:
-    """The absolute path of jobs/NAME in the current folder, or in the checkout that raydali is installed from.
+    """Return the absolute path of jobs/NAME in the current folder, or in the checkout that raydali is installed from.
 
     Raises:
-        UsageError: there is none; the message advises to run `command` in a checkout.
+        UsageError: there is none; the message says to run `command` in a checkout.
     """
     for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():
@@ -18,10 +17,6 @@ def job_script(name: str, command: str) -> Path:
     raise UsageError(f"there is no jobs/{name} in {Path.cwd()}: run {command} in a checkout of raydali")
 
 
-def heed_sigterm() -> None:
-    """Make SIGTERM raise KeyboardInterrupt, so that child processes are ended before this one."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+def log_tail(log: Path, lines: int = 15) -> str:
+    """Return the last lines of a log, which may be missing."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""

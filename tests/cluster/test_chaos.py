@@ -16,7 +16,7 @@ COMMAND = str(Path(sys.executable).with_name("raydali"))
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_repeated_or_left(tmp_path: Path) -> None:
-    faults = [name for name in ("disk", "node", "corrupt", "driver") if not FAULTS[name].why_not()]
+    faults = [name for name in ("disk", "node", "corrupt", "driver") if not FAULTS[name].unavailable()]
     file = tmp_path / "chaos.json"
     command = [COMMAND, "chaos", "--faults", ",".join(faults), "--nodes", "3", "--epochs", "30", "--json", str(file)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

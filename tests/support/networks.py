@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.commands.chaos.virtual_hosts import Host, hosts, why_no_cables
+from raydali.commands.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
 
 EPHEMERAL = (40000, 60999)
 """The ports that a host's kernel gives out: torch's store and the connections between ranks."""
@@ -16,7 +16,7 @@ EPHEMERAL = (40000, 60999)
 
 def require_hosts() -> None:
     """Skip the test where such hosts cannot be made."""
-    if why_not := why_no_cables():
+    if why_not := namespaces_unavailable():
         pytest.skip(why_not)
     if shutil.which("nft") is None:
         pytest.skip("firewalls need nftables' `nft`")
@@ -31,9 +31,9 @@ def firewalled_hosts(number: int, ports: Sequence[str]) -> Iterator[tuple[list[H
             comes in is dropped but for answers, and what this machine itself sends.
     """
     low, high = EPHEMERAL
-    with hosts(number) as made:
+    with virtual_hosts(number) as made:
         here = f"{made[0].address.rpartition('.')[0]}.254"
-        switch = Path(f"/sys/class/net/{made[0].cable}/master").resolve().name
+        switch = Path(f"/sys/class/net/{made[0].veth}/master").resolve().name
         subprocess.run(["ip", "addr", "add", f"{here}/24", "dev", switch], check=True)
         rules = f"""
             table inet firewall {{

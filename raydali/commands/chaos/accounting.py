@@ -1,4 +1,4 @@
-"""What faults cost a run: how long, which steps, which samples. Pure: from events, checkpoints and ids."""
+"""The cost of faults: time, steps, samples. Pure functions of events, checkpoints and ids."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOSS_TOLERANCE, LOSS_FLOOR = 0.05, 0.02
-"""How far an epoch's mean loss may be from the undisturbed run's: such a share of it, or so much in all. Other numbers
-of workers add up floating-point numbers in another order, and training makes the difference grow."""
+"""Tolerated deviation of an epoch's mean loss from the undisturbed run: relative, absolute. Another number of workers
+adds floating-point numbers in another order, and training amplifies the difference."""
 
 Events = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOutcome:
-    """What one fault did to the run; times in seconds since 1970.
+    """The effect of one fault on the run; times in seconds since 1970.
 
     Attributes:
         fault: its name.
-        at: when it was inflicted.
-        step: the newest checkpoint's at that time.
-        reached: the last step that was done at that time, about.
-        noticed: when an event first named it.
-        noticed_by: that event, or what else showed it.
-        resumed: when the first step behind it was done; of a full disk, when a checkpoint could be saved again.
-        resumed_at: the step that the run went on from; None where it never stopped.
+        at: when it was injected.
+        step: the step of the newest checkpoint at that time.
+        reached: the last completed step at that time, estimated.
+        noticed: when it was detected.
+        noticed_by: the event that detected it, or another sign of it.
+        resumed: when the first step after it was completed; for a full disk, when a checkpoint could be saved again.
+        resumed_at: the step that the run resumed from; None if it never stopped.
     """
 
     fault: str
@@ -41,17 +41,17 @@ class FaultOutcome:
 
     @property
     def repeated_steps(self) -> int:
-        """Steps that were done again, about."""
+        """Number of steps that were repeated, estimated."""
         return 0 if self.resumed_at is None else max(0, self.reached - self.resumed_at)
 
 
 def first(events: Events, names: Sequence[str], since: float) -> Mapping[str, Any] | None:
-    """The first event of one of these names since a time, or None."""
+    """Return the first event with one of these names since a time, or None."""
     return next((row for row in events if row["event"] in names and row["time"] >= since), None)
 
 
 def reached(checkpoints: Sequence[tuple[int, float]], at: float) -> int:
-    """The last step that was done at a time, about: from the pace between the two newest checkpoints.
+    """Estimate the last completed step at a time, from the pace between the two newest checkpoints.
 
     Args:
         checkpoints: step and time of each, the newest first.
@@ -66,7 +66,7 @@ def reached(checkpoints: Sequence[tuple[int, float]], at: float) -> int:
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples were trained on, in the order of the stream.
+    """Samples that were trained on, in the order of the stream.
 
     Attributes:
         steps, ids: of each sample, int64 (n,).
@@ -76,33 +76,33 @@ class Samples:
     ids: NDArray[np.int64]
 
     def within(self, low: int, high: int) -> "Counter[tuple[int, int]]":
-        """How often each (step, id) comes in steps low..high-1."""
+        """Count each (step, id) of steps low..high-1."""
         chosen = (self.steps >= low) & (self.steps < high)
         return Counter(zip(self.steps[chosen].tolist(), self.ids[chosen].tolist(), strict=True))
 
 
 def lost_and_repeated(reference: Samples, committed: Samples, low: int, high: int) -> tuple[int, int]:
-    """How many samples of steps low..high-1 are missing, and how many are there that should not be."""
+    """Count the samples of steps low..high-1 that are missing, and those that are there too often."""
     wanted, found = reference.within(low, high), committed.within(low, high)
     return (wanted - found).total(), (found - wanted).total()
 
 
-def shares(suffered: Sequence[FaultOutcome], steps: int) -> list[tuple[int, int]]:
-    """The steps that each fault answers for, [low, high): from the checkpoint before it to that of the next one."""
-    lows = [0, *(each.step for each in suffered[1:])]
+def shares(outcomes: Sequence[FaultOutcome], steps: int) -> list[tuple[int, int]]:
+    """Return the steps [low, high) attributed to each fault: from its checkpoint to that of the next fault."""
+    lows = [0, *(each.step for each in outcomes[1:])]
     return list(zip(lows, [*lows[1:], steps], strict=True))
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Mean losses of epochs, of the undisturbed run and of the disturbed one."""
+    """Mean losses of the epochs of the undisturbed and of the disturbed run."""
 
     undisturbed: list[float]
     disturbed: list[float]
 
     @property
     def differences(self) -> NDArray[np.float64]:
-        """Of the epochs that both have, as shares of what is tolerated; NaN where a loss is no number."""
+        """Differences of the common epochs relative to the tolerance; NaN if a loss is no number."""
         epochs = min(len(self.undisturbed), len(self.disturbed))
         wanted = np.asarray(self.undisturbed[:epochs], np.float64)
         found = np.asarray(self.disturbed[:epochs], np.float64)
@@ -110,11 +110,11 @@ class Losses:
 
     @property
     def agree(self) -> bool:
-        """Whether no epoch is missing, and all differ by no more than is tolerated."""
+        """True if no epoch is missing and all differences are tolerated."""
         return len(self.undisturbed) == len(self.disturbed) and bool((self.differences <= 1).all())
 
     @property
     def largest(self) -> float:
-        """The largest difference, absolute."""
+        """The largest absolute difference of an epoch."""
         pairs = zip(self.undisturbed, self.disturbed, strict=False)
         return max((abs(a - b) for a, b in pairs), default=0.0)

@@ -1,13 +1,13 @@
-"""`raydali chaos`: a training run on several nodes of this machine, and all that may happen to one.
+"""`raydali chaos`: injects faults into a training run on several nodes of this machine.
 
-    raydali chaos                                   all faults, as root; others leave out what needs root
+    raydali chaos                                   all faults, as root; without root some are skipped
     raydali chaos --faults worker,disk --nodes 2 --json chaos.json
 
-    undisturbed   the built-in digits, once, for its losses
-    disturbed     the same; each fault comes once training has got on since the last one
-    accounts      the trace of samples against the stream, the losses, and what is left on the machine
+    undisturbed   a run on the built-in digits, for its losses
+    disturbed     the same; each fault is injected once training has progressed since the last one
+    accounting    compares the trace of samples with the stream, and the losses; lists what is left on the machine
 
-The cluster is a real one, with processes, ports and a folder of its own; no other Ray is touched.
+The cluster is a real one, with processes, ports and a folder of its own; no other Ray cluster is touched.
 """
 
 import sys
@@ -25,29 +25,29 @@ MAX_NODES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Chaos:
-    """Kill, cut, freeze, fill and damage a run on a cluster of its own, and count what it lost."""
+    """Inject faults into a run on a cluster of its own, and count the samples that it loses or repeats."""
 
     faults: str = ",".join(NAMES)
-    """What happens, in this order."""
+    """Faults to inject, in this order."""
     nodes: int = 3
-    """Of the cluster, on this machine; a worker on each."""
+    """Nodes of the cluster, all on this machine, with one worker each."""
     epochs: int = 60
-    """Of the run: enough that it goes on until the last fault."""
+    """Epochs of the run: enough for it to last until the last fault."""
     json: JsonFile = None
 
 
 def main(options: Chaos) -> dict[str, Any]:
-    """Run, show, write.
+    """Run the experiment, write the file and show the table.
 
     Returns:
-        What --json writes: {"command", "machine", "settings", "left_out": why by fault, "rows", "same_stream",
+        The content of --json: {"command", "machine", "settings", "left_out": why by fault, "rows", "same_stream",
         "losses": {"undisturbed" and "disturbed": of each epoch, "largest_difference", "agree"},
         "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row: {"fault", "noticed_seconds", "noticed_by",
         "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
-        UsageError: an option that cannot be met; before anything is started.
-        CommandFailed: the run did not go on, lost or repeated samples, or left something behind.
+        UsageError: an option is invalid; before anything is started.
+        CommandFailed: the run did not continue, lost or repeated samples, or left something behind.
     """
     faults = _faults(options.faults)
     if not 2 <= options.nodes <= MAX_NODES:
@@ -57,9 +57,9 @@ def main(options: Chaos) -> dict[str, Any]:
     require_writable("--json", options.json)
     from raydali.commands.chaos.experiment import ChaosExperiment  # Ray, torch: seconds
 
-    ordeal = ChaosExperiment(faults, nodes=options.nodes, epochs=options.epochs, say=_say)
+    experiment = ChaosExperiment(faults, nodes=options.nodes, epochs=options.epochs, report=_report)
     began = time.monotonic()
-    found = ordeal.run()
+    found = experiment.run()
     result = {
         "command": "chaos",
         "machine": machine(),
@@ -76,7 +76,7 @@ def main(options: Chaos) -> dict[str, Any]:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """What is not as it should be, in words; empty for nothing."""
+    """Describe what is wrong with a result; an empty list if nothing is."""
     rows, left = result["rows"], result["left"]
     lost, repeated = sum(row["lost"] for row in rows), sum(row["repeated"] for row in rows)
     counted = [
@@ -120,5 +120,5 @@ def _faults(listed: str) -> list[str]:
     return names
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The whole of it: a cluster, an undisturbed run, a disturbed one, and the accounts."""
+"""The experiment of `raydali chaos`: a cluster, an undisturbed run, a disturbed one, and their comparison."""
 
 import sys
 import tempfile
@@ -12,14 +12,15 @@ import numpy as np
 
 from raydali.commands.chaos import leaks
 from raydali.commands.chaos.accounting import FaultOutcome, Losses, Samples, lost_and_repeated, shares
-from raydali.commands.chaos.faults import FAULTS, Stage, suffer, wait_until_training
+from raydali.commands.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
-from raydali.commands.chaos.virtual_hosts import Host, hosts, small_disk
+from raydali.commands.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from raydali.commands.local_cluster.head import Ports
 from raydali.data.stream.stream import Stream
+from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
-from raydali.host.started_jobs import heed_sigterm, job_script
+from raydali.host.started_jobs import job_script
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.sample_trace import read_samples
 
@@ -34,31 +35,31 @@ class ChaosExperiment:
     """One run of `raydali chaos`.
 
     Args:
-        faults: what happens, in order.
-        nodes: of the cluster.
-        epochs: of the run.
-        say: takes a line of what is going on.
+        faults: names of faults, in order.
+        nodes: number of nodes of the cluster.
+        epochs: epochs of the run.
+        report: is called with lines about the progress.
     """
 
-    def __init__(self, faults: Sequence[str], *, nodes: int, epochs: int, say: Callable[[str], None]) -> None:
-        self._left_out = {name: why for name in faults if (why := FAULTS[name].why_not())}
+    def __init__(self, faults: Sequence[str], *, nodes: int, epochs: int, report: Callable[[str], None]) -> None:
+        self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
-        self._nodes, self._epochs, self._say = nodes, epochs, say
+        self._nodes, self._epochs, self._report = nodes, epochs, report
         self._job = job_script("imagenet.py", "raydali chaos")
 
     def run(self) -> dict[str, Any]:
-        """Do it all; what was found, see command.py.
+        """Run the experiment; return its part of the result of command.py.
 
         Raises:
-            CommandFailed: the cluster or a run does not start, or does not go on.
+            CommandFailed: the cluster or a run does not start, or does not continue.
         """
         for name, why in self._left_out.items():
-            self._say(f"{name} is left out: {why}")
-        heed_sigterm()
+            self._report(f"{name} is skipped: {why}")
+        raise_on_signals()
         memory = leaks.shared_memory()
         with tempfile.TemporaryDirectory(prefix="raydali-chaos-", dir="/tmp") as temporary, ExitStack() as stack:
             folder = Path(temporary)
-            members = stack.enter_context(hosts(self._nodes))
+            members = stack.enter_context(virtual_hosts(self._nodes))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
             nodes = Nodes(members, ports=Ports.checked(0, 0, 0), folder=folder, temp_dir=folder / "ray")
             runs = [
@@ -76,17 +77,17 @@ class ChaosExperiment:
             try:
                 for i in range(self._nodes):
                     nodes.start(i)
-                self._say(f"{self._nodes} nodes are up; the undisturbed run begins")
+                self._report(f"{self._nodes} nodes are up; starting the undisturbed run")
                 undisturbed.start()
                 undisturbed.finish(FINISH_SECONDS)
-                suffered = self._disturb(Stage(nodes, disturbed, disk))
+                outcomes = self._disturb(FaultContext(nodes, disturbed, disk))
                 occupied = leaks.ports_of(nodes.processes(i) for i in range(self._nodes))
             finally:
                 for run in runs:
                     run.kill()
                 processes = nodes.end()
             ports_left = sorted(set().union(*(host.listening() for host in members)) & occupied)
-            found = self._accounts(undisturbed.folder, disturbed.folder, suffered)
+            found = self._accounting(undisturbed.folder, disturbed.folder, outcomes)
         return found | {
             "left": {
                 "processes": [command_line(each)[:80] for each in processes],
@@ -95,22 +96,22 @@ class ChaosExperiment:
             }
         }
 
-    def _disturb(self, stage: Stage) -> list[FaultOutcome]:
-        run = stage.run
+    def _disturb(self, context: FaultContext) -> list[FaultOutcome]:
+        run = context.run
         run.start()
-        suffered: list[FaultOutcome] = []
+        outcomes: list[FaultOutcome] = []
         last = 0
         for name in self._faults:
-            wait_until_training(run, stage, beyond=last, every=CHECKPOINT_EVERY)
-            self._say(f"{name}: {FAULTS[name].what}")
-            cost = suffer(name, stage)
-            suffered.append(cost)
-            last = max(run.committed(), cost.resumed_at or 0)
-            noticed = f"noticed after {cost.noticed - cost.at:.1f} s ({cost.noticed_by})"
-            self._say(f"{name}: {noticed}, training goes on after {cost.resumed - cost.at:.1f} s")
-        self._say("the last of them; the run goes on to its end")
+            wait_until_training(context, beyond=last, every=CHECKPOINT_EVERY)
+            self._report(f"{name}: {FAULTS[name].description}")
+            outcome = inject(name, context)
+            outcomes.append(outcome)
+            last = max(run.committed(), outcome.resumed_at or 0)
+            noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({outcome.noticed_by})"
+            self._report(f"{name}: {noticed}, training resumed after {outcome.resumed - outcome.at:.1f} s")
+        self._report("no more faults; waiting for the end of the run")
         run.finish(FINISH_SECONDS)
-        return suffered
+        return outcomes
 
     def _command(self, host: Host, folder: RunFolder) -> list[str]:
         options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", f"1:{self._nodes}"]
@@ -119,15 +120,15 @@ class ChaosExperiment:
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
         return host.command([sys.executable, str(self._job), *options])
 
-    def _accounts(
-        self, undisturbed: RunFolder, disturbed: RunFolder, suffered: Sequence[FaultOutcome]
+    def _accounting(
+        self, undisturbed: RunFolder, disturbed: RunFolder, outcomes: Sequence[FaultOutcome]
     ) -> dict[str, Any]:
         settings = disturbed.read_json(CONFIG)
         names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
         stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
         reference, committed = _of_stream(stream), _of_run(disturbed)
         rows = []
-        for each, (low, high) in zip(suffered, shares(suffered, stream.steps), strict=True):
+        for each, (low, high) in zip(outcomes, shares(outcomes, stream.steps), strict=True):
             lost, repeated = lost_and_repeated(reference, committed, low, high)
             rows.append(
                 {

@@ -1,6 +1,6 @@
-"""What runs may leave on a machine: ports at which somebody listens, and shared memory that nobody uses.
+"""Leaks of a run on a machine: ports in use, and shared memory that no process uses.
 
-Both come from /proc: psutil knows the sockets of its own network namespace alone, and no maps without their sizes.
+Both come from /proc: psutil sees only the sockets of its own network namespace, and no maps without their sizes.
 """
 
 import os
@@ -15,13 +15,13 @@ _LISTENING = "0A"
 
 
 def listening(table: str) -> set[tuple[int, str]]:
-    """Port and inode of each listening socket in a table as /proc/net/tcp is one."""
+    """Return port and inode of the listening sockets in a table in the format of /proc/net/tcp."""
     rows = (line.split() for line in table.splitlines())
     return {(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTENING}
 
 
 def ports_of(groups: Iterable[Iterable[psutil.Process]]) -> set[int]:
-    """The TCP ports at which these processes listen, each on its own host."""
+    """Return the TCP ports at which these processes listen, each in its own network namespace."""
     found: set[int] = set()
     for process in (process for group in groups for process in group):
         with suppress(OSError):
@@ -34,7 +34,7 @@ def ports_of(groups: Iterable[Iterable[psutil.Process]]) -> set[int]:
 
 
 def shared_memory() -> set[str]:
-    """This user's files there that no living process has mapped or open."""
+    """Return the names of this user's files in shared memory that no living process has mapped or opened."""
     with suppress(FileNotFoundError):
         files = {file.name for file in SHARED_MEMORY.iterdir() if file.lstat().st_uid == os.getuid()}
         return files - _in_use() if files else files
@@ -43,9 +43,7 @@ def shared_memory() -> set[str]:
 
 def _in_use() -> set[str]:
     names: set[str] = set()
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             rows = process.joinpath("maps").read_text(errors="replace").splitlines()
             targets = [row.split(maxsplit=5)[-1] for row in rows if f" {SHARED_MEMORY}/" in row]
@@ -55,10 +53,10 @@ def _in_use() -> set[str]:
 
 
 def _open_files(process: Path) -> list[str]:
-    """What a process of /proc has open; nothing where it may not be looked at."""
+    """Return the targets of a process's file descriptors; none if it may not be inspected."""
     found = []
     with suppress(OSError):
         for link in process.joinpath("fd").iterdir():
-            with suppress(FileNotFoundError):  # closed again
+            with suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(link))
     return found

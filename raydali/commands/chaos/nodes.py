@@ -1,10 +1,9 @@
-"""A Ray cluster, a node a host: started, killed and started again by the ids of its processes."""
+"""A Ray cluster with one node per host, whose nodes are started and killed by process ids."""
 
 import os
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,10 @@ from pathlib import Path
 import psutil
 
 from raydali.commands.chaos.virtual_hosts import Host
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports
+from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports, head_options, ray_start
 from raydali.errors import CommandFailed
 from raydali.host.processes import MARK, command_line, kill, members
+from raydali.host.started_jobs import log_tail
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -28,10 +28,10 @@ class Nodes:
     """The cluster.
 
     Args:
-        hosts: the first one's node is the head.
-        ports: of Ray and its dashboard, free on the first host.
-        folder: for what the nodes say.
-        temp_dir: Ray's own; a short path.
+        hosts: the node of the first one is the head.
+        ports: ports of Ray and its dashboard, free on the first host.
+        folder: folder for the logs of the nodes.
+        temp_dir: Ray's temporary folder; a short path.
     """
 
     def __init__(self, hosts: Sequence[Host], *, ports: Ports, folder: Path, temp_dir: Path) -> None:
@@ -46,63 +46,59 @@ class Nodes:
             "RAY_USAGE_STATS_ENABLED": "0",
             **HEAD_ENVIRONMENT,
         }
-        """For whoever wants to use the cluster."""
+        """Environment of processes that use the cluster."""
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, number: int) -> None:
         """Start a node, and wait until it is part of the cluster.
 
         Raises:
-            CommandFailed: it does not start; with the end of what it says.
+            CommandFailed: it does not start; with the end of its log.
         """
         host, log = self.hosts[number], self._folder / f"node{number}.log"
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--num-gpus=0"]
-        command += ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
-        command += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
         if number:
-            command += [f"--address={self.address}"]
+            options = [f"--address={self.address}"]
         else:
-            command += ["--head", f"--port={self._ports.ray}", f"--temp-dir={self._temp_dir}"]
-            # Without one, Ray never gives back the places of a job whose driver was killed.
-            command += ["--include-dashboard=true", f"--dashboard-host={host.address}"]
-            command += [f"--dashboard-port={self._ports.dashboard}", f"--ray-client-server-port={self._ports.client}"]
+            # Without a dashboard, Ray never frees the resources of a job whose driver was killed.
+            options = head_options(self._ports, dashboard_host=host.address, temp_dir=self._temp_dir)
+        options += ["--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+        options += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
         env = {**self.env, MARK: self._mark_of(number)}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                host.command(command), env=env, stdout=output, stderr=output, start_new_session=True, cwd="/"
+                host.command(ray_start(options)), env=env, stdout=output, stderr=output, start_new_session=True, cwd="/"
             )
         self._started.append(process)
         deadline = time.monotonic() + START_SECONDS
         while _STARTED not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise CommandFailed(f"node {number} does not start:\n{end}")
+                raise CommandFailed(f"node {number} does not start:\n{log_tail(log)}")
             time.sleep(0.1)
 
     def processes(self, number: int) -> list[psutil.Process]:
-        """All that runs of a node."""
+        """Return the processes of a node."""
         return members(self._mark_of(number))
 
     def trainers(self, number: int) -> list[psutil.Process]:
-        """The processes that train on a node."""
+        """Return the ranks on a node."""
         return [process for process in self.processes(number) if "RayTrainWorker" in command_line(process)]
 
     def all_trainers(self) -> list[psutil.Process]:
-        """Those of all nodes."""
+        """Return the ranks on all nodes."""
         return [process for number in range(len(self.hosts)) for process in self.trainers(number)]
 
     def wait_until_gone(self, number: int, seconds: float) -> None:
-        """Until a node has ended by itself, at most so long."""
+        """Wait until a node has ended by itself, for a limited time."""
         deadline = time.monotonic() + seconds
         while self.processes(number) and time.monotonic() < deadline:
             time.sleep(0.2)
 
     def kill(self, number: int) -> list[psutil.Process]:
-        """SIGKILL to all of a node's processes; returns those that are left, which would be a bug."""
+        """Kill all processes of a node; return those that do not end."""
         return kill(self._mark_of(number), self.processes(number), END_SECONDS)
 
     def end(self) -> list[psutil.Process]:
-        """Kill all nodes, the head last, and take Ray's files away; the processes that do not end."""
+        """Kill all nodes, the head last, and delete Ray's files; return the processes that do not end."""
         left = [process for number in reversed(range(len(self.hosts))) for process in self.kill(number)]
         for process in self._started:
             with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A training run under watch: its driver, its events, its checkpoints."""
+"""A training run that is observed from outside: its driver, its events, its checkpoints."""
 
 import subprocess
 import time
@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from raydali.errors import CommandFailed
+from raydali.host.started_jobs import log_tail
 from raydali.run.checkpoints import newest_first
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.train.checkpoint_file import MANIFEST
 
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 400.0
-"""For anything that is waited for."""
+"""Limit of every wait."""
 
 
 class WatchedRun:
-    """A job as a user starts it.
+    """A job that is started as a user does.
 
     Args:
         command: the job's, with --storage and --name.
-        folder: where it keeps the run.
-        log: takes what the driver says.
+        folder: the run's folder.
+        log: file for the driver's output.
         cwd, env: of the driver.
     """
 
@@ -35,73 +36,65 @@ class WatchedRun:
         self._driver: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the driver; after a kill the same command again."""
+        """Start the driver, also again after a kill."""
         with self._log.open("ab") as output:
             self._driver = subprocess.Popen(
                 self._command, cwd=self._cwd, env=dict(self._env), stdout=output, stderr=output, start_new_session=True
             )
 
     def kill(self) -> None:
-        """SIGKILL to the driver, if it is still there."""
+        """Kill the driver if it is running."""
         if self._driver is not None:
             self._driver.kill()
             self._driver.wait()
 
-    def said(self) -> str:
-        """All that the driver has said."""
+    def output(self) -> str:
+        """Return all output of the driver."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """The rows of `events.jsonl`."""
+        """Return the rows of `events.jsonl`."""
         return self.folder.rows(EVENTS)
 
     def checkpoints(self) -> list[tuple[int, float]]:
-        """Of each whole checkpoint its step, and when it was (seconds since 1970); the newest first."""
+        """Return the step and the time (seconds since 1970) of each complete checkpoint, the newest first."""
         found = []
         for name in newest_first(self.folder):
-            with suppress(FileNotFoundError):  # it is no longer kept
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 written = Path(self.folder.path(f"{name}/{MANIFEST}")).stat().st_mtime
                 found.append((int(name.rpartition("_")[2]), written))
         return found
 
     def committed(self) -> int:
-        """Steps that the newest checkpoint covers; 0 where there is none."""
+        """Return the step of the newest checkpoint; 0 without one."""
         return max((step for step, _ in self.checkpoints()), default=0)
 
-    @property
-    def over(self) -> bool:
-        """Whether it has finished."""
-        return self._driver is not None and self._driver.poll() == 0
-
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until something is so.
+        """Wait for a condition.
 
         Raises:
-            CommandFailed: the driver ended before, or it takes too long.
+            CommandFailed: the driver ended before, or GRACE_SECONDS have passed.
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
             code = self._driver.poll() if self._driver is not None else None
             if code is not None and not condition():
                 why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
-                raise CommandFailed(f"waiting for {what}: {why}\n{self._last_words()}")
+                raise CommandFailed(f"waiting for {what}: {why}\n{log_tail(self._log)}")
             if time.monotonic() > deadline:
-                raise CommandFailed(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{self._last_words()}")
+                raise CommandFailed(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{log_tail(self._log)}")
             time.sleep(POLL_SECONDS)
 
     def finish(self, seconds: float) -> None:
-        """Wait for the end of the run.
+        """Wait until the run has ended.
 
         Raises:
-            CommandFailed: it fails, or takes longer.
+            CommandFailed: it failed, or took longer.
         """
         assert self._driver is not None
         try:
             code = self._driver.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise CommandFailed(f"the run does not finish within {seconds:.0f} s\n{self._last_words()}") from None
+            raise CommandFailed(f"the run does not finish within {seconds:.0f} s\n{log_tail(self._log)}") from None
         if code:
-            raise CommandFailed(f"the run's driver ended with {code}\n{self._last_words()}")
-
-    def _last_words(self) -> str:
-        return "\n".join(self.said().splitlines()[-15:])
+            raise CommandFailed(f"the run's driver ended with {code}\n{log_tail(self._log)}")

@@ -1,7 +1,7 @@
-"""Hosts on this machine, each with a cable that can be pulled out, and a disk that can be filled.
+"""Virtual hosts on this machine, each with a network link that can be cut, and a disk that can be filled.
 
-Hosts are network namespaces with addresses of their own, on a switch; root alone can make them. Other users' hosts are
-this machine itself: they share its address and have no cable.
+Hosts are network namespaces with addresses of their own, on a bridge; only root can make them. Without root, all hosts
+are this machine itself: they share its address and have no link of their own.
 """
 
 import os
@@ -22,40 +22,40 @@ class Host:
     """A host.
 
     Attributes:
-        cable: the end of its cable that is in the switch; None where the host is this machine.
+        veth: the bridge's end of its veth pair; None if the host is this machine.
     """
 
     name: str
     address: str
-    cable: str | None = None
+    veth: str | None = None
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """That command, run on the host."""
-        return [*(["ip", "netns", "exec", self.name] if self.cable else []), *command]
+        """Return the command line that runs this command on the host."""
+        return [*(["ip", "netns", "exec", self.name] if self.veth else []), *command]
 
-    def link(self, state: str) -> None:
-        """Set its cable "down" or "up"."""
-        assert self.cable is not None
-        _run("ip", "link", "set", self.cable, state)
+    def set_link(self, state: str) -> None:
+        """Set its link "down" or "up"."""
+        assert self.veth is not None
+        _run("ip", "link", "set", self.veth, state)
 
     def listening(self) -> set[int]:
-        """The TCP ports at which anybody listens on it."""
+        """Return the TCP ports on which any process of the host listens."""
         tables = self.command(["cat", "/proc/net/tcp", "/proc/net/tcp6"])
         text = subprocess.run(tables, capture_output=True, text=True).stdout
         return {port for port, _ in leaks.listening(text)}
 
 
-def why_no_cables() -> str:
-    """Why hosts cannot have networks of their own here; empty where they can."""
+def namespaces_unavailable() -> str:
+    """Return why this process cannot make network namespaces; empty if it can."""
     if os.geteuid():
         return "network namespaces need root"
     return "" if shutil.which("ip") else "network namespaces need iproute2's `ip`"
 
 
 @contextmanager
-def hosts(number: int) -> Iterator[list[Host]]:
-    """So many hosts; in namespaces where that can be."""
-    if why_no_cables():
+def virtual_hosts(number: int) -> Iterator[list[Host]]:
+    """Make that many hosts; in network namespaces if possible."""
+    if namespaces_unavailable():
         yield [Host(f"node{i}", LOCAL) for i in range(number)]
         return
     mark = f"rc{os.getpid() % 100_000}"
@@ -65,10 +65,10 @@ def hosts(number: int) -> Iterator[list[Host]]:
         _run("ip", "link", "add", mark, "type", "bridge")
         _run("ip", "link", "set", mark, "up")
         for host in made:
-            assert host.cable is not None
+            assert host.veth is not None
             _run("ip", "netns", "add", host.name)
-            _run("ip", "link", "add", host.cable, "type", "veth", "peer", "name", "eth0", "netns", host.name)
-            _run("ip", "link", "set", host.cable, "master", mark, "up")
+            _run("ip", "link", "add", host.veth, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+            _run("ip", "link", "set", host.veth, "master", mark, "up")
             _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
             _run("ip", "-n", host.name, "link", "set", "eth0", "up")
             _run("ip", "-n", host.name, "link", "set", "lo", "up")
@@ -81,7 +81,7 @@ def hosts(number: int) -> Iterator[list[Host]]:
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder; on a disk of its own it can be filled."""
+    """A folder, which can be filled if it is on a disk of its own."""
 
     path: Path
 
@@ -90,26 +90,26 @@ class Disk:
         return self.path / "ballast"
 
     def fill(self) -> None:
-        """Write until nothing is free, whoever else writes meanwhile."""
+        """Write until no space is left, even while others write."""
         with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(2**20))
 
     def clear(self) -> None:
-        """Free again what was filled."""
+        """Free the space that `fill` has used."""
         self._ballast.unlink(missing_ok=True)
 
 
-def why_no_disk() -> str:
-    """Why no disk can be mounted here; empty where one can."""
+def tmpfs_unavailable() -> str:
+    """Return why this process cannot mount a disk; empty if it can."""
     return "mounting a small disk needs root" if os.geteuid() else ""
 
 
 @contextmanager
 def small_disk(path: Path, *, megabytes: int) -> Iterator[Disk]:
-    """A tmpfs at this path, which is made; a plain folder where none can be mounted."""
+    """Mount a tmpfs at this path, which must not exist; a plain folder if nothing can be mounted."""
     path.mkdir()
-    if why_no_disk():
+    if tmpfs_unavailable():
         yield Disk(path)
         return
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "raydali-chaos", str(path))

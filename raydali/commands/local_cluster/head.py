@@ -1,4 +1,4 @@
-"""The head of a cluster on this machine: its start, and what its dashboard says of the nodes."""
+"""The head of a cluster on this machine: its start, and the nodes that its dashboard lists."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.request import Request, urlopen
 from raydali.commands.local_cluster.state import State
 from raydali.errors import UsageError
 from raydali.host.processes import MARK
+from raydali.host.started_jobs import log_tail
 
 NOT_INHERITED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 HEAD_ENVIRONMENT = {
@@ -24,16 +26,14 @@ HEAD_ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "5",
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
 }
-"""The environment of every head beside Ray's defaults. A node whose processes are gone is given up after 5 s instead of
-15, one that no packet reaches after 20 s instead of 65. A job that is stopped has 60 s instead of 3 for its last
+"""Environment of every head, in addition to Ray's defaults. A node whose processes have ended is given up after 5 s
+instead of 15, an unreachable one after 20 s instead of 65. A job that is stopped has 60 s instead of 3 for its last
 checkpoint."""
-LAST_LINES = 15
-"""Of the head's log, shown where it does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """All of which were free a moment ago."""
+    """Ports of a head, all of which were free when they were checked."""
 
     ray: int
     dashboard: int
@@ -41,10 +41,10 @@ class Ports:
 
     @classmethod
     def checked(cls, ray: int, dashboard: int, client: int) -> "Ports":
-        """With each 0 replaced by a free port.
+        """Replace each 0 by a free port, and check the others.
 
         Raises:
-            UsageError: somebody listens there already, or it is no port.
+            UsageError: a port is in use, or invalid.
         """
         taken = []
         with ExitStack() as stack:
@@ -53,14 +53,14 @@ class Ports:
                     server = stack.enter_context(socket.create_server(("", port)))
                 except (OSError, OverflowError) as error:
                     reason = getattr(error, "strerror", None) or str(error)
-                    raise UsageError(f"--{option} {port} cannot be had: {reason}; give another, or 0 for any") from None
+                    raise UsageError(f"--{option} {port} cannot be used: {reason}; use another, or 0 for any") from None
                 taken.append(server.getsockname()[1])
         return cls(ray=taken[0], dashboard=taken[1], client=taken[2])
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOfCluster:
-    """A node that is alive."""
+    """A node of the cluster that is alive."""
 
     id: str
     head: bool
@@ -69,10 +69,10 @@ class NodeOfCluster:
 
 
 def config_of(file: str) -> dict[str, Any]:
-    """What a file says of the cluster.
+    """Read the configuration of a cluster.
 
     Raises:
-        UsageError: there is no such file, or it is another sort of cluster.
+        UsageError: the file cannot be read, or configures another kind of cluster.
     """
     import yaml
 
@@ -94,7 +94,7 @@ def config_of(file: str) -> dict[str, Any]:
 
 
 def address_of_this_machine() -> str:
-    """The address that nodes of Ray find by themselves, and meet at."""
+    """Return the address that Ray's nodes determine by themselves."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 80))  # as Ray does: nothing is sent
@@ -103,8 +103,20 @@ def address_of_this_machine() -> str:
             return "127.0.0.1"
 
 
+def ray_start(options: Sequence[str]) -> list[str]:
+    """Return the command line that starts a node of Ray and stays in the foreground."""
+    return [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *options]
+
+
+def head_options(ports: Ports, *, dashboard_host: str, temp_dir: Path) -> list[str]:
+    """Return the options of `ray start` for a head with a dashboard."""
+    options = ["--head", f"--port={ports.ray}", f"--temp-dir={temp_dir}", "--include-dashboard=true"]
+    options += [f"--dashboard-host={dashboard_host}", f"--dashboard-port={ports.dashboard}"]
+    return [*options, f"--ray-client-server-port={ports.client}"]
+
+
 def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *, timeout: float) -> None:
-    """Start the head, and wait until it takes jobs.
+    """Start the head, and wait until it accepts jobs.
 
     Raises:
         UsageError: it ended, or does not answer within `timeout` seconds; with the end of its log.
@@ -113,12 +125,10 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
     (folder / "config.yaml").write_text(json.dumps(config | {"provider": provider}, indent=1))  # JSON is YAML
     kind = config["head_node_type"]
     resources = config["available_node_types"][kind]["resources"]
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
-    command += [f"--num-cpus={resources.get('CPU', 0)}", f"--num-gpus={resources.get('GPU', 0)}"]
-    command += [f"--node-ip-address={cluster.head.rpartition(':')[0]}", f"--port={ports.ray}"]
-    command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
-    command += ["--dashboard-agent-listen-port=0", f"--ray-client-server-port={ports.client}"]
-    command += [f"--temp-dir={folder / 'ray'}", f"--autoscaling-config={folder / 'config.yaml'}"]
+    options = head_options(ports, dashboard_host="127.0.0.1", temp_dir=folder / "ray")
+    options += [f"--num-cpus={resources.get('CPU', 0)}", f"--num-gpus={resources.get('GPU', 0)}"]
+    options += [f"--node-ip-address={cluster.head.rpartition(':')[0]}", "--dashboard-agent-listen-port=0"]
+    options += [f"--autoscaling-config={folder / 'config.yaml'}"]
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     settings = {
         MARK: cluster.mark,
@@ -136,7 +146,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
     log = folder / "head.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            ray_start(options),
             env=inherited | settings,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -149,8 +159,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             what = f"ended with {ended}" if ended is not None else f"does not answer within {timeout:g} s"
-            last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            raise UsageError(f"the head {what}; its log, {log}, ends so:\n{last}")
+            raise UsageError(f"the head {what}; the end of its log, {log}:\n{log_tail(log)}")
         try:
             _get(f"{cluster.dashboard}/api/jobs/", token)
             if nodes(cluster.dashboard, token):
@@ -161,7 +170,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
 
 
 def nodes(dashboard: str, token: str) -> list[NodeOfCluster]:
-    """The nodes that are alive.
+    """List the nodes that are alive.
 
     Raises:
         OSError: the dashboard does not answer.

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from raydali.commands.chaos.virtual_hosts import Host, hosts, small_disk, why_no_cables, why_no_disk
+from raydali.commands.chaos.virtual_hosts import (
+    Host,
+    namespaces_unavailable,
+    small_disk,
+    tmpfs_unavailable,
+    virtual_hosts,
+)
 
 SERVER = "import socket; s = socket.create_server(('', 5000)); print(flush=True)\nwhile True: s.accept()"
 CLIENT = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=1)"
 
 
-@pytest.mark.skipif(bool(why_no_cables()), reason="needs network namespaces")
+@pytest.mark.skipif(bool(namespaces_unavailable()), reason="needs network namespaces")
 def test_a_host_without_its_cable_is_reached_by_nobody() -> None:
-    with hosts(2) as (first, second):
+    with virtual_hosts(2) as (first, second):
         server = subprocess.Popen(first.command([sys.executable, "-c", SERVER]), stdout=subprocess.PIPE)
 
         def reached(by: Host) -> bool:
@@ -27,9 +33,9 @@ def test_a_host_without_its_cable_is_reached_by_nobody() -> None:
             assert server.stdout is not None and server.stdout.readline()
             assert first.listening() == {5000} and second.listening() == set()
             assert reached(second)
-            first.link("down")
+            first.set_link("down")
             assert not reached(second) and reached(first)
-            first.link("up")
+            first.set_link("up")
             assert reached(second)
         finally:
             server.kill()
@@ -38,7 +44,7 @@ def test_a_host_without_its_cable_is_reached_by_nobody() -> None:
     assert first.name not in left and second.name not in left
 
 
-@pytest.mark.skipif(bool(why_no_disk()), reason="needs a disk of its own")
+@pytest.mark.skipif(bool(tmpfs_unavailable()), reason="needs a disk of its own")
 def test_a_disk_fills_while_others_write_and_is_free_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", megabytes=8) as disk:
         over = threading.Event()
