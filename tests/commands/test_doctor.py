@@ -123,12 +123,12 @@ def test_workers_name_a_host_that_spoils_training(monkeypatch: pytest.MonkeyPatc
 
 def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     marker = Marker(str(tmp_path / "runs"), "key")
-    assert marker.path() == "" and marker.why_not_here() == ""
+    assert marker.write_error() == "" and marker.read_error() == ""
     marker.remove()
     assert list((tmp_path / "runs").iterdir()) == []
-    assert mentions(marker.why_not_here(), "driver not here")
+    assert mentions(marker.read_error(), "driver not here")
     (tmp_path / "file").write_text("")
-    assert "file" in Marker(str(tmp_path / "file"), "key").path()
+    assert "file" in Marker(str(tmp_path / "file"), "key").write_error()
 
 
 def test_the_exit_code_says_whether_a_row_fails(

@@ -1,1 +1,1 @@
-"""Whether hosts are fit to train on: `raydali doctor`, and what every worker looks at when it starts."""
+"""`raydali doctor`: checks of hosts and cluster nodes before training."""

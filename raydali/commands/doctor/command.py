@@ -1,9 +1,9 @@
-"""`raydali doctor`: whether this host, or every node of a cluster, is fit to train on, and what to do where it is not.
+"""`raydali doctor`: checks that this host, or every node of a cluster, is fit for training, and names remedies.
 
     raydali doctor
     raydali doctor --cluster --storage s3://my-bucket/runs
 
-A row of the table is a check and the nodes of which the same is to be said. Exit code 1: a row fails.
+A row of the table is a check and the nodes with the same result. Exit code 1: a check fails.
 """
 
 import logging
@@ -21,10 +21,10 @@ from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import summarize
 
 NAMED = 3
-"""Nodes that a row names before it only counts."""
+"""Maximum number of nodes that a row names."""
 WIDTH = 140
-"""Of the table where it does not go to a terminal."""
-JOB_LOOK_SECONDS = 0.5
+"""Width of the table when the output is not a terminal."""
+JOB_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class Doctor:
     cluster: bool = False
     """Check every node of the cluster at RAY_ADDRESS instead of this host."""
     storage: str | None = None
-    """Check too that runs can be written to this folder or URI, and with --cluster that all nodes see the same."""
+    """Also check that this folder or URI is writable, and with --cluster that all nodes see the same files."""
     json: JsonFile = None
 
 
 def main(options: Doctor) -> None:
-    """Look, show, and leave with 1 where a row fails.
+    """Run the checks, show the table, and exit with 1 if a check fails.
 
     Raises:
         UsageError: no cluster is named, or none answers.
@@ -70,7 +70,7 @@ def _nodes(options: Doctor) -> list[Node]:
     host, storage = this_host(), None
     if options.storage is not None:
         marker = Marker(options.storage, uuid.uuid4().hex)
-        storage = marker.path()
+        storage = marker.write_error()
         marker.remove()
     return [Node(name=host.name, host=host, storage=storage)]
 
@@ -94,16 +94,14 @@ def _show(found: list[Row], nodes: int) -> None:
 
 
 def _named(names: tuple[str, ...], nodes: int) -> str:
-    if len(names) == nodes:
-        return f"all {nodes}"
-    return summarize(names, NAMED)
+    return f"all {nodes}" if len(names) == nodes else summarize(names, NAMED)
 
 
 def _as_a_job(options: Doctor, address: str) -> int:
-    """Run the same inside the cluster, as `ray job submit` does; its exit code.
+    """Run the same command inside the cluster, as `ray job submit` does; return its exit code.
 
     Raises:
-        UsageError: no dashboard answers there.
+        UsageError: no dashboard answers at the address.
     """
     from ray.job_submission import JobSubmissionClient
 
@@ -122,17 +120,17 @@ def _as_a_job(options: Doctor, address: str) -> int:
         ) from error
     try:
         while not client.get_job_status(job).is_terminal():
-            time.sleep(JOB_LOOK_SECONDS)
+            time.sleep(JOB_POLL_SECONDS)
     except KeyboardInterrupt:
         client.stop_job(job)
         raise
     log = client.get_job_logs(job)
-    said = log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log
+    output = log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log
     if options.json:
-        said, brace, found = ("\n" + said).rpartition("\n{\n")  # what the job says, then its JSON; or its error alone
+        output, brace, found = ("\n" + output).rpartition("\n{\n")  # output, then JSON; or the error alone
         if brace:
             Path(options.json).expanduser().write_text("{\n" + found)
-        said = said[1:] + "\n" if brace else found[1:]
-    print(said, end="")
+        output = output[1:] + "\n" if brace else found[1:]
+    print(output, end="")
     code = client.get_job_info(job).driver_exit_code
     return 1 if code is None else code

@@ -1,4 +1,4 @@
-"""Every node of the cluster at RAY_ADDRESS asked the same as this host, by an actor on each that needs no CPU."""
+"""The checks of every node of the cluster at RAY_ADDRESS, by an actor on each that reserves no CPU."""
 
 import logging
 import os
@@ -14,54 +14,54 @@ from raydali.host.checks import Node
 from raydali.host.facts import Host, this_host
 
 ANSWER_SECONDS = 60
-"""For all nodes together; a node must start a process and may have to fetch raydali first."""
+"""Limit for all nodes together; a node must start a process, and may have to download raydali first."""
 CLOCK_CALLS = 5
 PACKAGE: dict[str, Any] = {"py_modules": [str(Path(__file__).parents[2])], "excludes": ["**/__pycache__"]}
-"""The runtime environment that brings raydali along."""
+"""Runtime environment that ships raydali to the nodes."""
 
 
 class Probe:
-    """Runs on a node and answers for it."""
+    """Actor that inspects its node."""
 
     def host(self) -> Host:
-        """What the node has."""
+        """Return the facts about the node."""
         return this_host()
 
     def clock(self) -> float:
-        """Its time, in seconds since 1970."""
+        """Return the node's time, in seconds since 1970."""
         return time.time()
 
     def storage(self, marker: Marker) -> str:
-        """Why the storage cannot be used there; empty where it can."""
-        return marker.why_not_here()
+        """Return why the node cannot use the storage; empty if it can."""
+        return marker.read_error()
 
 
 def nodes_of_cluster(storage: str | None) -> list[Node]:
-    """Every node that is alive.
+    """Inspect every node that is alive.
 
     Raises:
         UsageError: no Ray answers at RAY_ADDRESS.
     """
     import ray
 
-    # Nodes need not have raydali: it travels with a job, and else this very folder is sent.
+    # Nodes may lack raydali: it is part of a job's package, and otherwise this folder is shipped.
     send = None if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else PACKAGE
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=send)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
     try:
-        return _asked([node for node in ray.nodes() if node["Alive"]], storage)
+        return _inspect([node for node in ray.nodes() if node["Alive"]], storage)
     finally:
         ray.shutdown()
 
 
-def _asked(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
+def _inspect(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     marker = Marker(storage, uuid.uuid4().hex) if storage is not None else None
-    wrong = marker.path() if marker is not None else ""
+    wrong = marker.write_error() if marker is not None else ""
     probes, answers = {}, {}
     for node in alive:
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -93,7 +93,7 @@ def _asked(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
 
 
 def _skew(probe: Any) -> tuple[float, float]:
-    """Seconds that the node's clock is ahead of this one's, and half of the shortest call, which bounds the error."""
+    """Return how far the node's clock is ahead of this one's, and the bound of the error, half the shortest call."""
     import ray
 
     best = (0.0, float("inf"))

@@ -1,4 +1,4 @@
-"""Whether a place for runs can be written, and whether what one node writes there is seen by another."""
+"""Checks that a storage is writable, and that nodes see each other's files in it."""
 
 import os
 from contextlib import suppress
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Marker:
-    """A small file in the storage that goes again.
+    """A small temporary file in the storage.
 
     Args:
         storage: a folder or URI, as --storage of a job.
-        key: a text that no other run of the doctor uses.
+        key: a string that is unique to this run of the doctor.
     """
 
     storage: str
     key: str
 
-    def path(self) -> str:
-        """Write the marker; why it cannot be written, or an empty text."""
-        return self._tried("driver", write=True)
+    def write_error(self) -> str:
+        """Write the marker; return why that failed, or an empty string."""
+        return self._attempt("driver", write=True)
 
-    def why_not_here(self) -> str:
-        """Why this process cannot read the marker, or write one of its own; empty where it can."""
-        return self._tried("driver", write=False) or self._tried(f"{os.uname().nodename}-{os.getpid()}", write=True)
+    def read_error(self) -> str:
+        """Return why this process cannot read the marker, or write one of its own; empty if it can."""
+        return self._attempt("driver", write=False) or self._attempt(f"{os.uname().nodename}-{os.getpid()}", write=True)
 
     def remove(self) -> None:
-        """Take the markers away."""
+        """Delete the markers."""
         with suppress(OSError, UsageError):
             folder = self._folder()
             folder.filesystem.delete_dir(folder.path())
@@ -42,14 +42,14 @@ class Marker:
 
         return RunFolder(self.storage, f"doctor-{self.key}")
 
-    def _tried(self, name: str, *, write: bool) -> str:
+    def _attempt(self, name: str, *, write: bool) -> str:
         try:
             folder = self._folder()
             if write:
                 folder.filesystem.create_dir(folder.path(), recursive=True)
                 folder.write(name, self.key.encode())
             elif not folder.exists(name):
-                return f"{self.storage}: what the driver wrote is not seen here"
-            return "" if folder.read(name) == self.key.encode() else f"{self.storage}: reads other than was written"
+                return f"{self.storage}: the driver's file is not visible here"
+            return "" if folder.read(name) == self.key.encode() else f"{self.storage}: reads differ from writes"
         except (OSError, UsageError) as error:
             return f"{self.storage}: {' '.join(str(error).split())[:200]}"

@@ -1,1 +1,1 @@
-"""An autoscaling Ray cluster on this machine alone, for trying things and for tests: `raydali cluster`."""
+"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, for trials and tests."""

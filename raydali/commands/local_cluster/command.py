@@ -1,11 +1,11 @@
-"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, as cluster/local.yaml says.
+"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, configured by cluster/local.yaml.
 
     raydali cluster up
     source /tmp/raydali-1000/env
     ray job submit --working-dir . -- python jobs/imagenet.py --workers 3
     raydali cluster down
 
-The nodes are processes, their GPUs are declared only. Only holders of a random token get in.
+The nodes are processes, and their GPUs are only declared. Access requires a random token.
 """
 
 import sys
@@ -29,42 +29,42 @@ def _standard_file() -> str:
 @dataclass(frozen=True, kw_only=True)
 class _Cluster:
     folder: str | None = None
-    """Where the cluster's files are kept, token included; short. Default: /tmp/raydali- and your user's number."""
+    """Folder for the cluster's files, token included; a short path. Default: /tmp/raydali-UID."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Up(_Cluster):
-    """Start the cluster: a head that takes no work, and nodes as jobs ask for them."""
+    """Start the cluster: a head that runs no workers, and nodes on demand."""
 
     file: str | None = None
-    """Node types, limits and the idle timeout, as `ray up` has them. Default: cluster/local.yaml."""
+    """YAML file with node types, limits and idle timeout, in the format of `ray up`. Default: cluster/local.yaml."""
     port: int = 26379
-    """Of Ray itself, at this machine's address; 0: any."""
+    """Port of Ray itself, at this machine's address; 0: any free port."""
     dashboard_port: int = 28265
-    """Of the dashboard, which takes jobs, on this machine only; 0: any."""
+    """Port of the dashboard, which accepts jobs, on this machine only; 0: any free port."""
     client_port: int = 26380
-    """Of Ray's client server; 0: any."""
+    """Port of Ray's client server; 0: any free port."""
     timeout: float = 120.0
-    """Seconds for the start."""
+    """Maximum duration of the start, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Down(_Cluster):
-    """End the cluster: all processes that it has started, and no others; its files go too."""
+    """Stop the cluster: end all its processes and no others, and delete its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status(_Cluster):
-    """Show the cluster's nodes. Exit code 1: none is up."""
+    """Show the cluster's nodes. Exit code 1: no cluster is running."""
 
     json: JsonFile = None
 
 
 def main(options: Up | Down | Status) -> None:
-    """Do as asked.
+    """Run the command of these options.
 
     Raises:
-        UsageError: an option that cannot be met.
+        UsageError: an option is invalid.
     """
     folder = state.checked(options.folder or state.default_folder())
     if isinstance(options, Up):
@@ -82,7 +82,7 @@ def _up(options: Up, folder: Path) -> None:
     earlier = state.read(folder)
     if earlier is not None:
         if processes.members(earlier.mark):
-            raise UsageError(f"a cluster is up in {folder}: raydali cluster down ends it, another --folder has another")
+            raise UsageError(f"a cluster runs in {folder}: run raydali cluster down, or give another --folder")
         state.remove(folder)
     file = options.file or _standard_file()
     config = head.config_of(file)

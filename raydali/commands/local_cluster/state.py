@@ -1,10 +1,10 @@
-"""The folder of a cluster on this machine: what it was started as, its token, its log, Ray's own files.
+"""The folder of a cluster on this machine.
 
-cluster.json   how to find it and its processes
-token          who holds it may use the cluster; mode 600
-env            for a shell: `source` it, and `ray` and `raydali` speak to this cluster
-config.yaml    what the autoscaler reads
-head.log       what the head says
+cluster.json   the addresses of the cluster and the mark of its processes
+token          authorizes the use of the cluster; mode 600
+env            shell variables: after `source env`, `ray` and `raydali` use this cluster
+config.yaml    the configuration of the autoscaler
+head.log       the output of the head
 ray/           Ray's temporary folder
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from raydali.errors import UsageError
 
-LONGEST_FOLDER = 40
-"""Characters: Ray's sockets lie below, and a socket's path has a limit of 107."""
+MAX_FOLDER_LENGTH = 40
+"""Characters. Ray's sockets are below the folder, and a socket's path is limited to 107."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class State:
     """A cluster that was started.
 
     Attributes:
-        mark: what its processes have in their environment.
+        mark: the value that marks its processes, in their environment.
         head: address of Ray's own port, for `ray start --address`.
         dashboard: address for `ray job submit`.
         started: seconds since 1970.
@@ -40,44 +40,44 @@ class State:
 
 
 def default_folder() -> str:
-    """The folder of this user's cluster."""
+    """Return the default folder of this user's cluster."""
     return f"/tmp/raydali-{os.getuid()}"
 
 
 def checked(folder: str) -> Path:
-    """The folder's path.
+    """Return the absolute path of a folder.
 
     Raises:
-        UsageError: too long for Ray's sockets.
+        UsageError: it is too long for Ray's sockets.
     """
     path = Path(folder).expanduser().absolute()
-    if len(str(path)) > LONGEST_FOLDER:
+    if len(str(path)) > MAX_FOLDER_LENGTH:
         raise UsageError(
-            f"--folder {path} has {len(str(path))} characters, and Ray's sockets in it bear {LONGEST_FOLDER}: "
+            f"--folder {path} has {len(str(path))} characters, and Ray's sockets in it allow {MAX_FOLDER_LENGTH}: "
             "give a shorter one, such as /tmp/r"
         )
     return path
 
 
 def make(folder: Path) -> None:
-    """Make the folder, for this user alone.
+    """Create the folder, accessible to this user only.
 
     Raises:
-        UsageError: something else is there.
+        UsageError: it exists and is not an empty folder of this user, or cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         there = folder.lstat()
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or any(folder.iterdir()):
-            raise UsageError(f"--folder {folder} is there already and holds other things: give another one") from None
+            raise UsageError(f"--folder {folder} exists and has other contents: give another one") from None
         folder.chmod(0o700)
     except OSError as error:
-        raise UsageError(f"--folder {folder} cannot be made: {error.strerror}; give another one") from error
+        raise UsageError(f"--folder {folder} cannot be created: {error.strerror}; give another one") from error
 
 
 def write(folder: Path, state: State) -> None:
-    """Write what is needed to find and use the cluster, a new token included."""
+    """Write the files that describe the cluster, and a new token."""
     secret = folder / "token"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(32))
@@ -88,25 +88,25 @@ def write(folder: Path, state: State) -> None:
 
 
 def read(folder: Path) -> State | None:
-    """The cluster of this folder, or None where there is none.
+    """Read the cluster of a folder; None if there is none.
 
     Raises:
-        UsageError: the folder is another user's.
+        UsageError: the folder belongs to another user.
     """
     file = folder / "cluster.json"
     try:
         if folder.stat().st_uid != os.getuid():
-            raise UsageError(f"--folder {folder} is another user's: give another one")
+            raise UsageError(f"--folder {folder} belongs to another user: give another one")
         return State(**json.loads(file.read_text()))
     except FileNotFoundError:
         return None
 
 
 def token(folder: Path) -> str:
-    """The cluster's token."""
+    """Read the cluster's token."""
     return (folder / "token").read_text().strip()
 
 
 def remove(folder: Path) -> None:
-    """Take the folder and all in it away."""
+    """Delete the folder with its contents."""
     shutil.rmtree(folder)
