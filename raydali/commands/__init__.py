@@ -1,1 +1,1 @@
-"""What `raydali NAME` runs, apart from benchmarks; imported by `cli` alone."""
+"""The subcommands of `raydali` other than the benchmarks, and what they run."""

@@ -1,10 +1,9 @@
-"""An image file's content made smaller: fewer pixels, the same format.
+"""Downscaling of image files: fewer pixels, the same format.
 
     JPEG decoded at 1/2, 1/4 or 1/8 --> resized, antialiased --> upright --> encoded
-         where that is twice the size still
+         if that is at least twice the size
 
-What comes out holds the pixels that the loaders take from a file, and no more: 8 bits, grey or RGB, without alpha,
-colour profile and EXIF.
+The result holds only the pixels that loaders use: 8 bits, grey or RGB, without alpha, color profile and EXIF.
 """
 
 import io
@@ -16,24 +15,24 @@ from raydali.data.tasks.pillow import decoded, in_8_bits, opened
 
 _GREY = "1", "L", "LA", "La"
 _NOT_OF_8_BITS = "I", "F"
-"""Modes whose values have no range that is known: those images stay as they are."""
+"""Modes whose range of values is unknown: such images are not changed."""
 _DECODED_SIDE = 2
-"""The shorter side of a JPEG that is decoded at a fraction of its size, in those of the result."""
+"""Minimum shorter side of a JPEG decoded at a fraction of its size, in shorter sides of the result."""
 
 
-def smaller(data: bytes, shorter_side: int, quality: int) -> bytes | None:
-    """The content of the same image with a shorter side of `shorter_side` pixels; None: it is not above that already.
+def downscale(data: bytes, shorter_side: int, quality: int) -> bytes | None:
+    """Resize an image file to a shorter side of `shorter_side` pixels; None if it is not larger than that.
 
     Args:
-        data: of a file in any format that Pillow reads; of several pictures the first.
+        data: content of a file in any format that Pillow reads; of several pictures the first is used.
         shorter_side: at least 1; the other side is rounded.
-        quality: 1..100, of JPEG and of WebP that is not lossless.
+        quality: 1..100, of JPEG and lossy WebP.
 
     Returns:
-        JPEG, PNG, WebP, BMP, PNM or TIFF as before, other formats as PNG.
+        JPEG, PNG, WebP, BMP, PNM or TIFF in their own format, others as PNG.
 
     Raises:
-        Exception: exactly when `decoded` has one.
+        Exception: in exactly the cases in which `decoded` raises one.
     """
     image = opened(data)
     if min(image.size) <= shorter_side or image.mode in _NOT_OF_8_BITS:
@@ -41,7 +40,7 @@ def smaller(data: bytes, shorter_side: int, quality: int) -> bytes | None:
         return None
     drafted = image.draft(None, (_DECODED_SIDE * shorter_side,) * 2)
     image.load()
-    box = drafted[1] if drafted else (0, 0, *image.size)  # in a fraction, the last row and column may be one too
+    box = drafted[1] if drafted else (0, 0, *image.size)  # at a fraction, the last row and column may be partial
     size = [max(1, round(shorter_side * side / min(box[2:]))) for side in box[2:]]
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     small = in_8_bits(image)

@@ -1,97 +1,69 @@
-"""`raydali prepare`: a copy of a data set whose images are stored smaller, so that reading and decoding cost less.
+"""`raydali prepare`: copies a data set with smaller images, so that reading and decoding cost less.
 
     raydali prepare ~/imagenet ~/imagenet-320 --shorter-side 320
     python jobs/imagenet.py --data ~/imagenet-320
 
-Folders and names stay, so both have the same classes and ids. A file is written beside its place and then renamed:
-what stands there is whole, and the same command goes on where an earlier one ended. A copy has the time of the file
-that it is made of, and is made again once that file has another one.
+Folders and names are kept, so both have the same classes and ids. Files are written atomically: each file of the target
+is complete, and the same command resumes an earlier one. A copy has the modification time of its source file, and is
+made again once that changes.
 """
 
-import errno
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from raydali.commands.image_copies import Written, partial_path, prepare_images, write_file, writing
 from raydali.commands.verify import show
-from raydali.data.sources import storage
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
 
 if TYPE_CHECKING:
-    from raydali.data.loading.quarantine import BrokenSample
     from raydali.data.sources.files import Files
 
 RECORD = "prepared.json"
-"""In the target: what it is made of, whether all that can be read stands there, and how many were broken."""
+"""File in the target: its source and settings, whether it is complete, and the number of broken images."""
 TIMES = "source_times"
-"""In the record: copies have the time of the file that they are made of. Earlier versions left that of writing."""
-GIGABYTE, SECOND = 1e9, 10**9  # bytes, ns
+"""Key in the record: copies have the time of their source files. Earlier versions kept the time of writing."""
+GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Copy class folders with their images made smaller, for runs that wait for reading and decoding. Exit code 1:
-    some are broken, and left out."""
+    """Copy class folders with smaller images, for runs that wait for reading and decoding. Exit code 1: some images are
+    broken and were left out."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """Folder or URI with train/ and val/ of class folders, or class folders themselves."""
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
-    """Local folder for the copy: a new one, or one that the same command has begun."""
+    """Local folder for the copy: a new one, or one that the same command has started to fill."""
     shorter_side: int = 320
-    """Of the images, in pixels: those whose shorter side is longer are resized, the others copied as they are."""
+    """Maximum length of the shorter side, in pixels: larger images are resized, the others copied unchanged."""
     quality: int = 90
-    """Of JPEGs that are resized, and of WebP that is not lossless: 1 to 100."""
+    """Quality of resized JPEG and lossy WebP images, from 1 to 100."""
     workers: int | None = None
-    """Processes. Default: one for each core."""
+    """Number of processes. Default: one per core."""
     json: JsonFile = None
 
 
-@dataclass
-class Written:
-    """What became of some images.
-
-    Attributes:
-        made_smaller, copied: how many were written now.
-        there_already: how many an earlier run had written.
-        bytes_before, bytes_after: of those written now.
-        broken: those left out.
-    """
-
-    made_smaller: int = 0
-    copied: int = 0
-    there_already: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    broken: list["BrokenSample"] = field(default_factory=list)
-
-    def add(self, more: "Written") -> int:
-        """Take up what became of others; how many are broken so far."""
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        return len(self.broken)
-
-
 def main(options: Prepare) -> None:
-    """Index, copy, say and write what was done.
+    """Index the source, copy its images, print a summary and write the file.
 
     Raises:
-        UsageError: an option that cannot be met, data that cannot be indexed, or a target of something else.
-        DataError: images are broken, after all others were written and it was told; the target cannot be written any
-            more, or the storage does not answer.
+        UsageError: an option is invalid, the data cannot be indexed, or the target is something else's.
+        DataError: images are broken, after all others were written and the summary was printed; the target is no longer
+            writable, or the storage does not answer.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     workers = process_count(options.workers)
     if options.shorter_side < 1:
         raise UsageError(f"--shorter-side must be at least 1, not {options.shorter_side}")
@@ -107,16 +79,18 @@ def main(options: Prepare) -> None:
         "shorter_side": options.shorter_side,
         "quality": options.quality,
     }
-    with _alone(target):
+    with _locked(target):
         exact = _begin(target, record, options)
         for folder in folders:
-            with _writing(os.path.join(target, folder)) as path:
+            with writing(os.path.join(target, folder)) as path:
                 os.makedirs(path, exist_ok=True)
         written = Written()
-        make = partial(_prepared, source, target, options.shorter_side, options.quality, exact)
+        make = partial(prepare_images, source, target, options.shorter_side, options.quality, exact)
         in_processes(make, len(source), workers, str(source), written.add)
-        _write(f"{target}/{RECORD}", _as_json(record | {TIMES: exact, "complete": True, "broken": len(written.broken)}))
-    seconds = time.monotonic() - begun
+        write_file(
+            f"{target}/{RECORD}", _as_json(record | {TIMES: exact, "complete": True, "broken": len(written.broken)})
+        )
+    seconds = time.monotonic() - began
     show(written.broken)
     print(
         f"{target}: {len(source)} images in {seconds:.1f} s: {written.made_smaller} made smaller, {written.copied} "
@@ -149,7 +123,7 @@ def _target(options: Prepare) -> str:
 
 
 def _images(data: str) -> tuple["Files", list[str]]:
-    """The images in the folders of a root, by their relative paths; and the folders."""
+    """List the images in the folders of a root, by their relative paths; and the folders."""
     from raydali.data.sources.files import Files, absolute
     from raydali.data.sources.formats import source_kind
     from raydali.data.sources.image_folder import EXTENSIONS
@@ -177,8 +151,8 @@ def _images(data: str) -> tuple["Files", list[str]]:
 
 
 @contextmanager
-def _alone(target: str) -> Iterator[None]:
-    """Keep others from writing to the target, which is made; where its file system has no locks, trust that none do."""
+def _locked(target: str) -> Iterator[None]:
+    """Create the target and lock it against other commands, if its file system has locks."""
     try:
         os.makedirs(target, exist_ok=True)
         folder = os.open(target, os.O_RDONLY)
@@ -197,11 +171,10 @@ def _alone(target: str) -> Iterator[None]:
 
 
 def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
-    """Write what the target is made of; or compare, where it was begun before. Whether copies have their source's
-    time."""
-    there = set(os.listdir(target)) - {os.path.basename(_beside(f"{target}/{RECORD}"))}
+    """Write the record, or compare it with an earlier one; return whether copies have the time of their source."""
+    there = set(os.listdir(target)) - {os.path.basename(partial_path(f"{target}/{RECORD}"))}
     if not there:
-        _write(f"{target}/{RECORD}", _as_json(record | {TIMES: True, "complete": False}))
+        write_file(f"{target}/{RECORD}", _as_json(record | {TIMES: True, "complete": False}))
         return True
     try:
         earlier = json.loads(Path(target, RECORD).read_bytes())
@@ -219,108 +192,3 @@ def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
 
 def _as_json(record: dict[str, Any]) -> bytes:
     return (json.dumps(record, indent=2) + "\n").encode()
-
-
-# In the processes
-
-
-def _prepared(
-    source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
-) -> Written:
-    from raydali.commands.downscale import smaller
-    from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.loading.read_errors import why_broken
-
-    written = Written()
-    before = after = b""
-    changed: int | None = None
-
-    def load(id: int) -> None:
-        nonlocal before, after, changed
-        changed = _changed(source.path(id))
-        before = source.read(id)
-        made = smaller(before, shorter_side, quality)
-        after = before if made is None else made
-
-    for id in ids:
-        path = source.path(id)
-        place = os.path.join(target, path.removeprefix(os.path.join(source.root, "")))
-        if _is_current(place, path, exact):
-            written.there_already += 1
-        elif (reason := why_broken(partial(load, id))) is not None:
-            with _writing(place):
-                Path(place).unlink(missing_ok=True)  # made of what stood there before
-            written.broken.append(BrokenSample(id, path, reason))
-        else:
-            _write(place, after, changed)
-            written.made_smaller += after is not before
-            written.copied += after is before
-            written.bytes_before += len(before)
-            written.bytes_after += len(after)
-    return written
-
-
-def _changed(path: str) -> int | None:
-    """When a file was last changed, in ns; None: it cannot be told."""
-    try:
-        if "://" not in path:
-            return os.stat(path).st_mtime_ns
-        (found,) = storage.file_system(path).get_file_info([path.partition("://")[2]])
-    except OSError:  # reading it tells why
-        return None
-    return found.mtime_ns  # type: ignore[no-any-return]
-
-
-def _is_current(copy: str, path: str, exact: bool) -> bool:
-    """Whether a copy stands there and was made of the file as it is now.
-
-    Args:
-        exact: it has the time of what it was made of, whole seconds on some file systems; else that of its making.
-    """
-    try:
-        there = os.stat(copy)
-    except OSError:
-        return False
-    if not there.st_size:  # as a machine that goes down may leave a file
-        return False
-    changed = _changed(path)
-    if changed is None:
-        return True
-    if exact:
-        return there.st_mtime_ns in (changed, changed - changed % SECOND)
-    return there.st_mtime_ns >= changed
-
-
-def _write(path: str, data: bytes, changed: int | None = None) -> None:
-    """Write a file as a whole, or not at all; as of the time `changed`, in ns.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    beside = _beside(path)
-    with _writing(path):
-        try:
-            Path(beside).write_bytes(data)
-            if changed is not None:
-                os.utime(beside, ns=(changed, changed))
-            os.replace(beside, path)
-        except OSError:
-            Path(beside).unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[str]:
-    try:
-        yield path
-    except OSError as error:
-        until = "there is room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "that is mended"
-        raise DataError(
-            f"{path} cannot be written: {error.strerror}; once {until}, the same command goes on"
-        ) from error
-
-
-def _beside(path: str) -> str:
-    """No image by its name, and no longer than names may be; the same each time, so that none is left over."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{blake2b(os.fsencode(name), digest_size=8).hexdigest()}.part")

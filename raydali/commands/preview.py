@@ -1,10 +1,10 @@
-"""`raydali preview`: what each rank gets first, as one picture.
+"""`raydali preview`: draws the first batch of each rank as one picture.
 
     raydali preview --data ~/imagenet --workers 4
     raydali preview --data train.csv --pipeline val --workers 2 -o sheet.html
 
-A loader for each rank gives its first batch, as in training: the same order, crops and flips for the same seed and
-batch size.
+A loader for each rank delivers its first batch as in training: with the same order, crops and flips for the same seed
+and batch size.
 """
 
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raydali.report.contact_sheet import Picture, Sheet
 
 MAX_WORKERS = 64
-"""A picture with more rows cannot be read."""
+"""Maximum number of rows of a legible picture."""
 MAX_SHOWN = 32
 
 
@@ -36,40 +36,40 @@ class Preview:
     """Draw the first batch of each rank as one picture, and check that no id appears twice."""
 
     data: str
-    """Folder or URI with train/ and val/ of class folders, of which --pipeline takes one; or class folders themselves;
-    or a list, a text or CSV file with a line path,label for each image."""
+    """Folder or URI with train/ and val/ of class folders, of which --pipeline selects one; or class folders; or a
+    list, a text or CSV file with a line path,label per image."""
     root: str | None = None
-    """Folder or URI that relative paths in a list begin at. Default: the list's folder."""
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     pipeline: Literal["train", "val"] = "train"
-    """train: shuffled, cropped and flipped at random; val: in order, the centre."""
+    """train: shuffled, with random crops and flips; val: in order, with center crops."""
     workers: int = 2
-    """Ranks, a row of the picture each."""
+    """Number of ranks; each is a row of the picture."""
     batch_size: int = 8
-    """Images of a batch, as the job's."""
+    """Images per batch, as in the job."""
     show: int = 8
-    """How many images of each batch are drawn, from its first on."""
+    """Number of images of each batch to draw, from the first."""
     image_size: int = 224
-    """Side of the square images that the model gets, in pixels."""
+    """Height and width of the model's images, in pixels."""
     resize_size: int | None = None
-    """val: the shorter side is resized to this before the centre crop. Default: 8/7 of --image-size, as the job's."""
+    """val: length of the shorter side before the center crop. Default: 8/7 of --image-size, as in the job."""
     random_area: tuple[float, float] = (0.08, 1.0)
-    """train: smallest and largest share of an image's area that a crop takes."""
+    """train: smallest and largest area of a crop, as a share of the image."""
     flip_probability: float = 0.5
-    """train: how often an image is mirrored."""
+    """train: probability of a horizontal flip."""
     seed: int = 0
-    """Of order, crops and flips."""
+    """Seed of order, crops and flips."""
     device: str | None = None
-    """Where images are decoded: cpu, or the number of a GPU. Default: 0, or cpu on a machine with no GPU."""
+    """Device that decodes images: cpu, or the number of a GPU. Default: 0, or cpu on a machine without a GPU."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "sheet.png"
-    """File for the picture, .png; or .html, where names can be searched and pointed at."""
+    """File for the picture: .png, or .html with searchable names."""
 
 
 def main(options: Preview) -> None:
-    """Load, draw, write, and say what was found.
+    """Load the batches, write the picture and print the verdict.
 
     Raises:
-        UsageError: an option that cannot be met; before anything is loaded.
-        DataError: an image cannot be read; an id appears twice, after the picture was written.
+        UsageError: an option is invalid; before anything is loaded.
+        DataError: an image cannot be read; or an id appears twice, after the picture was written.
     """
     draw = _drawing(options)
     device = _device(options)
@@ -100,7 +100,7 @@ def _drawing(options: Preview) -> Any:
 
 
 def _device(options: Preview) -> str:
-    """As torch calls it."""
+    """Return the device's name in torch."""
     available = len(gpu_names())
     asked = options.device or ("0" if available else "cpu")
     if asked == "cpu":
@@ -114,30 +114,16 @@ def _device(options: Preview) -> str:
 
 
 def _images(options: Preview) -> tuple["LabeledSource", str]:
-    """The images of --data, and where they are listed."""
+    """Return the images of --data, and the folder or list that names them."""
+    from raydali.data.sources.files import absolute
     from raydali.data.sources.formats import check_root, labeled_images
+    from raydali.data.sources.storage import is_folder
 
     data = options.data
-    if all(_is_folder(os.path.join(data, part)) for part in ("train", "val")):
+    if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):
         data = os.path.join(data, options.pipeline)
     check_root(options.root, data)
     return labeled_images(data, options.root), data
-
-
-def _is_folder(path: str) -> bool:
-    from pyarrow.fs import FileType
-
-    from raydali.data.sources import storage
-    from raydali.data.sources.files import absolute
-
-    path = absolute(path)
-    if "://" not in path:
-        return os.path.isdir(path)
-    try:
-        (found,) = storage.file_system(path).get_file_info([path.partition("://")[2]])
-    except OSError:  # listing it says why, and better
-        return False
-    return bool(found.type == FileType.Directory)
 
 
 def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -> "Sheet":
@@ -197,7 +183,7 @@ def _order(options: Preview, source: "LabeledSource") -> "Order":
     from raydali.data.stream.stream import OrderedPass, Stream
 
     size, workers, samples = options.batch_size, options.workers, len(source)
-    # Training needs a whole batch for each rank, validation an image.
+    # Training needs a whole batch per rank, validation one image.
     needed = size * workers if options.pipeline == "train" else size * (workers - 1) + 1
     if samples < needed:
         raise UsageError(
@@ -210,7 +196,7 @@ def _order(options: Preview, source: "LabeledSource") -> "Order":
 
 @dataclass(frozen=True)
 class _First:
-    """The first batch of each rank and no more, so that nothing is read ahead."""
+    """An order with only the first batch of each rank, so that nothing is prefetched."""
 
     order: "Order"
 
@@ -225,7 +211,7 @@ class _First:
 def _first_batch(
     options: Preview, source: "LabeledSource", pipeline: Any, order: "Order", rank: int, device: str
 ) -> tuple[list["Picture"], list[int]]:
-    """What is shown of a rank's first batch, and all its ids."""
+    """Load a rank's first batch; return the pictures to draw, and all its ids."""
     from raydali.data.loading.loader import LoaderOptions
     from raydali.data.loading.make import make_loader
     from raydali.report.contact_sheet import Picture

@@ -1,10 +1,10 @@
-"""`raydali report`: what a run has to say, as one page; of several runs, a page that compares them.
+"""`raydali report`: writes the report of a run, or a page that compares several runs.
 
     raydali report ~/raydali-runs/pets
     raydali report s3://my-bucket/runs/pets -o pets.html
     raydali report ~/raydali-runs/pets ~/raydali-runs/pets-2 -o both.html
 
-A run writes its report.html itself while it goes on; this writes it anew from what lies in the run's folder.
+A run writes report.html itself while it trains; this command writes it again from the run's folder.
 """
 
 import os
@@ -26,7 +26,7 @@ COMPARISON = "comparison.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a run's report.html anew, or one page that compares several runs."""
+    """Write a run's report.html again, or one page that compares several runs."""
 
     runs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
@@ -37,10 +37,10 @@ class Report:
 
 
 def main(options: Report) -> None:
-    """Read, write, and say where.
+    """Read the runs, write the page and print its path.
 
     Raises:
-        UsageError: no run lies there, what lies there cannot be read, or the page cannot be written.
+        UsageError: a folder is not a run's or cannot be read, or the page cannot be written.
     """
     if not options.runs:
         raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")

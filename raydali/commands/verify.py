@@ -1,10 +1,10 @@
-"""`raydali verify`: which samples cannot be read, before a run finds out.
+"""`raydali verify`: finds the samples that cannot be read, before a run does.
 
     raydali verify ~/imagenet -o broken.txt
     python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
 
-Each file is read and decoded as a whole by Pillow, or by FFmpeg, in as many processes as there are cores: what a run
-calls broken is broken here, and the other way round (data/loading/quarantine.py).
+Each file is read and decoded completely by Pillow or FFmpeg, in as many processes as there are cores. The command and
+runs have the same criterion of a broken sample (data/loading/quarantine.py).
 """
 
 import os
@@ -35,55 +35,55 @@ SHOWN = 50
 FRAMES_AT_ONCE = 256
 Kind = Literal["images", "pairs", "boxes", "videos"]
 Load = Callable[[Any, int], bool]
-"""Reads all of a sample; whether alpha that is dropped would hide a part of it."""
+"""Reads a whole sample; returns whether it has transparent pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Find the samples that cannot be read: no file, empty, cut short, no image, absurdly large. Exit code 1: there
-    are some."""
+    """Find the samples that cannot be read: missing, empty, truncated, not an image, too large. Exit code 1: there are
+    some."""
 
     data: tyro.conf.Positional[str]
     """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line
-    path,label for each image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes as COCO ships."""
+    path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes in COCO's layout."""
     kind: Kind = "images"
-    """What is there: images and videos with labels, pairs of images, images with boxes."""
+    """Kind of samples: images or videos with labels, pairs of images, images with boxes."""
     split: Literal["train", "val", "test", "all"] = "all"
-    """Which of train/ and val/, of pairs test/."""
+    """Split to verify; val is test for pairs."""
     root: str | None = None
-    """Folder or URI that relative paths in a list begin at. Default: the list's folder."""
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """File for what is broken, a path and a reason a line: what a job's --exclude takes."""
+    """File for broken samples, one path and reason per line, as --exclude of a job expects it."""
     workers: int | None = None
-    """Processes. Default: one for each core."""
+    """Number of processes. Default: one per core."""
     json: JsonFile = None
 
 
 @dataclass
 class Found:
-    """What was found of some samples.
+    """Findings about samples.
 
     Attributes:
-        broken: those that cannot be read, by id.
-        transparent: how many others have pixels that are not opaque.
+        broken: samples that cannot be read, by id.
+        transparent: number of other samples with transparent pixels.
     """
 
     broken: list["BrokenSample"]
     transparent: int = 0
 
     def add(self, more: "Found") -> int:
-        """Take up what was found of others; how many are broken so far."""
+        """Add the findings about other samples; return the number of broken ones so far."""
         self.broken += more.broken
         self.transparent += more.transparent
         return len(self.broken)
 
 
 def main(options: Verify) -> None:
-    """Index, read, say and write what is broken.
+    """Index the data, read all samples, print and write the broken ones.
 
     Raises:
-        UsageError: an option that cannot be met, or data that cannot be indexed.
-        DataError: something is broken, after it was told and written; or the storage does not answer.
+        UsageError: an option is invalid, or the data cannot be indexed.
+        DataError: samples are broken, after they were printed and written; or the storage does not answer.
     """
     from raydali.data.sources.exclusion import as_line
     from raydali.data.sources.skipped_files import in_words
@@ -117,11 +117,11 @@ def main(options: Verify) -> None:
 
 
 def _sources(options: Verify) -> list[Any]:
-    from raydali.commands.preview import _is_folder
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
     from raydali.data.sources.formats import check_root, labeled_images
     from raydali.data.sources.image_pairs import ImagePairs
+    from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
 
     data = options.data.rstrip("/") or "/"
@@ -134,7 +134,7 @@ def _sources(options: Verify) -> list[Any]:
     check_root(options.root, data)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
-    there = all(_is_folder(os.path.join(data, split)) for split in splits)
+    there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)
     if options.split != "all" and not there:
         raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(splits)}: leave it out")
     roots = [os.path.join(data, split) for split in wanted] if there else [data]
@@ -145,14 +145,11 @@ def _sources(options: Verify) -> list[Any]:
 
 
 def show(broken: Sequence["BrokenSample"]) -> None:
-    """Print the first of them, and how many more there are."""
+    """Print the first broken samples, and the number of the others."""
     for sample in broken[:SHOWN]:
         print(str(sample).encode("utf-8", "backslashreplace").decode())  # names may be any bytes
     if len(broken) > SHOWN:
         print(f"and {len(broken) - SHOWN} more")
-
-
-# In the processes
 
 
 def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
@@ -161,13 +158,13 @@ def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
 
     found = Found([])
 
-    def look(id: int) -> None:
+    def examine(id: int) -> None:
         found.transparent += load(source, id)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, of palettes with transparency and of large images
+        warnings.simplefilter("ignore")  # Pillow's about palettes with transparency and large images
         for id in ids:
-            reason = why_broken(partial(look, id))
+            reason = why_broken(partial(examine, id))
             if reason is not None:
                 path = source.path(id)
                 for prefix in (f"cannot read {path}: ", f"{path}: "):
@@ -215,7 +212,7 @@ def _load_video(source: "LabeledFiles", id: int) -> bool:
 
 
 def _decoded(data: bytes) -> tuple["Image.Image", bool]:
-    """An image, and whether some of its pixels are transparent, of which only the header is asked mostly."""
+    """Decode an image; return it and whether it has transparent pixels, which its header mostly excludes."""
     import numpy as np
 
     from raydali.data.tasks.pillow import decoded, opened
@@ -223,7 +220,7 @@ def _decoded(data: bytes) -> tuple["Image.Image", bool]:
     image, as_stored = decoded(data), opened(data)
     if not as_stored.has_transparency_data:
         return image, False
-    if as_stored.mode.startswith("I"):  # which Pillow cannot convert, and of which one grey is transparent
+    if as_stored.mode.startswith("I"):  # Pillow cannot convert these; one grey value is transparent
         return image, True
     return image, bool(np.asarray(as_stored.convert("RGBA").getchannel("A")).min() < 255)
 

@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import Pipeline, fn
 from PIL import ExifTags, Image
 
-from raydali.commands.downscale import smaller
+from raydali.commands.downscale import downscale
 from raydali.data.loading.read_errors import why_broken
 from raydali.data.tasks.pillow import decoded
 from tests.support.broken import CONTENTS, jpeg
@@ -77,7 +77,7 @@ def difference(a: Image.Image, b: Image.Image, size: tuple[int, int]) -> float:
 )
 def test_formats_and_modes(mode: str, kind: str, options: dict[str, Any], becomes: tuple[str, str]) -> None:
     data = file(mode, kind, **options)
-    made = smaller(data, SIDE, 90)
+    made = downscale(data, SIDE, 90)
     assert made is not None and (len(made) < len(data) or mode in "P1")
     opened = Image.open(io.BytesIO(made))
     assert (opened.format, opened.mode, opened.size) == (*becomes, (179, SIDE))
@@ -90,7 +90,7 @@ def test_formats_and_modes(mode: str, kind: str, options: dict[str, Any], become
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied(kind: str, orientation: int) -> None:
     data = file("RGB", kind, orientation)
-    made = smaller(data, SIDE, 90)
+    made = downscale(data, SIDE, 90)
     assert made is not None
     assert Image.open(io.BytesIO(made)).getexif().get(ExifTags.Base.Orientation, 1) == 1
     upright, size = decoded(made), (90, 60) if orientation < 5 else (60, 90)
@@ -100,7 +100,7 @@ def test_orientation_is_applied(kind: str, orientation: int) -> None:
 
 def test_metadata_and_what_lies_behind_are_left_out() -> None:
     data = file("RGB", "PNG", icc_profile=bytes(5000), dpi=(300, 300))
-    made = smaller(data, SIDE, 90)
+    made = downscale(data, SIDE, 90)
     assert made is not None and Image.open(io.BytesIO(made)).info == {}
 
 
@@ -110,7 +110,7 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
     image = photograph("flower", size)
     data = io.BytesIO()
     image.save(data, "JPEG", quality=92)
-    made = smaller(data.getvalue(), 240, 90)
+    made = downscale(data.getvalue(), 240, 90)
     assert made is not None
     small = decoded(made)
     assert min(small.size) == 240
@@ -125,28 +125,28 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
 
 def test_what_is_not_above_stays() -> None:
     for data in (file("RGB", "JPEG", 6), file("P", "PNG")):
-        assert smaller(data, 214, 90) is None and smaller(data, 215, 90) is None
-        assert smaller(data, 213, 90) is not None
+        assert downscale(data, 214, 90) is None and downscale(data, 215, 90) is None
+        assert downscale(data, 213, 90) is not None
 
 
 def test_values_of_no_known_range_stay() -> None:
-    assert smaller(file("F", "TIFF"), SIDE, 90) is None
+    assert downscale(file("F", "TIFF"), SIDE, 90) is None
 
 
 def test_one_pixel() -> None:
-    made = smaller(file("RGB", "JPEG"), 1, 90)
+    made = downscale(file("RGB", "JPEG"), 1, 90)
     assert made is not None and decoded(made).size == (1, 1)
     line = io.BytesIO()
     Image.new("RGB", (5, 900)).save(line, "PNG")
-    made = smaller(line.getvalue(), 2, 90)
+    made = downscale(line.getvalue(), 2, 90)
     assert made is not None and decoded(made).size == (2, 360)
 
 
 def test_quality() -> None:
     for kind in ("JPEG", "WEBP"):
-        sizes = [len(smaller(file("RGB", kind), SIDE, quality) or b"") for quality in (1, 50, 100)]
+        sizes = [len(downscale(file("RGB", kind), SIDE, quality) or b"") for quality in (1, 50, 100)]
         assert sizes == sorted(sizes) and sizes[0] < 0.5 * sizes[2]
-    lossless = [smaller(file("RGB", "WEBP", lossless=True), SIDE, quality) for quality in (1, 100)]
+    lossless = [downscale(file("RGB", "WEBP", lossless=True), SIDE, quality) for quality in (1, 100)]
     assert len({decoded(made or b"").tobytes() for made in lossless}) == 1
 
 
@@ -155,4 +155,4 @@ def test_quality() -> None:
 def test_broken_is_what_cannot_be_decoded(kind: str, side: int) -> None:
     data = CONTENTS[kind](jpeg((701, 603)))
     reason = why_broken(partial(decoded, data))
-    assert reason is not None and why_broken(partial(smaller, data, side, 90)) == reason
+    assert reason is not None and why_broken(partial(downscale, data, side, 90)) == reason

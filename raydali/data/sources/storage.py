@@ -90,6 +90,34 @@ def read(uri: str) -> bytes:
         raise kind(f"cannot read {uri}: {reason(error)}") from error
 
 
+def modified_ns(path: str) -> int | None:
+    """Return when a file was last modified, in ns; None if that is unknown, or the file cannot be reached.
+
+    Args:
+        path: a local path, or a URI.
+    """
+    try:
+        if "://" not in path:
+            return os.stat(path).st_mtime_ns
+        (found,) = file_system(path).get_file_info([path.partition("://")[2]])
+    except OSError:
+        return None
+    return found.mtime_ns  # type: ignore[no-any-return]
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path or URI is a folder; False if it cannot be reached."""
+    from pyarrow.fs import FileType
+
+    if "://" not in path:
+        return os.path.isdir(path)
+    try:
+        (found,) = file_system(path).get_file_info([path.partition("://")[2]])
+    except OSError:
+        return False
+    return bool(found.type == FileType.Directory)
+
+
 def reason(error: OSError) -> str:
     """A storage library's error message on one line."""
     return " ".join(str(error).split())[:300]

@@ -1,0 +1,146 @@
+"""Smaller copies of images, each written atomically; the part of `raydali prepare` that runs in its processes."""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raydali.data.sources.storage import modified_ns
+from raydali.errors import DataError
+
+if TYPE_CHECKING:
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.sources.files import Files
+
+SECOND = 10**9  # ns
+
+
+@dataclass
+class Written:
+    """Outcomes of images.
+
+    Attributes:
+        made_smaller, copied: number of images written now.
+        there_already: number of images that an earlier command had written.
+        bytes_before, bytes_after: sizes of those written now.
+        broken: images that were left out.
+    """
+
+    made_smaller: int = 0
+    copied: int = 0
+    there_already: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    broken: list["BrokenSample"] = field(default_factory=list)
+
+    def add(self, more: "Written") -> int:
+        """Add the outcomes of other images; return the number of broken ones so far."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        return len(self.broken)
+
+
+def prepare_images(
+    source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
+) -> Written:
+    """Write the copies of these images that are not there yet.
+
+    Args:
+        exact: see `_is_current`.
+        ids: indices of images in `source`.
+
+    Raises:
+        DataError: a copy cannot be written.
+    """
+    from raydali.commands.downscale import downscale
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.loading.read_errors import why_broken
+
+    written = Written()
+    before = after = b""
+    changed: int | None = None
+
+    def load(id: int) -> None:
+        nonlocal before, after, changed
+        changed = modified_ns(source.path(id))
+        before = source.read(id)
+        made = downscale(before, shorter_side, quality)
+        after = before if made is None else made
+
+    for id in ids:
+        path = source.path(id)
+        place = os.path.join(target, path.removeprefix(os.path.join(source.root, "")))
+        if _is_current(place, path, exact):
+            written.there_already += 1
+        elif (reason := why_broken(partial(load, id))) is not None:
+            with writing(place):
+                Path(place).unlink(missing_ok=True)  # made of an earlier version of the source
+            written.broken.append(BrokenSample(id, path, reason))
+        else:
+            write_file(place, after, changed)
+            written.made_smaller += after is not before
+            written.copied += after is before
+            written.bytes_before += len(before)
+            written.bytes_after += len(after)
+    return written
+
+
+def _is_current(copy: str, path: str, exact: bool) -> bool:
+    """Return whether a copy exists and was made of the present version of its source.
+
+    Args:
+        exact: whether copies have the time of their source (whole seconds on some file systems), or that of writing.
+    """
+    try:
+        there = os.stat(copy)
+    except OSError:
+        return False
+    if not there.st_size:  # a crash of the machine may leave an empty file
+        return False
+    changed = modified_ns(path)
+    if changed is None:
+        return True
+    if exact:
+        return there.st_mtime_ns in (changed, changed - changed % SECOND)
+    return there.st_mtime_ns >= changed
+
+
+def write_file(path: str, data: bytes, changed: int | None = None) -> None:
+    """Write a file atomically, with the modification time `changed` in ns.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    temporary = partial_path(path)
+    with writing(path):
+        try:
+            Path(temporary).write_bytes(data)
+            if changed is not None:
+                os.utime(temporary, ns=(changed, changed))
+            os.replace(temporary, path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: str) -> Iterator[str]:
+    """Convert an OSError inside the block to a DataError that names the path."""
+    try:
+        yield path
+    except OSError as error:
+        until = "there is room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "that is fixed"
+        raise DataError(
+            f"{path} cannot be written: {error.strerror}; once {until}, the same command resumes"
+        ) from error
+
+
+def partial_path(path: str) -> str:
+    """Return the path for a file that is being written: always the same, no image by its name, and not too long."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{blake2b(os.fsencode(name), digest_size=8).hexdigest()}.part")
