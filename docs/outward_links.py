@@ -1,15 +1,15 @@
-"""What the site does to pages before it renders them: links out of docs/, which work in the repository, become names.
+"""Hook of mkdocs that rewrites links out of docs/, which work in the repository only.
 
-mkdocs calls `on_page_markdown` (mkdocs.yml, `hooks`). With `repo_url` set there, they become links to its files.
+mkdocs calls `on_page_markdown` (mkdocs.yml, `hooks`). Links become names; with `repo_url` set, links to its files.
 """
 
 import re
 from typing import Any
 
-OUTWARD = re.compile(r"\[([^]]+)\]\(\.\./([^)\s]+)\)")
 
-
-def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
-    """The page with links such as `[jobs/video.py](../jobs/video.py)` made to fit."""
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Rewrite links such as `[jobs/video.py](../jobs/video.py)` of a page."""
     repository = (config.repo_url or "").rstrip("/")
-    return OUTWARD.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"`\1`", markdown)
+    out_of_docs = "../" * (page.file.src_uri.count("/") + 1)
+    outward = re.compile(rf"\[([^]]+)\]\({re.escape(out_of_docs)}([^)\s]+)\)")
+    return outward.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"`\1`", markdown)

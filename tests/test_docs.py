@@ -18,7 +18,7 @@ from raydali.data.stream.stream import Stream
 from tests.support.cluster import ROOT
 from tests.test_cli import COMMANDS
 
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -97,7 +97,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pages = {page.stem: page.read_text() for page in (tmp_path / "site").glob("*.html")}
-    assert {page.stem for page in DOCS} <= pages.keys()
+    assert {page.stem for page in DOCS} <= {page.stem for page in (tmp_path / "site").rglob("*.html")}
     for name, page in pages.items():
         fetched = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\" >]+)", page)
         fetched += re.findall(
