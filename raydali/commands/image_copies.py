@@ -22,7 +22,7 @@ SECOND = 10**9  # ns
 
 @dataclass
 class Written:
-    """Outcomes of images.
+    """Outcomes of copying some images.
 
     Attributes:
         made_smaller, copied: number of images written now.

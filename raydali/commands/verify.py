@@ -61,7 +61,7 @@ class Verify:
 
 @dataclass
 class Found:
-    """Findings about samples.
+    """Findings about some samples.
 
     Attributes:
         broken: samples that cannot be read, by id.

@@ -1,1 +1,1 @@
-"""`raydali bench loader`."""
+"""`raydali bench loader`: how fast loaders of images deliver batches."""

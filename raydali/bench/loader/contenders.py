@@ -79,7 +79,7 @@ class Task:
 
     @property
     def contender(self) -> "Contender":
-        """The loader."""
+        """The loader that is measured."""
         return LOADERS[self.loader]
 
 
@@ -146,9 +146,8 @@ def normalised(task: Task, batches: "Iterable[Batch]", name: str) -> Batches:
 
 def endless(samples: int, batch_size: int, world_size: int) -> Stream:
     """Return EPOCHS epochs of samples for `world_size` processes, one batch per process and step."""
-    return Stream(
-        samples=samples, epochs=EPOCHS, batch_size=batch_size, global_batch_size=batch_size * world_size, seed=0
-    )
+    global_batch_size = batch_size * world_size
+    return Stream(samples=samples, epochs=EPOCHS, batch_size=batch_size, global_batch_size=global_batch_size, seed=0)
 
 
 def _native(task: Task) -> Batches:

@@ -1,1 +1,1 @@
-"""`raydali bench scale`."""
+"""`raydali bench scale`: costs that grow with the number of workers."""

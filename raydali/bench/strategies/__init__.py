@@ -1,1 +1,1 @@
-"""`raydali bench strategies`."""
+"""`raydali bench strategies`: DataParallel, DDP, SyncBatchNorm and AMP compared."""

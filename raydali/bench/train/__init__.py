@@ -1,1 +1,1 @@
-"""`raydali bench train`."""
+"""`raydali bench train`: training on real data compared with its ceiling."""

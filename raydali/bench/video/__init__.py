@@ -1,1 +1,1 @@
-"""`raydali bench video`."""
+"""`raydali bench video`: how fast loaders of video clips deliver frames."""

@@ -50,7 +50,7 @@ class VideoTask(Task):
 
     @property
     def contender(self) -> Contender:
-        """The loader."""
+        """The loader that is measured."""
         return VIDEO_LOADERS[self.loader]
 
     def clips(self) -> VideoClips:

@@ -58,7 +58,7 @@ Detection = tuple[float, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault.
+    """A fault that can be injected into a run.
 
     Attributes:
         description: what it does.

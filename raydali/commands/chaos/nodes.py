@@ -25,7 +25,7 @@ _STARTED = "Ray runtime started"
 
 
 class Nodes:
-    """The cluster.
+    """The cluster of an experiment.
 
     Args:
         hosts: the node of the first one is the head.

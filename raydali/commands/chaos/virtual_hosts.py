@@ -19,7 +19,7 @@ LOCAL = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Host:
-    """A host.
+    """A virtual host on this machine.
 
     Attributes:
         veth: the bridge's end of its veth pair; None if the host is this machine.

@@ -32,7 +32,7 @@ class Marker:
         return self._attempt("driver", write=False) or self._attempt(f"{os.uname().nodename}-{os.getpid()}", write=True)
 
     def remove(self) -> None:
-        """Delete the markers."""
+        """Delete the markers of all nodes."""
         with suppress(OSError, UsageError):
             folder = self._folder()
             folder.filesystem.delete_dir(folder.path())
