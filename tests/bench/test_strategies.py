@@ -103,7 +103,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     tasks: list[StrategyTask] = []
 
     def run(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
-        assert processes == task.processes
+        assert processes == task.world_size
         tasks.append(task)
         if task.strategy == "dp":
             raise MeasurementFailed("rank 0: Traceback\nout of memory")
@@ -123,7 +123,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [row["to_one"] for row in rows] == [None if row["strategy"] == "dp" else 1 for row in rows]
     assert Path(files["plot"]).read_bytes().startswith(PNG)
     # DataParallel's one loader makes the batches, and has the threads and workers, of all.
-    shapes = {(task.strategy, task.loader): (task.processes, task.batch_size, task.threads) for task in tasks}
+    shapes = {(task.strategy, task.loader): (task.world_size, task.batch_size, task.threads) for task in tasks}
     assert shapes == {
         ("one", "torch"): (1, 4, 3),
         ("one", "dali"): (1, 4, 1),
@@ -132,7 +132,9 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         **{(strategy, "torch"): (4, 4, 3) for strategy in ("ddp", "sync-bn")},
         **{(strategy, "dali"): (4, 4, 1) for strategy in ("ddp", "sync-bn")},
     }
-    gpus = {task.strategy: [list(task.gpus_of(rank)) for rank in range(task.processes)] for task in tasks}
+    gpus = {
+        task.strategy: [list(replace(task, rank=rank).own_gpus) for rank in range(task.world_size)] for task in tasks
+    }
     assert gpus["one"] == [[0]] and gpus["dp"] == [[0, 1, 2, 3]] and gpus["ddp"] == [[0], [1], [2], [3]]
     # Whole turns of the workers: 12 of DataParallel's make 12 batches at once.
     assert {task.segment_steps for task in tasks if task.loader == "dali"} == {2}

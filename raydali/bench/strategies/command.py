@@ -89,13 +89,16 @@ def _measured(options: StrategiesBench, make: int, wanted: list[dict[str, Any]])
         task = task_of(
             StrategyTask,
             options,
-            **row,
+            **{name: row[name] for name in ("strategy", "precision", "loader", "gpus")},
             root=root,
             batch_size=options.batch_size * per_process,
             threads=per_process * (options.workers if row["loader"] == "torch" else options.threads),
             rounds=options.repeats,
+            seconds=0.0,
+            gpu=row["gpus"] > 0,
+            world_size=row["processes"],
         )
-        return run_ranks(measure_strategy, task, task.processes, timeout=options.timeout)[0]
+        return run_ranks(measure_strategy, task, task.world_size, timeout=options.timeout)[0]
 
     done: list[dict[str, Any]] = []
     with synthetic_images(options.data, make) as root:

@@ -10,11 +10,11 @@ All strategies are eager, as in the scripts that use them: nothing is compiled o
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.common.processes import join_ranks
-from raydali.bench.loader.contenders import endless
+from raydali.bench.loader.contenders import Task, our_loader
 from raydali.bench.train.rank import CLASSES, optimizer_step
 from raydali.bench.train.segments import Step
 from raydali.data.sources.image_folder import ImageFolder
@@ -36,29 +36,19 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyTask:
-    """The measurement of a row by all its processes.
+class StrategyTask(Task):
+    """The measurement of a row by all its processes; `loader` is torch or dali, `world_size` the number of processes.
 
     Attributes:
-        root: a folder of class folders of images.
         gpus: of all processes together; 0 is the CPU.
-        processes: 1, or as many as GPUs.
-        batch_size: images of a process's batch.
-        threads: of a process's loader.
         steps: minimum steps per segment.
         rounds: number of segments.
     """
 
-    root: str
     strategy: Strategy
     precision: Literal["fp32", "amp"]
-    loader: Literal["torch", "dali"]
     model: str
     gpus: int
-    processes: int
-    batch_size: int
-    image_size: int
-    threads: int
     steps: int
     rounds: int
 
@@ -76,10 +66,11 @@ class StrategyTask:
         """Steps per segment: with the torch loader whole turns of its workers, whose batches come in bursts."""
         return -(-self.steps // self.threads) * self.threads if self.loader == "torch" else self.steps
 
-    def gpus_of(self, rank: int) -> range:
-        """Return the GPUs of a process."""
-        each = self.gpus // self.processes
-        return range(rank * each, (rank + 1) * each)
+    @property
+    def own_gpus(self) -> range:
+        """The GPUs of this process."""
+        each = self.gpus // self.world_size
+        return range(self.rank * each, (self.rank + 1) * each)
 
 
 def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any] | None:
@@ -93,32 +84,21 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
     """
     import torch
 
-    from raydali.data.loading.make import make_loader
     from raydali.train.step import WARM_UP_STEPS
     from raydali.train.worker import Worker
 
+    task = replace(task, rank=rank)
     if task.gpus and task.loader == "dali":
         cuda_queues.set_max_connections()
-    join_ranks(rank, task.processes, port)
-    device = torch.device("cuda", rank) if task.gpus else torch.device("cpu")
-    worker = Worker.join(device, cpus=task.threads, node="local")
+    join_ranks(rank, task.world_size, port)
+    worker = Worker.join(torch.device(task.device), cpus=task.threads, node="local")
     torch.manual_seed(rank)
     # DataParallel computes in new threads at each step, and cuDNN's tuning results belong to a thread.
     torch.backends.cudnn.benchmark = task.strategy != "dp"
     source = ImageFolder.scan(task.root)
     step = _make_step(task, worker, classes=max(CLASSES, len(source.classes)))
-    order = endless(len(source), task.batch_size, task.processes)
-    pipeline = TrainImages(seed=0, image_size=task.image_size)
-    with make_loader(
-        task.loader,
-        source,
-        pipeline,
-        order,
-        rank=rank,
-        world_size=worker.world_size,
-        device=device,
-        threads=task.threads,
-    ) as loader:
+    name: Any = task.loader
+    with our_loader(task, name, source, TrainImages(seed=0, image_size=task.image_size)) as loader:
         resident = loader.resident_batch(task.batch_size)
         for _ in range(WARM_UP_STEPS if task.gpus else 1):
             step(resident["images"], resident["labels"])
@@ -126,26 +106,24 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
         batches = iter(loader)
         for _ in range(max(MIN_WARM_UP if task.gpus else 1, task.ahead)):
             _take(batches, step)
-        _reset_memory_peaks(task.gpus_of(rank))
+        _reset_memory_peaks(task.own_gpus)
         rounds = [_segment(task, worker, batches, step) for _ in range(task.rounds)]
-        memory = [_memory(gpu) for gpu in task.gpus_of(rank)]
-        busy = _busy_seconds(batches, step, task.gpus_of(rank))
+        memory = [_memory(gpu) for gpu in task.own_gpus]
+        busy = _busy_seconds(batches, step, task.own_gpus)
     everyone = worker.gather((rounds, memory, busy))
     if not everyone:
         return None
+    rounds_of, memory_of, busy_of = zip(*everyone, strict=True)
     return {
         "rounds": [
             {
-                "images_per_second": sum(theirs[i]["images_per_second"] for theirs, _, _ in everyone),
-                "loader_wait_fraction": sum(theirs[i]["loader_wait_fraction"] for theirs, _, _ in everyone)
-                / len(everyone),
+                "images_per_second": sum(each["images_per_second"] for each in ranks),
+                "loader_wait_fraction": sum(each["loader_wait_fraction"] for each in ranks) / len(ranks),
             }
-            for i in range(task.rounds)
+            for ranks in zip(*rounds_of, strict=True)
         ],
-        "memory": [each for _, theirs, _ in everyone for each in theirs] or None,
-        "busy_seconds": [each for _, _, theirs in everyone for each in theirs]
-        if task.gpus and all(theirs for _, _, theirs in everyone)
-        else None,
+        "memory": [each for own in memory_of for each in own] or None,
+        "busy_seconds": [each for own in busy_of for each in own] if task.gpus and all(busy_of) else None,
     }
 
 
@@ -165,7 +143,7 @@ def _make_step(task: StrategyTask, worker: "Worker", *, classes: int) -> Step:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
     trained: torch.nn.Module = Normalized(model).to(worker.device)
     if task.strategy == "dp":
-        trained = torch.nn.DataParallel(trained, device_ids=list(task.gpus_of(worker.rank)))
+        trained = torch.nn.DataParallel(trained, device_ids=list(task.own_gpus))
     step = optimizer_step(model, trained, worker, precision)
     return lambda images, labels: step(images.contiguous(memory_format=layout), labels)
 
