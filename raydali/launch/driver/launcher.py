@@ -17,7 +17,7 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
 from raydali.launch.driver.loop import Run, train_in_workers
-from raydali.launch.driver.placement import Placement, resolve_placement
+from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
@@ -41,7 +41,7 @@ STREAM_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job.
+    """A training function with its data, ready to launch.
 
     Attributes:
         name: the prefix of the names of its runs.
@@ -99,21 +99,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
         options = with_window(options, job.samples, job.labels)
-        if warning := window_warning(options, job.samples, job.labels):
+        for warning in _warnings(job, options, placement, cluster):
             console.warn(warning)
-        cores = usable_cores()
-        if cluster.own and placement.maximum * placement.cpus > cores:
-            console.warn(f"{placement.maximum} workers share {cores} cores: expect low throughput")
-        _warn_of_idle_workers(options, placement.maximum, console)
-        if placement.minimum < placement.maximum and not options.checkpoint_every:
-            console.warn(
-                f"a node that is lost costs the steps since the newest checkpoint, up to an epoch: with --workers "
-                f"{options.workers}, set --checkpoint-every"
-            )
-        if placement.reachable < placement.maximum:
-            console.warn(
-                f"the cluster ({cluster}) has room for {placement.reachable} of up to {placement.maximum} workers"
-            )
         settings = _settings(job, options)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
@@ -186,14 +173,27 @@ def _created(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _warn_of_idle_workers(options: LaunchOptions, workers: int, console: Console) -> None:
+def _warnings(job: Job, options: LaunchOptions, placement: Placement, cluster: Cluster) -> Iterator[str]:
+    """Yield what makes the run slow or fragile."""
     assert options.global_batch_size is not None
+    if warning := window_warning(options, job.samples, job.labels):
+        yield warning
+    workers, cores = placement.maximum, usable_cores()
+    if cluster.own and workers * placement.cpus > cores:
+        yield f"{workers} workers share {cores} cores: expect low throughput"
     batches = options.global_batch_size // options.batch_size
     if batches % workers:
-        console.warn(
+        yield (
             f"{workers} workers share the {batches} batches of a step unevenly, so that some wait for others: use a "
             f"number that divides {batches}"
         )
+    if placement.minimum < workers and not options.checkpoint_every:
+        yield (
+            f"a node that is lost costs the steps since the newest checkpoint, up to an epoch: with --workers "
+            f"{options.workers}, set --checkpoint-every"
+        )
+    if placement.reachable < workers:
+        yield f"the cluster ({cluster}) has room for {placement.reachable} of up to {workers} workers"
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class RaySession:
         return Attempt(driver, self.worker.from_first(number))
 
     def latest(self) -> dict[str, Any] | None:
-        """See the protocol."""
+        """See this method of Session."""
         state = self._checkpoints.newest()
         self._resumed = state is not None
         return state
@@ -79,24 +79,24 @@ class RaySession:
     def commit(
         self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
     ) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         if state is not None:
             self._checkpoints.save(step, state, best=best, save_error=save_error)
 
     def finish(self) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         self._checkpoints.finish()
 
     def emit(self, message: Message) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         self._channel.post(message)
 
     def warn(self, text: str) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         self.emit(RankWarning(self.worker.rank, text))
 
     def report_start(self, *, steps: int) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         if self.worker.rank == 0:
             started = Resumed if self._resumed else Started
             self.emit(
@@ -111,7 +111,7 @@ class RaySession:
             )
 
     def report_progress(self, *, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """See the protocol."""
+        """See this method of Session."""
         step, self._taken = self.cursor.done, Loader.batches_taken
         now = time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
@@ -123,13 +123,13 @@ class RaySession:
         return self.cursor.done + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
-        """See the protocol."""
+        """See this method of Session."""
         if get_train_context().preemption_context.preemption_info is not None:
             return "preemption"
         return self._channel.notice() if self.worker.rank == 0 else None
 
     def publish(self, figures: Figures) -> None:
-        """See the protocol: publish to Ray's metrics, which Prometheus collects, and to the driver's display."""
+        """Publish to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
         self.emit(RankFigures(self.worker.rank, figures))
 
