@@ -10,6 +10,7 @@ from raydali.data.sources.files import absolute
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
+from tests.support.messages import mentioning, mentions
 
 URIS = [
     "s3://HUSH:HUSH@bucket/runs",
@@ -48,7 +49,7 @@ def test_what_holds_none_passes(text: str) -> None:
 @pytest.mark.parametrize("option", ["--storage", "--data", "--val-data", "--root"])
 def test_no_option_of_a_job_takes_a_key(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["imagenet.py", option, URIS[0]])
-    with pytest.raises(UsageError, match="holds a user or a key"):
+    with pytest.raises(UsageError, match=mentioning("user key")):
         imagenet.main()
 
 
@@ -60,4 +61,4 @@ def test_no_command_takes_a_key(arguments: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as end:
         cli.main(arguments.replace("URI", URIS[0]).split())
     said = "".join(capsys.readouterr())
-    assert end.value.code == 2 and "holds a user or a key" in said and "HUSH" not in said
+    assert end.value.code == 2 and mentions(said, "user key") and "HUSH" not in said

@@ -110,7 +110,7 @@ def test_versions_must_be_the_same_on_all_nodes() -> None:
         ("ray", "2.59.0", ("odd",), "install 2.60.0, as on other nodes"),
         ("torch", "not installed", ("odd",), "install 2.15.0, as on other nodes"),
     ]
-    assert any(row.found == "not installed: it travels with the job" for row in rows(nodes))
+    assert any(row.found.startswith("not installed") for row in rows(nodes))
 
 
 def test_workers_name_a_host_that_spoils_training(monkeypatch: pytest.MonkeyPatch) -> None:

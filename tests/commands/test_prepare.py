@@ -218,7 +218,7 @@ def test_other_settings_or_sources_are_refused(source: Path, tmp_path: Path) -> 
         with pytest.raises(UsageError, match=message):
             prepare(other, target, **options)
     grow(source, {"train/1/another.jpg": jpeg()})
-    with pytest.raises(UsageError, match=r"has other files than when .* was made of it: give another target, or"):
+    with pytest.raises(UsageError, match=mentioning("other files target")):
         prepare(source, target)
     assert contents(target) == was
     (tmp_path / "full").mkdir()
@@ -231,7 +231,7 @@ def test_two_at_once_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     other = os.open(tmp_path / "target", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(UsageError, match=r"another `raydali prepare` writes to .*: wait for its end"):
+    with pytest.raises(UsageError, match=mentioning("another `raydali prepare`")):
         prepare(source, tmp_path / "target")
     os.close(other)
     prepare(source, tmp_path / "target")
@@ -296,8 +296,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
             cli.main(["prepare", str(source), str(target), "--shorter-side", "48", "--workers", "1"])
         error = capsys.readouterr().err.splitlines()[-1]
         assert left.value.code == 1
-        assert error.startswith(f"error: {target}/train/") and "cannot be written: No space left on device" in error
-        assert "room" in error
+        assert error.startswith(f"error: {target}/train/") and mentions(error, "space left room")
         made = [*target.rglob("*.jpg")]
         assert 0 < len(made) < 16 and not [*target.rglob(".*.part")]
         assert all(decoded(path.read_bytes()) for path in made)

@@ -69,7 +69,7 @@ def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
 def test_what_a_job_refuses_is_not_advised() -> None:
     with pytest.raises(UsageError, match="not for detectors"):
         detection.Config(compile=True)
-    assert advice("step-bound", detection.Config()) == "a larger --batch-size for faster steps"
+    assert re.findall("--[a-z-]+", advice("step-bound", detection.Config())) == ["--batch-size"]
 
 
 def test_what_is_so_already_is_not_advised() -> None:
@@ -77,7 +77,7 @@ def test_what_is_so_already_is_not_advised() -> None:
     faster = "--compile, --precision bf16 or a larger --batch-size for faster steps"
     assert advice("step-bound", slow, device="cuda", steps=200) == faster
     assert "--compile" not in advice("step-bound", slow)  # on CPUs it seldom is faster
-    assert advice("step-bound", imagenet.Config(compile=True)) == "a larger --batch-size for faster steps"
+    assert re.findall("--[a-z-]+", advice("step-bound", imagenet.Config(compile=True))) == ["--batch-size"]
     assert "--precision" not in advice("step-bound", imagenet.Config(precision="fp16"), device="cuda")
     assert advice("cpu decode", slow).startswith("--loader dali, ")
     assert "--loader" not in advice("cpu decode", imagenet.Config())

@@ -21,6 +21,7 @@ from raydali.run.events import (
     StorageRetried,
 )
 from raydali.run.messages import EpochEnded, Message, Note, Progress, RankFigures, RankWarning, WorkerError
+from tests.support.messages import mentions
 
 RECORD: dict[str, Any] = {
     "epoch": 3,
@@ -259,12 +260,12 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
     text = on_terminal()
     assert "step 220/400" in text and "1920 images/s (mean 1920)" in text
     assert re.search(r"epoch 1 .*10%", text), "of the second epoch's 200 steps, 20 are done"
-    assert "wait 18%, ceiling 90%, 3 s left" in text
-    assert "rank 3 waits for its loader 61% of the time, the median 4%" in text and "rank 1 waits" not in text
+    assert mentions(text, "wait 18% ceiling 90% 3")
+    assert mentions(text, "rank 3 loader 61% 4%") and "rank 1 waits" not in text
     console.show(EpochEnded(RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}))
     console._display.refresh()
     text = on_terminal()
-    assert "loss 2.7183" in text and "straggler, rank 3 on node a\n" in text
+    assert "loss 2.7183" in text and mentions(text, "straggler rank 3 node a")
     console.close()
     console.close()
     console.print("the end")

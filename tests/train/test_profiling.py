@@ -13,6 +13,7 @@ from raydali.run.folder import RunFolder
 from raydali.run.messages import RankWarning
 from tests.support.digits import digits_data
 from tests.support.job_ranks import train_rank
+from tests.support.messages import mentions
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 STAGES = {"loader_wait", "step", "exchange", "loop", "validation", "checkpoint"}
@@ -47,7 +48,7 @@ def warnings_of(config: Config, folder: RunFolder) -> list[str]:
 def test_steps_that_the_run_will_not_do_are_told(tmp_path: Path) -> None:
     config = replace(DIGITS, epochs=1, global_batch_size=64, ceiling=False, profile_steps="100:110")
     (warnings,) = run_ranks(1, warnings_of, config, folder_of(tmp_path))
-    assert warnings == ["--profile-steps 100:110: only steps 0 to 21 are left to do"]
+    assert len(warnings) == 1 and mentions(warnings[0], "--profile-steps 100:110 0 21")
 
 
 @pytest.mark.parametrize("asked", ["5", "5:5", "7:3", "-1:3", "a:b", "0:100000"])

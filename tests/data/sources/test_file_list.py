@@ -180,10 +180,10 @@ def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
     path = write("".join(f"images/{i}.png,{i % 3}\n" for i in range(2100)))
     with pytest.raises(UsageError) as error:
         FileList.from_file(path)
-    assert str(error.value) == (
-        f"none of the 2100 files that {path} lists is there: line 1: {tmp_path}/images/0.png; line 2: "
-        f"{tmp_path}/images/1.png; line 3: {tmp_path}/images/2.png; and 2097 more: relative paths begin at {tmp_path}, "
-        f"or where --root says"
+    told = str(error.value)
+    assert (
+        mentions(told, f"2100 files {path} 1 2 3 {tmp_path}/images/0.png {tmp_path}/images/2.png --root")
+        and "2097 more" in told
     )
 
 

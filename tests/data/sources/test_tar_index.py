@@ -216,7 +216,7 @@ def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     for name in ("0.tar.gz", "0.tar"):
         with tarfile.open(tmp_path / name, "w:gz") as archive:
             archive.addfile(tarfile.TarInfo("c/1.jpg"))
-        with pytest.raises(UsageError, match="cannot be read at random: decompress it"):
+        with pytest.raises(UsageError, match=mentioning("decompress")):
             labeled_images(str(tmp_path / name))
 
 
@@ -267,7 +267,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     caplog.set_level(logging.INFO)
     tar_cache.parent.parent.write_text("a file")
     assert len(TarShards.scan(str(pack("0.tar", {"c/1.jpg": b""})))) == 1
-    assert "the index is not kept for the next run: cannot write" in caplog.text
+    assert mentions(caplog.text, "index cannot write")
 
 
 def test_ten_thousand_members_are_indexed_at_once(pack: Pack) -> None:
