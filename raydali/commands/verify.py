@@ -86,7 +86,7 @@ def main(options: Verify) -> None:
         DataError: samples are broken, after they were printed and written; or the storage does not answer.
     """
     from raydali.data.sources.exclusion import as_line
-    from raydali.data.sources.skipped_files import in_words
+    from raydali.data.sources.skipped_files import describe_skipped
 
     workers = process_count(options.workers)
     require_writable("--output", options.output)
@@ -107,7 +107,7 @@ def main(options: Verify) -> None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
         counts = {"samples": samples, "transparent": found.transparent, "skipped": skipped}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
-    also = f"; {in_words(skipped)}" if skipped else ""
+    also = f"; {describe_skipped(skipped)}" if skipped else ""
     if found.transparent:
         also += f"; {found.transparent} with transparent pixels: alpha is dropped, and the colours beneath it show"
     if broken:

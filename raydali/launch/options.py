@@ -11,7 +11,7 @@ import tyro
 
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
-from raydali.report.tracking import asked_trackers
+from raydali.report.tracking import parse_trackers
 
 LEAST_TIMEOUT = 10
 _OTHERS_WAIT = 1.5
@@ -145,7 +145,7 @@ class LaunchOptions:
         Raises:
             UsageError: an unknown name, or a package that is not installed.
         """
-        return asked_trackers(self.track)
+        return parse_trackers(self.track)
 
     def kept_steps(self, samples: int) -> Callable[[int], bool]:
         """Return whether the checkpoint after a step is kept for good (`keep_epochs`)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raydali.report.progress_display import Display, in_digits
+from raydali.report.progress_display import Display, rate_text
 from raydali.run.events import (
     CheckpointFailed,
     CheckpointRefused,
@@ -54,7 +54,7 @@ QUARANTINED_SHOWN = 5
 def _cell(value: Any, form: str) -> str:
     if value is None:
         return "-"
-    return in_digits(value) if form == "rate" else format(value, form)
+    return rate_text(value) if form == "rate" else format(value, form)
 
 
 class Console:
@@ -106,7 +106,7 @@ class Console:
                 seconds = f"first step after {event.seconds or 0:.0f} s"
                 self.print(f"{what} at step {event.step} of {event.steps}: {workers}, {seconds}")
             case Rehearsed(ceiling_images_per_second=float() as rate):
-                self.print(f"ceiling: {in_digits(rate)} images/s with the batch already on the device")
+                self.print(f"ceiling: {rate_text(rate)} images/s with the batch already on the device")
             case OptionsChosen(options=options):
                 chosen = [f"--precision {options['precision']}"] if "precision" in options else []
                 chosen += ["--compile"] * bool(options.get("compile"))

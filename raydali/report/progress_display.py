@@ -21,10 +21,10 @@ NOW_SECONDS = 10.0
 """Window of the current rate in images a second."""
 LINE_SECONDS = 30.0
 """Interval of plain lines."""
-STRAYS_BY = 0.15
+STRAGGLER_MARGIN = 0.15
 """A rank is a straggler if the share of time that it waits for its loader exceeds the median rank's by this much, or if
 its own part of a step takes longer than the median by this share."""
-MAX_STRAYS = 4
+MAX_STRAGGLERS = 4
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
 
@@ -103,21 +103,21 @@ class Display:
         at = self._at
         return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 
-    def strays(self) -> list[str]:
+    def stragglers(self) -> list[str]:
         """A line for each rank that waits longer for its loader than the others, or steps more slowly, worst first."""
         waits, steps = self._each("loader_wait_fraction"), self._each("own_step_seconds")
         usual, pace = (median(values.values()) if len(values) > 1 else inf for values in (waits, steps))
         lines = [
             f"rank {rank} waits for its loader {wait:.0%} of the time, the median {usual:.0%}"
             for rank, wait in sorted(waits.items(), key=lambda item: -item[1])
-            if wait - usual >= STRAYS_BY
+            if wait - usual >= STRAGGLER_MARGIN
         ] + [
             f"rank {rank} takes {seconds:.3g} s for its part of a step, the median {pace:.3g} s"
             for rank, seconds in sorted(steps.items(), key=lambda item: -item[1])
-            if seconds >= pace * (1 + STRAYS_BY)
+            if seconds >= pace * (1 + STRAGGLER_MARGIN)
         ]
-        rest = len(lines) - MAX_STRAYS
-        return lines if rest <= 0 else [*lines[:MAX_STRAYS], f"and {rest} more"]
+        rest = len(lines) - MAX_STRAGGLERS
+        return lines if rest <= 0 else [*lines[:MAX_STRAGGLERS], f"and {rest} more"]
 
     def _each(self, name: str) -> dict[int, float]:
         """A figure by rank, without the ranks that have not measured it."""
@@ -128,7 +128,7 @@ class Display:
         assert self._at is not None
         (began, before), (now, consumed) = self._recent[0], self._recent[-1]
         mean = _rate(consumed - self._consumed_first, now - self._first)
-        facts = [f"{in_digits(_rate(consumed - before, now - began))} images/s (mean {in_digits(mean)})"]
+        facts = [f"{rate_text(_rate(consumed - before, now - began))} images/s (mean {rate_text(mean)})"]
         for name, text in (("loader_wait_fraction", "wait"), ("of_ceiling", "ceiling")):
             if values := self._each(name).values():
                 facts.append(f"{text} {fmean(values):.0%}")
@@ -137,7 +137,7 @@ class Display:
             facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
         if mean and self._at.step:
             left = self._at.samples_consumed * (self._at.steps / self._at.step - 1) / mean
-            facts.append(f"{_duration(left)} left")
+            facts.append(f"{_estimate(left)} left")
         if self._verdict:
             facts.append(self._verdict)
         return facts
@@ -151,7 +151,7 @@ class Display:
         bars = [(epoch, run, steps)] if share is None else [(epoch, share, f"{share:.0%}"), ("run", run, steps)]
         room = self._console.width - len(epoch) - max(len(text) for _, _, text in bars) - 2
         drawn = [_bar(name.ljust(len(epoch)), part, text, min(room, BAR_WIDTH)) for name, part, text in bars]
-        lines = [", ".join(self._facts()), *self.strays()]
+        lines = [", ".join(self._facts()), *self.stragglers()]
         # Wrapped between words: the console itself leaves wrapping to the terminal.
         return Group(*drawn, *(Text(text, no_wrap=False, overflow="fold") for text in lines))
 
@@ -171,7 +171,7 @@ def _share_of_epoch(at: Progress) -> float | None:
     return min(1.0, max(0.0, share))
 
 
-def in_digits(rate: float) -> str:
+def rate_text(rate: float) -> str:
     """A rate in images a second, with two significant digits below ten: "123", "0.066"."""
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
@@ -180,6 +180,7 @@ def _rate(images: int, seconds: float) -> float:
     return images / seconds if seconds > 0 else 0.0
 
 
-def _duration(seconds: float) -> str:
+def _estimate(seconds: float) -> str:
+    """A duration in one unit: it is an estimate."""
     minutes = round(seconds / 60)
     return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"

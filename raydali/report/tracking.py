@@ -118,7 +118,7 @@ TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any], str | None], Tracker
 """Trackers by the names of their packages."""
 
 
-def asked_trackers(track: str | None) -> tuple[str, ...]:
+def parse_trackers(track: str | None) -> tuple[str, ...]:
     """The names in a comma list.
 
     Raises:
@@ -144,7 +144,7 @@ def tracked(
     nothing.
 
     Args:
-        names: from `asked_trackers`.
+        names: from `parse_trackers`.
         settings: the content of `config.json`.
         warn: takes a line.
 

@@ -278,8 +278,8 @@ def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> 
     console = Console()
     for rank in range(20):
         console.show(figures(rank, rank / 20 if rank > 13 else 0.0))
-    strays = console._display.strays()
-    assert [line.split(" waits")[0] for line in strays] == [
+    stragglers = console._display.stragglers()
+    assert [line.split(" waits")[0] for line in stragglers] == [
         "rank 19",
         "rank 18",
         "rank 17",
@@ -288,7 +288,7 @@ def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> 
     ]
     console.show(Started(step=0, steps=400, world_size=2, device="cpu", seconds=1.0))
     console.show(figures(0, None))
-    assert console._display.strays() == []
+    assert console._display.stragglers() == []
 
 
 def test_a_rank_with_slow_steps_is_shown_with_the_current_loss(on_terminal: Output) -> None:
@@ -296,7 +296,7 @@ def test_a_rank_with_slow_steps_is_shown_with_the_current_loss(on_terminal: Outp
     console.show(progress(10, 320))
     for rank, seconds in enumerate((0.2, 0.21, 0.3)):
         console.show(figures(rank, 0.0, own_step_seconds=seconds, loss=1.0 + rank))
-    assert console._display.strays() == ["rank 2 takes 0.3 s for its part of a step, the median 0.21 s"]
+    assert console._display.stragglers() == ["rank 2 takes 0.3 s for its part of a step, the median 0.21 s"]
     assert "loss 2.0000" in console._display.line()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from raydali.errors import UsageError
 from raydali.launch.options import LaunchOptions
-from raydali.report.tracking import IDS, asked_trackers, tracked
+from raydali.report.tracking import IDS, parse_trackers, tracked
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
@@ -106,7 +106,7 @@ def run(folder: RunFolder, names: str, *epochs: int, error: type[BaseException] 
     """Train these epochs, and end with this error; the warnings."""
     warnings: list[str] = []
     try:
-        with tracked(folder, asked_trackers(names), SETTINGS, warnings.append) as take:
+        with tracked(folder, parse_trackers(names), SETTINGS, warnings.append) as take:
             for epoch in epochs:
                 take(row(epoch))
             if error is not None:
@@ -153,7 +153,7 @@ def test_a_failing_tracker_is_a_warning_and_stops_no_other(
     mlflow: Mlflow, wandb: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, warnings = folder_of(tmp_path), list[str]()
-    with tracked(folder, asked_trackers("mlflow,wandb"), SETTINGS, warnings.append) as take:
+    with tracked(folder, parse_trackers("mlflow,wandb"), SETTINGS, warnings.append) as take:
         mlflow.broken = True
         monkeypatch.setattr("raydali.report.tensorboard.TensorBoard.epoch", lambda *_: (_ for _ in ()).throw(OSError()))
         take(row(0))

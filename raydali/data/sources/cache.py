@@ -1,7 +1,7 @@
 """The cache of what raydali can make again: indexes and built-in data.
 
-Indexes are in the user's cache, and with the runs too once `also_keep_in` names a storage: a pod starts with an empty
-cache.
+Indexes are in the user's cache, and with the runs too once `cache_with_runs` names a storage: a pod starts with an
+empty cache.
 """
 
 import io
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 
-BESIDE_RUNS = ".raydali-indexes"
+RUNS_CACHE = ".raydali-indexes"
 """The cache's folder in a storage of runs; no run can have this name."""
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "raydali"
 
 
-def also_keep_in(storage: str | None) -> None:
+def cache_with_runs(storage: str | None) -> None:
     """Use this storage of runs as a second cache of indexes from now on.
 
     Args:
@@ -41,40 +41,40 @@ def also_keep_in(storage: str | None) -> None:
     _storage = None if storage is None or storage.startswith("~") or "?" in storage else storage.rstrip("/")
 
 
-def kept_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
+def cached_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the arrays cached under this name, from each cache; missing and incomplete files are skipped."""
     for folder in _folders():
-        place = f"{folder}/{name}"
+        path = f"{folder}/{name}"
         try:
             with (
-                io.BytesIO(storage.read(place)) if "://" in place else open(place, "rb") as file,
-                np.load(file, allow_pickle=False) as held,
+                io.BytesIO(storage.read(path)) if "://" in path else open(path, "rb") as file,
+                np.load(file, allow_pickle=False) as loaded,
             ):
-                arrays = {key: held[key] for key in held.files}
+                arrays = {key: loaded[key] for key in loaded.files}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             continue
         yield arrays
 
 
-def keep_arrays(name: str, **arrays: Any) -> None:
+def cache_arrays(name: str, **arrays: Any) -> None:
     """Store these arrays in each cache; one that cannot be written is no error."""
     for folder in _folders():
-        place = f"{folder}/{name}"
+        path = f"{folder}/{name}"
         try:
-            if "://" in place:
+            if "://" in path:
                 made = io.BytesIO()
                 np.savez(made, **arrays)
-                with storage.file_system(place).open_output_stream(place.partition("://")[2]) as stream:
+                with storage.file_system(path).open_output_stream(path.partition("://")[2]) as stream:
                     stream.write(made.getbuffer())
                 continue
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=Path(place).parent) as temporary:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=Path(path).parent) as temporary:
                 np.savez(Path(temporary, "made.npz"), **arrays)
-                os.replace(Path(temporary, "made.npz"), place)
+                os.replace(Path(temporary, "made.npz"), path)
         except OSError as error:
-            reason = storage.reason(error) if "://" in place else error.strerror
-            _log.info("the index is not kept for the next run: cannot write %s: %s", place, reason)
+            reason = storage.reason(error) if "://" in path else error.strerror
+            _log.info("the index is not kept for the next run: cannot write %s: %s", path, reason)
 
 
 def _folders() -> list[str]:
-    return [str(cache_folder()), *([f"{_storage}/{BESIDE_RUNS}"] if _storage is not None else [])]
+    return [str(cache_folder()), *([f"{_storage}/{RUNS_CACHE}"] if _storage is not None else [])]

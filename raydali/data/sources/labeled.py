@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
-from raydali.data.sources.skipped_files import in_words, select_files, skip_root
+from raydali.data.sources.skipped_files import describe_skipped, select_files, skip_root
 from raydali.data.sources.source import Source
 from raydali.errors import UsageError
 from raydali.text import summarize
@@ -102,7 +102,7 @@ class LabeledFiles(Files):
             chosen[folder] = sorted(listing.pop(folder))
             counts[class_] += len(chosen[folder])
         if not any(counts.values()):
-            instead = f" ({in_words(skipped.kinds)})" if skipped.kinds else ""
+            instead = f" ({describe_skipped(skipped.kinds)})" if skipped.kinds else ""
             needed = ", ".join(extensions)
             raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {needed}{instead}")
         skipped.warn(root, extensions)

@@ -84,7 +84,7 @@ def read_lines(path: str, root: str) -> Lines:
         UsageError: the list cannot be read or is empty; wrong lines, of which the first are named.
     """
     lines = Lines(PathPacker(root))
-    told, wrong = list[str](), 0
+    shown, wrong = list[str](), 0
     count, separator, is_local = 0, "", "://" not in root
     for begin, texts in _parts(path):
         numbers, paths, labels = list[int](), list[str](), list[str]()
@@ -108,13 +108,13 @@ def read_lines(path: str, root: str) -> Lines:
         except UsageError:
             reasons |= _refused(root, numbers, paths)
         wrong += len(reasons)
-        told += [f"line {number}: {reasons[number]}" for number in sorted(reasons)[: LINES_SHOWN - len(told)]]
+        shown += [f"line {number}: {reasons[number]}" for number in sorted(reasons)[: LINES_SHOWN - len(shown)]]
     if not count:
         raise UsageError(f"{path} lists no files: write a line path,label for each")
     if wrong:
         raise UsageError(
             f"{wrong} of the {count} lines of {path} are wrong: "
-            f"{summarize(told, LINES_SHOWN, total=wrong, separator='; ')}: a line must read path,label"
+            f"{summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}: a line must read path,label"
         )
     return lines
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.cache import keep_arrays, kept_arrays
+from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import digest
 from raydali.data.sources.patterns import FoundFile
 from raydali.errors import UsageError
@@ -104,12 +104,12 @@ def shard_index(
     index = _cached(place, stamp)
     if index is None:
         index = _joined(root, _parts(root, shards, read), needed)
-        keep_arrays(place, stamp=np.array(stamp), **vars(index))
+        cache_arrays(place, stamp=np.array(stamp), **vars(index))
     return index
 
 
 def _cached(place: str, stamp: str) -> ShardIndex | None:
-    for held in kept_arrays(place):
+    for held in cached_arrays(place):
         if str(held.pop("stamp", "")) == stamp:
             return ShardIndex(**held)
     return None

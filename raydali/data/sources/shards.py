@@ -22,7 +22,7 @@ from raydali.data.sources.files import absolute, digest, only_names, read_in_par
 from raydali.data.sources.patterns import FoundFile, find_files
 from raydali.data.sources.read_timing import reading
 from raydali.data.sources.shard_index import ShardIndex
-from raydali.data.sources.skipped_files import in_words
+from raydali.data.sources.skipped_files import describe_skipped
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -83,7 +83,7 @@ class Shards:
         index = index_of(root, shards)
         skipped: dict[str, int] = json.loads(index.skipped.tobytes())
         if skipped:
-            _log.warning("%s: %s", data, in_words(skipped))
+            _log.warning("%s: %s", data, describe_skipped(skipped))
         if index.unread:
             _log.warning("%s: bytes behind the ends of archives, which are not read: %d", data, index.unread)
         found = os.fsdecode(index.label_names.tobytes()).split("\0")

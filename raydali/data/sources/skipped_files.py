@@ -50,14 +50,14 @@ class SkippedFiles:
         _log.warning(
             "%s: %s (%s); only %s are read: convert others to %s",
             root,
-            in_words(self.kinds),
+            describe_skipped(self.kinds),
             where,
             ", ".join(extensions),
             wanted,
         )
 
 
-def in_words(kinds: Mapping[str, int]) -> str:
+def describe_skipped(kinds: Mapping[str, int]) -> str:
     """Describe how many files were skipped by kind, the most frequent first."""
     ordered, total = _most(kinds), sum(kinds.values())
     shown = [f"{count:,} {kind}" for kind, count in ordered[:_KINDS_SHOWN]]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import tyro
 
-from raydali.data.sources.cache import also_keep_in
+from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
 from raydali.output import mark_warnings
@@ -37,7 +37,7 @@ def parse(config: type[Config], *, demo: Config | None = None) -> Config:
     parsed = tyro.cli(config, config=style)
     if demo is not None and not getattr(parsed, "data", None):
         parsed = tyro.cli(config, default=demo, config=style)
-    also_keep_in(getattr(parsed, "storage", None))
+    cache_with_runs(getattr(parsed, "storage", None))
     return parsed
 
 

@@ -58,7 +58,7 @@ class Epoch:
         return self.values.get(name)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Epoch | None":
+    def from_record(cls, record: Mapping[str, Any]) -> "Epoch | None":
         """Make it from a line; None if that has no valid epoch number."""
         epoch = number(record.get("epoch"))
         if epoch is None or not 0 <= epoch < 1e9:
@@ -162,7 +162,7 @@ class History:
 
     def add_epoch(self, record: Mapping[str, Any]) -> None:
         """Add a line of `epochs.jsonl`; it replaces an earlier one of the same epoch."""
-        epoch = Epoch.of(record)
+        epoch = Epoch.from_record(record)
         if epoch is None:
             return
         step = epoch.get("step")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS, Config
-from raydali.data.sources.cache import BESIDE_RUNS, also_keep_in
+from raydali.data.sources.cache import RUNS_CACHE, cache_with_runs
 from raydali.data.sources.tar import TarShards
 from raydali.data.sources.tfrecord import TFRecords
 from raydali.launch.driver.command import parse
@@ -23,7 +23,7 @@ SAMPLES = 60
 @pytest.fixture(autouse=True)
 def storage() -> Iterator[None]:
     yield
-    also_keep_in(None)
+    cache_with_runs(None)
 
 
 def _members(size: int) -> dict[str, bytes]:
@@ -76,11 +76,11 @@ def test_an_index_beside_the_runs_serves_a_new_machine(
     client, data = boto3.client("s3"), f"train-{remote}"  # a process keeps what it has opened
     client.put_object(Bucket="bucket", Key=f"{data}/0.tar", Body=packed(_members(20)))
     where = "s3://bucket/runs" if remote else str(tmp_path / "runs")
-    also_keep_in(f"{where}/")
+    cache_with_runs(f"{where}/")
     first = TarShards.scan(f"s3://bucket/{data}")
     kept = {entry["Key"] for entry in client.list_objects_v2(Bucket="bucket")["Contents"]} - {f"{data}/0.tar"}
     kept |= {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").rglob("*.npz")}
-    assert [path.startswith(f"runs/{BESIDE_RUNS}/tar/") for path in kept] == [True]
+    assert [path.startswith(f"runs/{RUNS_CACHE}/tar/") for path in kept] == [True]
     shutil.rmtree(tar_cache)
     sent, calls = flaky_s3.sent, flaky_s3.calls
     again = TarShards.scan(f"s3://bucket/{data}")
@@ -100,7 +100,7 @@ def test_a_storage_that_takes_no_index_is_no_error(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "0.tar").write_bytes(packed(_members(20)))
-    also_keep_in(storage)
+    cache_with_runs(storage)
     assert len(TarShards.scan(str(tmp_path / "0.tar"))) == SAMPLES
     assert len([*tar_cache.iterdir()]) == 1 and not (tmp_path / "raydali-runs").exists()
 
@@ -113,4 +113,4 @@ def test_a_job_keeps_indexes_in_its_storage(tmp_path: Path, monkeypatch: pytest.
     )
     config = parse(Config, demo=DIGITS)
     TarShards.scan(str(config.data))
-    assert len([*(tmp_path / "runs" / BESIDE_RUNS / "tar").iterdir()]) == 1
+    assert len([*(tmp_path / "runs" / RUNS_CACHE / "tar").iterdir()]) == 1

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.cache import keep_arrays, kept_arrays
+from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import Files, digest
 from raydali.data.sources.patterns import folder_entries
 from raydali.data.sources.video.packets import VideoInfo, read_video_info
@@ -162,7 +162,7 @@ class _Cached:
     @classmethod
     def read(cls, place: str) -> Self:
         """Read a cache file; empty if there is none, or an incomplete one."""
-        for held in kept_arrays(place):
+        for held in cached_arrays(place):
             try:
                 table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
             except KeyError:  # an earlier version's
@@ -203,7 +203,7 @@ class _Cached:
         if self.is_new:
             arrays = {field.name: getattr(self.table, field.name) for field in fields(VideoTable)}
             names = np.frombuffer(b"\0".join(self.names), np.uint8)
-            keep_arrays(place, names=names, stamps=self.stamps, used=self.used, **arrays)
+            cache_arrays(place, names=names, stamps=self.stamps, used=self.used, **arrays)
 
 
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
