@@ -186,14 +186,14 @@ def _communication(found: Finding) -> Words:
 
 def _start_up(found: Finding) -> Words:
     what = f"the first batch took {found.cost:.0%} of the epoch, once for each start"
-    return "start-up", what, "nothing, if later epochs are free of it"
+    return "start-up", what, "ignoring it, if later epochs are free of it"
 
 
 def _compile(found: Finding) -> Words:
     what = f"the first step took longer than the others, costing {found.cost:.0%} of the epoch"
     warmed_up = Advice("leaving out --no-ceiling, so that steps are warmed up", {"ceiling": True})
     on_cpu = [warmed_up] if found.device == "cpu" else []  # on a GPU they always are
-    return "compile", what, found.remedy(*on_cpu, "nothing, if later epochs are free of it")
+    return "compile", what, found.remedy(*on_cpu, "ignoring it, if later epochs are free of it")
 
 
 def _validation(found: Finding) -> Words:
