@@ -35,8 +35,8 @@ MIN_EPOCHS = MIN_READINGS + 1
 """After the last epoch nothing is read: processes are about to end."""
 MAX_WORKERS = 64
 POLL_SECONDS = 0.05
-ROLES = {"RayTrainWorker": "rank", "TrainController": "controller"}
-"""Roles of processes, by a part of their titles."""
+ROLES = {"RayTrainWorker": "rank", "Controller": "controller"}
+"""Roles of processes, by a part of their titles; Ray names an actor's process after its class, here `_Controller`."""
 
 
 @dataclass(frozen=True)
