@@ -1,10 +1,10 @@
-"""The decision after a failure: whether the run goes on, after which pause, and without which nodes.
+"""Decides after a failure whether the run continues, after which pause, and without which nodes.
 
-the storage does not answer        goes on after 30 s, doubling to 5 min, for --storage-timeout; not counted
-a node lacks the samples           goes on without the node; not counted
-an error twice at one step         on one node: goes on without it, if others suffice; else the run ends
-the same node twice in a row       goes on without it, if others suffice
-anything                           is counted up to --max-failures, with pauses that grow
+the storage does not answer        continue after 30 s, doubling to 5 min, for --storage-timeout; not counted
+a node lacks the samples           continue without the node; not counted
+the same error twice at one step   on one node: continue without it, if others suffice; otherwise the run ends
+the same node twice in a row       continue without it, if others suffice
+any failure                        is counted up to --max-failures, with growing pauses
 """
 
 import re
@@ -16,11 +16,11 @@ from raydali.run.events import Failure
 from raydali.run.messages import WorkerError
 
 PAUSES = (0.0, 15.0, 60.0, 300.0)
-"""Seconds before the start after the first failure without progress, the second one, and so on; the last one stays."""
+"""Seconds before the restart after the first failure without progress, the second one, and so on; the last is kept."""
 STORAGE_PAUSES = (30.0, 60.0, 120.0, 240.0, 300.0)
 SAME_ERROR, SAME_START_ERROR = 2, 5
-"""How often in a row the same error at the same step is no accident; or before the first step of a run that has trained
-already, when what it needs may be away for some minutes."""
+"""Number of consecutive equal errors at the same step after which it would recur; the second number counts before the
+first step of a run that has trained already, since its needs may be away for some minutes."""
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
@@ -29,10 +29,10 @@ class Decision:
     """The decision after a failure.
 
     Attributes:
-        stop_reason: why the run ends; None where it goes on.
+        stop_reason: why the run ends; None if it continues.
         pause: seconds until the next start.
-        leave_out: ids of nodes that no worker starts on any more.
-        cause: "storage" or "node" where it is not the run's own failure.
+        leave_out: ids of nodes that no worker may start on from now on.
+        cause: "storage" or "node" if the failure is not the run's own.
     """
 
     stop_reason: str | None = None
@@ -42,12 +42,12 @@ class Decision:
 
 
 class RestartPolicy:
-    """Judges the failures of a run's worker groups; preemptions and resizes are none.
+    """Judges the failures of a run's worker groups; preemptions and resizes are not failures.
 
     Args:
-        limit: how many in a row may happen while the run gets no further; -1 for any number.
-        storage_timeout: seconds for which the storage may be away; 0 for any time.
-        suffices: whether the cluster holds the workers without these nodes.
+        limit: number of consecutive failures without progress; -1: no limit.
+        storage_timeout: seconds for which the storage may be away; 0: no limit.
+        suffices: returns whether the cluster holds the workers without these nodes.
         now: a monotonic clock.
     """
 
@@ -70,7 +70,7 @@ class RestartPolicy:
         self.left_out: tuple[str, ...] = ()
 
     def begun(self, step: int) -> None:
-        """A worker group has done its first step after `step`, the newest checkpoint's."""
+        """A worker group has completed its first step after `step`, the newest checkpoint's."""
         self._has_trained = True
         self._outages = 0
         if step > self._start:
@@ -123,7 +123,7 @@ class RestartPolicy:
         return Decision(pause=_nth(STORAGE_PAUSES, self._outages), cause="storage")
 
     def _recurs(self, error: WorkerError, nodes: set[str]) -> str | None:
-        """Why an error of the code would come again; None where it may not, or where one node may be at fault."""
+        """Return why an error would recur; None if it may not, or if a single node may be at fault."""
         same = _text(error), error.step
         if same != self._error:
             self._error, self._same, self._error_nodes = same, 0, set()
@@ -134,7 +134,7 @@ class RestartPolicy:
             return None
         if len(self._error_nodes) == 1 and self._can_leave_out(tuple(nodes)):
             return None
-        return f"the same failure came {self._same} times in a row behind step {error.step}, so it would come again"
+        return f"the same error occurred {self._same} times in a row after step {error.step}, and would recur"
 
     def _can_leave_out(self, nodes: Collection[str]) -> bool:
         new = set(nodes) - set(self.left_out)
@@ -150,7 +150,7 @@ class RestartPolicy:
 
 
 def _text(error: WorkerError) -> str:
-    """An error's text without its numbers, which vary."""
+    """Return the text of an error without its numbers, which vary."""
     return _VARYING.sub("#", error.error)
 
 

@@ -79,7 +79,7 @@ class WorkerGroups:
             self.errors, self._is_over = [], False
         self.errors.append(error)
         if error.final:
-            self.stop_reason = "it would come again"
+            self.stop_reason = "it would recur"
 
     def hung(self, ranks: Sequence[StuckRank]) -> None:
         """Remember ranks that are killed because they hold up the run."""
