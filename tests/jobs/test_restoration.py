@@ -115,6 +115,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"precision": "bf16", "loader": "torch"}, {"loader": "synthetic", "ceiling": True}], ids=str
 )
+@pytest.mark.slow
 def test_options_train(tmp_path: Path, pairs: Data, changes: dict[str, Any]) -> None:
     folder = folder_of(tmp_path)
     run_ranks(1, in_single, replace(CONFIG, **changes), pairs, folder)

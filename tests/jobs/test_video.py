@@ -60,6 +60,7 @@ def test_the_demo_learns_where_discs_move_to(tmp_path: Path, discs: Data) -> Non
 
 
 @pytest.mark.parametrize("changes", [{"loader": "torch"}, {"precision": "bf16", "optimizer": "sgd"}])
+@pytest.mark.slow
 def test_options_train(tmp_path: Path, discs: Data, changes: dict[str, Any]) -> None:
     folder = folder_of(tmp_path)
     run_ranks(1, in_single, replace(CONFIG, learning_rate=0.01, **changes), discs, folder)

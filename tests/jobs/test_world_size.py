@@ -131,8 +131,8 @@ def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: 
     "changes",
     [
         {"mixup": 0.2, "cutmix": 1.0, "ema_decay": 0.9, "label_smoothing": 0.1},
-        {"precision": "bf16"},
-        {"loader": "synthetic"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param({"loader": "synthetic"}, marks=pytest.mark.slow),
     ],
     ids=lambda changes: "-".join(changes),
 )

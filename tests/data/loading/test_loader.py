@@ -226,6 +226,7 @@ def resident_megabytes() -> float:
 
 
 @pytest.mark.parametrize("name", DECODING)
+@pytest.mark.slow
 def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: ImageFolder) -> None:
     stream = Stream(samples=30, epochs=160, batch_size=8, global_batch_size=8, seed=1)
     pipeline = TrainImages(image_size=128, seed=0)  # a batch of 0.4 MB: 160 MB, were each one kept

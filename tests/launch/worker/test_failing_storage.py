@@ -66,6 +66,7 @@ def assert_complete(folder: RunFolder, data: Data) -> None:
     assert [(row["epoch"], row["images"]) for row in rows] == [(0, 1440), (1, 1344)]
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, digits: Data) -> None:
     with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
         folder = folder_of(disk.path)
