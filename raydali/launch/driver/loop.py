@@ -197,7 +197,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> Any:
     return Trainer(
         run_worker,
         channel=channel,
-        train_loop_config={"task": task},
+        train_loop_config={"task": ray.put(task)},  # or the controller pickles it once more
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(
             num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)

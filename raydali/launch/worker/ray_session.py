@@ -159,9 +159,9 @@ class WorkerTask:
     channel: DriverChannel
 
 
-def run_worker(config: dict[str, WorkerTask]) -> None:
+def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
     """Run the job's training function in a Ray Train worker; report an error to the driver before it is raised."""
-    task = config["task"]
+    task = ray.get(config["task"])
     channel = task.channel
     session: RaySession | None = None
     try:
