@@ -189,7 +189,7 @@ class Loader(ABC):
         return tensor.to(self.device, non_blocking=True).contiguous(memory_format=layout)
 
     def resident_batch(self, size: int) -> dict[str, torch.Tensor]:
-        """Return `size` samples of noise on the device; what is no image is that of the first sample.
+        """Return `size` samples of noise on the device; labels, masks and the like are those of the first sample.
 
         Raises:
             DataError: none of the first samples can be read, so that their shape is unknown.
@@ -199,7 +199,7 @@ class Loader(ABC):
         batch = {}
         for name, one in zip(self.pipeline.outputs, self._any_sample(), strict=True):
             shape = size, *one.shape
-            is_image = one.dtype == torch.uint8
+            is_image = one.dtype == torch.uint8 and one.ndim > 2 and len(one) > 1  # a mask has one channel
             noise = torch.randint(256, shape, generator=generator, dtype=torch.uint8) if is_image else one.expand(shape)
             batch[name] = self._to_device(noise)
         return batch
