@@ -89,6 +89,6 @@ print(tuple(cloudpickle.loads(cloudpickle.dumps(train))(Config())))
 """
 
 
-def test_a_job_may_import_torch_at_its_top_and_have_an_option_classes() -> None:
+def test_a_job_may_import_torch_and_have_an_option_classes() -> None:
     done = subprocess.run([sys.executable, "-c", JOB_WITH_GLOBAL_TORCH], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "(2, 3)"
