@@ -45,7 +45,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def after_micro_batch(self, index: int) -> None:
-        """Call behind each forward pass, with its index among this rank's micro-batches of the step.
+        """Call after each forward pass, with its index among this rank's micro-batches of the step.
 
         The forward pass moved the buffers from where the step began; the mean over the step's micro-batches of
         where they came to is kept. With one micro-batch a step that is what BatchNorm itself does.

@@ -50,7 +50,7 @@ class StepTrace:
             torch.cuda.nvtx.range_push(name)
 
     def after(self, step: int) -> None:
-        """A step is done; behind the last one the file is written, which takes some seconds."""
+        """End a step; after the last one the file is written, which takes some seconds."""
         if self._profiler is None or step + 1 < self._steps.stop:
             return
         self._end_stage()

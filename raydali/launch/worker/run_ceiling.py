@@ -71,7 +71,7 @@ class RunCeiling:
         self._state.ceiling = measured.images_per_second or self._state.ceiling
         self._is_void = measured.void
         if measured.void:
-            self._note(f"the ceiling is void: {measured.why}; it is measured again behind the epoch")
+            self._note(f"the ceiling is void: {measured.why}; it is measured again after the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
         self._report(Rehearsed, measured.images_per_second, began)

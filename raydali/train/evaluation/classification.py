@@ -19,7 +19,7 @@ NONE_READ = "none of the validation samples can be read: check that they are whe
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in evaluation mode inside, and in its own again behind it, whatever happens."""
+    """Put the model into evaluation mode inside, and back into its own mode afterwards."""
     training = model.training
     model.eval()
     try:
