@@ -1,4 +1,4 @@
-"""The `raydali` command.
+"""Runs the `raydali` command: parses its command line and dispatches to a subcommand.
 
 A subcommand is a dataclass of options with a function `main(options)` in the same module. Neither this module nor
 those import torch, Ray or DALI, so that --help answers at once.

@@ -1,4 +1,4 @@
-"""Shared by the commands of `raydali`: --json, tables, and the description of the machine."""
+"""Output that the commands of `raydali` share: --json, tables, and the description of the machine."""
 
 import ctypes
 import json

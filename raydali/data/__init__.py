@@ -1,1 +1,1 @@
-"""From ids to batches: sources, the stream, augmentation, pipelines, loaders. No Ray: ranks are integers."""
+"""Makes batches of ids: the stream, sources, pipelines of tasks, loaders. No Ray: ranks are integers."""

@@ -1,1 +1,1 @@
-"""What raydali asks of a machine: facts, checks, CPU times, CUDA queues, processes and signals."""
+"""The machine: facts, checks, CPU times, CUDA queues, processes and signals."""

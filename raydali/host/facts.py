@@ -54,7 +54,7 @@ class Host:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether there is a GPU, even one that only the kernel sees."""
+        """Return whether there is a GPU, even one that only the kernel sees."""
         return bool(self.gpus) or _kernel_sees_gpu()
 
 
@@ -80,7 +80,7 @@ def versions() -> dict[str, str]:
 
 
 def why_no_nvjpeg() -> str:
-    """Why DALI cannot decode JPEGs on GPUs here: the error of loading nvJPEG; empty if it loads."""
+    """Return why DALI cannot decode JPEGs on GPUs here: the error of loading nvJPEG; empty if it loads."""
     try:
         files = importlib.metadata.files("nvidia-nvjpeg-cu12") or []
     except importlib.metadata.PackageNotFoundError:
@@ -90,7 +90,7 @@ def why_no_nvjpeg() -> str:
 
 
 def why_no_nvdec() -> str:
-    """Why DALI cannot decode videos on GPUs here: the error of loading the driver's library; empty if it loads."""
+    """Return why DALI cannot decode videos on GPUs here: the error of loading NVDEC; empty if it loads."""
     return _why_not_loaded(NVDEC)
 
 

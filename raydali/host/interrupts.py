@@ -58,11 +58,11 @@ class Interrupt:
         self._times += 1
 
     def requested(self) -> bool:
-        """Whether the run is to end."""
+        """True if the run must end."""
         return self._times >= 1
 
     def again(self) -> bool:
-        """Whether it is to end without waiting for a checkpoint."""
+        """True if it must end without waiting for a checkpoint."""
         return self._times >= 2
 
     @contextmanager

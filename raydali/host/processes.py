@@ -37,7 +37,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """All living processes of the cluster with this mark.
+    """Return all living processes of the cluster with this mark.
 
     Args:
         mark: the value of the environment variable.

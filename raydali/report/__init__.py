@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: its folder of files, its trace of samples, the console."""
+"""Shows a run: console, report.html, TensorBoard, trackers, contact sheets."""

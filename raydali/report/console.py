@@ -68,7 +68,7 @@ class Console:
         self._verdicts: set[str] = set()
 
     def print(self, text: str) -> None:
-        """Print one line."""
+        """Print one line of text."""
         self._rich.print(text)
 
     def warn(self, text: str) -> None:

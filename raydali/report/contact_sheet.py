@@ -63,7 +63,7 @@ class Sheet:
     sizes: Sequence[int]
 
     def caption(self, rank: int) -> str:
-        """How many of a rank's images are shown."""
+        """The number of a rank's images that are shown."""
         shown, size = len(self.ranks[rank]), self.sizes[rank]
         return f"{size} images" if shown == size else f"first {shown} of {size}"
 

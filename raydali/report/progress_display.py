@@ -94,12 +94,12 @@ class Display:
         self._begin()
 
     def refresh(self) -> None:
-        """Draw it now."""
+        """Draw the display now."""
         if self._live is not None:
             self._live.refresh()
 
     def line(self) -> str:
-        """How it goes on, in one line."""
+        """Return the progress in one line."""
         at = self._at
         return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 

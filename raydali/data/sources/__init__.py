@@ -1,1 +1,1 @@
-"""Where samples are: files, lists, shards, COCO, pairs and videos, on local disks and in object stores."""
+"""The sources of samples: files, lists, shards, COCO, pairs and videos, on local disks and in object stores."""

@@ -93,7 +93,7 @@ class FileList(LabeledFiles):
 
 
 def is_list(data: str) -> bool:
-    """Whether this names a list and not a folder: an existing file, or a name that ends like one."""
+    """Return whether this names a list and not a folder: an existing file, or a name that ends like one."""
     local = os.path.expanduser(data)
     return os.path.isfile(local) or (data.lower().endswith(ENDINGS) and not os.path.isdir(local))
 

@@ -130,7 +130,7 @@ class Files:
 
     @cached_property
     def dali_reads(self) -> bool:
-        """Whether DALI can read all of these files by their paths: it cannot in `gs://`."""
+        """True if DALI can read all of these files by their paths, which it cannot in `gs://`."""
         # DALI 2.4.0 requests a name with a NUL at its end from Google's storage.
         if self.root:
             return not self.root.startswith("gs://")

@@ -20,7 +20,7 @@ _SPLITS = {"train", "val", "test"}
 
 
 def source_kind(data: str) -> Kind:
-    """What a name stands for, by its form. A folder may still hold tar shards: see `holds_shards`."""
+    """Return the kind of source that a name has by its form. A folder may hold tar shards: see `holds_shards`."""
     if names_tfrecords(data):
         return "tfrecord"
     if names_shards(data):

@@ -90,7 +90,7 @@ class ImagePairs:
 
     @property
     def dali_reads(self) -> bool:
-        """See `Files.dali_reads`."""
+        """True if DALI can read both files of every pair, as in `Files.dali_reads`."""
         return self.inputs.dali_reads
 
     @cached_property

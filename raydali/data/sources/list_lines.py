@@ -74,7 +74,7 @@ class Lines:
 
 
 def read_lines(path: str, root: str) -> Lines:
-    """Read a list.
+    """Read the lines of a list.
 
     Args:
         path: of the list, absolute, or an `s3://` or `gs://` URI.

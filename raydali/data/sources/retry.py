@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the error of a storage is transient, unlike a refusal or a missing file.
+    """Return whether the error of a storage is transient, unlike a refusal or a missing file.
 
     The innermost OSError of its causes decides. One without an errno is treated as an object store's.
     """

@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def dali_reads(self) -> bool:
-        """Whether files are passed to DALI as paths, for `fn.io.file.read`, rather than as contents."""
+        """True if files are passed to DALI as paths, for `fn.io.file.read`, rather than as contents."""
         ...
 
 

@@ -40,7 +40,7 @@ class TarShards(Shards):
 
 
 def holds_shards(folder: str) -> bool:
-    """Whether a folder holds *.tar and no folders.
+    """Return whether a folder holds *.tar and no folders.
 
     Archives next to class folders do not count: they are often what the folders were unpacked from.
     """
@@ -52,5 +52,5 @@ def holds_shards(folder: str) -> bool:
 
 
 def names_shards(data: str) -> bool:
-    """Whether this is the name or the pattern of tar shards, and not an existing folder."""
+    """Return whether this is the name or the pattern of tar shards, and not an existing folder."""
     return data.lower().endswith(_ENDINGS) and not os.path.isdir(os.path.expanduser(data))

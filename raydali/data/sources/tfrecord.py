@@ -39,5 +39,5 @@ class TFRecords(Shards):
 
 
 def names_tfrecords(data: str) -> bool:
-    """Whether this is the name or the pattern of TFRecord files, and not an existing folder."""
+    """Return whether this is the name or the pattern of TFRecord files, and not an existing folder."""
     return bool(_NAME.search(data.rpartition("/")[2])) and not os.path.isdir(os.path.expanduser(data))

@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 def records(read: Callable[[int, int], bytes], size: int) -> Iterator[Span]:
-    """Where the data of each record is.
+    """Yield where the data of each record is.
 
     Args:
         read: takes a position and a number of bytes.

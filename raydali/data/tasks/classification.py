@@ -22,9 +22,8 @@ from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import (
-    DecoderSettings,
+    SquareImages,
     default_resize_size,
-    require,
     require_crops,
     require_draws,
     require_resize,
@@ -39,22 +38,10 @@ Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[LabeledSource], DecoderSettings):
-    """The settings that training and validation images share.
-
-    Args:
-        image_size: height and width of the output, pixels.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+class Images(Pipeline[LabeledSource], SquareImages):
+    """The settings that training and validation images share; see `SquareImages`."""
 
     image_files: ClassVar[int] = 1
-    image_size: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
 
     @property
     def outputs(self) -> tuple[str, ...]:

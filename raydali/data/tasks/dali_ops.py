@@ -18,7 +18,7 @@ BatchSource = Callable[[], tuple[Any, ...]]
 
 
 def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Of each of so many files a sample: contents, then shapes, lengths, first and last bytes.
+    """Read so many files a sample: contents, then shapes, lengths, first and last bytes.
 
     Args:
         feed: a batch at a time.

@@ -21,7 +21,7 @@ from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.boxes import Integers, corners, differs, fitted, moved, padded
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
-from raydali.data.tasks.settings import DecoderSettings, require, require_crops, require_draws
+from raydali.data.tasks.settings import SquareImages, require, require_crops, require_draws
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,22 +35,10 @@ FILL = 124, 116, 104
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[Coco], DecoderSettings):
-    """The settings that training and validation images share.
-
-    Args:
-        image_size: height and width of the output, pixels.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+class Images(Pipeline[Coco], SquareImages):
+    """The settings that training and validation images share; see `SquareImages`."""
 
     image_files: ClassVar[int] = 1
-    image_size: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
 
     def graph(self, source: Coco, *inputs: Any, device: Device) -> tuple[Any, ...]:
         """Decode only the windows, fit them into the square with antialiasing, and flip them."""

@@ -37,6 +37,24 @@ class DecoderSettings:
         return decoder(device, self.hw_decoder_load, self.largest_image)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SquareImages(DecoderSettings):
+    """The settings of tasks whose images leave as squares.
+
+    Args:
+        image_size: height and width of the output, pixels.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    image_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
+
+
 def require(holds: bool, otherwise: str) -> None:
     """Raise UsageError with these words where it does not hold."""
     if not holds:

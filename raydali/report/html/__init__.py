@@ -1,1 +1,1 @@
-"""The page `report.html`."""
+"""Renders the page `report.html`."""

@@ -53,7 +53,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the template `chart` draws.
+    """The data that the template `chart` draws.
 
     Attributes:
         note: a line below the title; may be empty.
@@ -80,7 +80,7 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """What a screen reader says."""
+        """Return the description for screen readers."""
         return f"{self.title}: {', '.join(label for label, _ in self.legend)}"
 
 

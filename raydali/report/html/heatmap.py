@@ -21,7 +21,7 @@ _VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What the template `heat_map` draws.
+    """The data that the template `heat_map` draws.
 
     Attributes:
         note: where the extremes are, and what a cell is.
@@ -44,7 +44,7 @@ class HeatMap:
 
     @property
     def description(self) -> str:
-        """What a screen reader says."""
+        """Return the description for screen readers."""
         return f"{self.title}, rank by epoch, {self.note}"
 
 

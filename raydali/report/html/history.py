@@ -224,7 +224,7 @@ class History:
         return [name for name in names if name not in ("images", "seconds", "loss")]
 
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
-        """For each start or resume: (time of its first step, its step number, start-up seconds).
+        """Return, for each start or resume, (time of its first step, its step number, start-up seconds).
 
         Start-up is from the start of the driver, or from the end of the previous workers, to the end of the first step;
         None if it is unknown.

@@ -30,7 +30,7 @@ def count(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share: 12.3%."""
+    """Format a share, such as 12.3%."""
     return DASH if value is None else f"{value:.1%}"
 
 
@@ -66,7 +66,7 @@ def _epochs(history: History) -> list[float]:
 
 
 def epochs_of(history: History) -> str:
-    """How many epochs are done: 3 of 10."""
+    """Format the number of completed epochs, such as 3 of 10."""
     return " of ".join(map(count, _epochs(history)))
 
 

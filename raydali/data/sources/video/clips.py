@@ -192,7 +192,7 @@ class VideoClips:
             raise OSError(f"sample {id} cannot be read: {self.path(id)}: {reason}") from error
 
     def path(self, id: int) -> str:
-        """For messages: the video's absolute path or URI, and the clip's first frame in it."""
+        """Return, for messages, the video's absolute path or URI and the clip's first frame in it."""
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
         return f"{self.videos.path(video)} (from frame {first})"
 

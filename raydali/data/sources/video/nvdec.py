@@ -135,7 +135,7 @@ def filtered(cut: ClipPackets, codec: str) -> list[tuple[bytes, int]]:
 
 @cache
 def decodable(device: torch.device, codec: str, height: int, width: int) -> bool:
-    """Whether a GPU's engines decode such videos, with 8 bits and 4:2:0 chroma."""
+    """Return whether a GPU's engines decode such videos, with 8 bits and 4:2:0 chroma."""
     facts = capabilities(device, codec)
     return bool(
         facts.get("supported")

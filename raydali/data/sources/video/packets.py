@@ -75,7 +75,7 @@ class ClipPackets:
 
 
 def read_video_info(path: str) -> VideoInfo:
-    """Index a video.
+    """Read the index of a video.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
@@ -267,5 +267,5 @@ def _counts(packet: Any, stream: Any) -> bool:
 
 
 def is_displayed(packet: Any, stream: Any) -> bool:
-    """Whether a packet's frame is displayed, and not only a reference."""
+    """Return whether a packet's frame is displayed, and not only a reference."""
     return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)
