@@ -34,7 +34,7 @@ from raydali.commands.preview import Preview
 from raydali.commands.report import Report
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
-from raydali.errors import CommandFailed, DataError, StorageAway, UsageError
+from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.output import mark_warnings
 
 DESCRIPTION = """Measure and check the data, the machines and the runs of raydali's jobs.
@@ -73,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (CommandFailed, DataError, StorageAway) as error:
+    except (CommandError, DataError, StorageAway) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ class DataError(Exception):
     """A sample cannot be read; the message names its file. The job fails: exit code 1."""
 
 
-class StorageAway(Exception):
+class StorageAway(Exception):  # noqa: N818 (docs/own-loop.md promises the name)
     """A storage did not answer for a minute; it may again, and no file is to blame. The workers are started again
     later; a command fails: exit code 1."""
 
@@ -22,11 +22,11 @@ class StorageError(Exception):
     """A run's storage takes no checkpoints, or has none that can be used; the message says what to do. Exit code 1."""
 
 
-class TrainingFailed(Exception):
+class TrainingError(Exception):
     """The run ended early; the message is the worker's own error. Exit code 1."""
 
 
-class NodeFault(Exception):
+class NodeError(Exception):
     """A node cannot train though others can; the message says why. The run goes on without it where others suffice."""
 
 
@@ -34,10 +34,10 @@ class StartError(Exception):
     """A Ray of our own did not start; the message says why, and where its logs are. Exit code 1."""
 
 
-class Superseded(StorageError):
+class SupersededError(StorageError):
     """Another driver, or a newer worker group, writes to this run; this one must not any more. Exit code 1."""
 
 
-class CommandFailed(Exception):
+class CommandError(Exception):
     """A command of `raydali` measured or found what should not be, or could not measure it; what could be was shown and
     written. Exit code 1."""

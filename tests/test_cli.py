@@ -14,7 +14,7 @@ import pytest
 from raydali import cli
 from raydali.bench.loader import command
 from raydali.bench.loader.command import LoaderBench
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from tests.support.pictures import encoded, photograph
 
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
@@ -130,7 +130,7 @@ def test_a_dash_brings_json_of_a_failure_too() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(None, 0), (CommandFailed("no rate"), 1), (UsageError("too many"), 2), (KeyboardInterrupt(), 130)],
+    [(None, 0), (CommandError("no rate"), 1), (UsageError("too many"), 2), (KeyboardInterrupt(), 130)],
 )
 def test_exit_codes(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ from typing import Any
 
 from raydali.bench.common.options import check
 from raydali.bench.common.results import present, result_of
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.host.facts import driver_and_gpus
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.started_jobs import job_script, log_tail
@@ -85,7 +85,7 @@ def main(options: SoakBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is started.
-        CommandFailed: the run failed, or a figure grew beyond its limit; the latter after all was shown and written.
+        CommandError: the run failed, or a figure grew beyond its limit; the latter after all was shown and written.
     """
     if options.epochs < MIN_EPOCHS:
         raise UsageError(f"--epochs must be at least {MIN_EPOCHS}, not {options.epochs}")
@@ -100,7 +100,7 @@ def main(options: SoakBench) -> dict[str, Any]:
     result = result_of("bench soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
     present(result, options, _show)
     if grown := [row for row in rows if row["growth"] > row["allowed"]]:
-        raise CommandFailed(
+        raise CommandError(
             "; ".join(
                 f"{row['figure']} of {row['process']} grew by {row['growth']:.1f} {row['unit']}".rstrip()
                 + f", {row['allowed']:.1f} are allowed"
@@ -118,10 +118,10 @@ def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tup
     """Return the epochs and values of each figure; processes that are missing in a reading are left out.
 
     Raises:
-        CommandFailed: too few readings for quarters.
+        CommandError: too few readings for quarters.
     """
     if len(readings) < MIN_READINGS:
-        raise CommandFailed(
+        raise CommandError(
             f"{len(readings)} epochs were read, of {MIN_READINGS} at least: the others came too fast; "
             f"raise --epochs, or lower --batch-size, for longer ones"
         )
@@ -180,7 +180,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
             print(file=sys.stderr)
             if driver.poll() != 0:
                 what = f"ended with {driver.poll()}" if driver.poll() is not None else "is not done in time"
-                raise CommandFailed(f"the run {what}: raise --timeout, or see:\n{log_tail(log)}")
+                raise CommandError(f"the run {what}: raise --timeout, or see:\n{log_tail(log)}")
         finally:
             processes.end(mark)
             driver.wait()

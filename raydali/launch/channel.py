@@ -17,7 +17,7 @@ from raydali.run.messages import Message
 _POLL_SECONDS = 0.5
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 (no error: how training ends on notice)
     """Training left on notice, after a checkpoint of all completed steps."""
 
     def __init__(self, notice: Notice) -> None:

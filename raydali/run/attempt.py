@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raydali.errors import Superseded
+from raydali.errors import SupersededError
 from raydali.run.folder import RunFolder
 
 ATTEMPT = "attempt.json"
@@ -33,7 +33,7 @@ class Attempt:
         """Take over the folder: earlier attempts are refused from now on.
 
         Raises:
-            Superseded: this is a worker group, and another driver or a newer group has taken the folder.
+            SupersededError: this is a worker group, and another driver or a newer group has taken the folder.
         """
         if self.group:
             self._check(folder)
@@ -42,7 +42,7 @@ class Attempt:
     def fenced(self, folder: RunFolder) -> RunFolder:
         """Return the folder with a fence: each write, rename and deletion checks that this attempt still owns it.
 
-        If it does not, they raise `Superseded`, which is no OSError.
+        If it does not, they raise `SupersededError`, which is no OSError.
         """
         return replace(folder, fence=lambda: self._check(folder))
 
@@ -53,6 +53,8 @@ class Attempt:
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return  # it was deleted, or the disk is gone, in which case the write fails
         if driver != self.driver:
-            raise Superseded(f"another driver has taken over {folder}: this one ends, and writes nothing more to it")
+            raise SupersededError(
+                f"another driver has taken over {folder}: this one ends, and writes nothing more to it"
+            )
         if self.group and group > self.group:
-            raise Superseded(f"newer workers have taken over {folder}: these end, and write nothing more to it")
+            raise SupersededError(f"newer workers have taken over {folder}: these end, and write nothing more to it")

@@ -17,11 +17,11 @@ from typing import Any
 
 from raydali.data.sources import retry
 from raydali.data.sources.storage import reason
-from raydali.errors import StorageAway, StorageError, Superseded
+from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.train import checkpoint_file
-from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpoint
+from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointError
 from raydali.train.worker import Worker
 
 KEPT = 3
@@ -128,7 +128,7 @@ class CheckpointStore:
             self._write(unsaved)
         except OSError as error:
             # It must not fill a full disk. Without retry, since the storage may be away.
-            with suppress(OSError, Superseded):
+            with suppress(OSError, SupersededError):
                 self._folder.fence()
                 self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
             self._failed(reason(error))
@@ -213,7 +213,7 @@ class CheckpointStore:
                 continue
             try:
                 state = self._read(name)
-            except BadCheckpoint as error:
+            except BadCheckpointError as error:
                 refused.append(name)
                 last = str(error)
                 self._emit(CheckpointRefused(path=f"{self._folder}/{name}", reason=last))
@@ -242,7 +242,7 @@ class CheckpointStore:
             try:
                 return self._folder.read(f"{name}/{file}")
             except FileNotFoundError as error:
-                raise BadCheckpoint(f"{file} is missing") from error
+                raise BadCheckpointError(f"{file} is missing") from error
 
         return checkpoint_file.verified(contents(MANIFEST), contents, step=_step(name))
 

@@ -12,7 +12,7 @@ FILE_NAME = "state.pt"
 MANIFEST = "manifest.json"
 
 
-class BadCheckpoint(Exception):
+class BadCheckpointError(Exception):
     """A checkpoint that cannot be used; the message says why."""
 
 
@@ -86,27 +86,27 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
         step: that its folder is named after.
 
     Raises:
-        BadCheckpoint: a file is not what the manifest says, or holds other than tensors and plain values.
+        BadCheckpointError: a file is not what the manifest says, or holds other than tensors and plain values.
     """
     try:
         facts = json.loads(listed)
         if facts["format"] != 1:
-            raise BadCheckpoint(f"{MANIFEST} has format {facts['format']!r}, this version reads 1")
+            raise BadCheckpointError(f"{MANIFEST} has format {facts['format']!r}, this version reads 1")
         expected, its_step = facts["files"][FILE_NAME], facts["step"]
         size, digest = expected["bytes"], expected["sha256"]
     except (ValueError, TypeError, KeyError) as error:
-        raise BadCheckpoint(f"{MANIFEST} is broken: {type(error).__name__}: {error}") from error
+        raise BadCheckpointError(f"{MANIFEST} is broken: {type(error).__name__}: {error}") from error
     if its_step != step:
-        raise BadCheckpoint(f"{MANIFEST} is of step {its_step}")
+        raise BadCheckpointError(f"{MANIFEST} is of step {its_step}")
     contents = read(FILE_NAME)
     if len(contents) != size:
-        raise BadCheckpoint(f"{FILE_NAME} has {len(contents)} bytes, not {size}")
+        raise BadCheckpointError(f"{FILE_NAME} has {len(contents)} bytes, not {size}")
     if hashlib.sha256(contents).hexdigest() != digest:
-        raise BadCheckpoint(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
+        raise BadCheckpointError(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
     try:
         # weights_only: what a pickle asks to be called is refused, not called.
         state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        raise BadCheckpoint(f"{FILE_NAME} holds more than tensors and plain values: {text}") from error
+        raise BadCheckpointError(f"{FILE_NAME} holds more than tensors and plain values: {text}") from error
     return state

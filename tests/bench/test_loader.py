@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
-from raydali.bench.common.processes import MeasurementFailed
+from raydali.bench.common.processes import MeasurementError
 from raydali.bench.common.results import NOT_INSTALLED
 from raydali.bench.common.synthetic_images import synthetic_images, write_images
 from raydali.bench.loader import command, published_baseline
@@ -24,7 +24,7 @@ from raydali.bench.loader.command import LoaderBench
 from raydali.bench.loader.contenders import LOADERS, Contender, Pixels, Task
 from raydali.bench.loader.measurement import Delivered, measure
 from raydali.data.loading.loader import Batch
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from tests.support.messages import mentioning
 
@@ -128,14 +128,14 @@ def test_a_loader_that_fails_loses_no_other_row(
 ) -> None:
     def measured(task: Task, gpus: int) -> list[Delivered]:
         if task.loader == "native":
-            raise MeasurementFailed("native, rank 0: Traceback ...\nOSError: no disk")
+            raise MeasurementError("native, rank 0: Traceback ...\nOSError: no disk")
         return [Delivered(100, 0.5)]
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
     monkeypatch.setattr(Contender, "is_installed", property(lambda loader: loader.module != "spdl"))
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali,spdl", pixels="uint8", json=str(file))
-    with pytest.raises(CommandFailed, match=r"native.* CPU.*\n.*no disk"):
+    with pytest.raises(CommandError, match=r"native.* CPU.*\n.*no disk"):
         command.main(options)
     native, raydali, spdl = json.loads(file.read_text())["rows"]
     assert "no disk" in native["error"] and native["images_per_second"] is None
@@ -148,7 +148,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     (tmp_path / "00" / "broken.jpg").write_bytes(b"no JPEG")
     task = Task(loader="native", root=str(tmp_path), batch_size=1, image_size=32, threads=1, workers=1, seconds=0.1)
-    with pytest.raises(MeasurementFailed, match=r"(?s)native, rank 0: Traceback.*pipeline\.run.*Error"):
+    with pytest.raises(MeasurementError, match=r"(?s)native, rank 0: Traceback.*pipeline\.run.*Error"):
         measure(task, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from raydali.bench.scale import command, components
 from raydali.bench.scale.command import ScaleBench
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions
 
@@ -41,7 +41,7 @@ def test_what_cannot_be_measured_is_said_behind_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
-    with pytest.raises(CommandFailed, match=mentioning("store 1 1002 files 256")):
+    with pytest.raises(CommandError, match=mentioning("store 1 1002 files 256")):
         command.main(replace(OPTIONS, ranks="1"))
     assert "epochs.jsonl of the run" in capsys.readouterr().out
 

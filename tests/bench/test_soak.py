@@ -8,7 +8,7 @@ import pytest
 
 from raydali.bench import soak
 from raydali.bench.soak import LIMITS, SoakBench, judged, series
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 
 EPOCHS = range(1, 201)
@@ -36,7 +36,7 @@ def test_processes_that_come_and_go_are_left_out() -> None:
     assert series([(1, here), *((epoch, away) for epoch in range(2, 10))]) == {
         ("driver", "files"): ([*range(1, 10)], [3.0] * 9)
     }
-    with pytest.raises(CommandFailed, match=mentioning("2 8 --epochs --batch")):
+    with pytest.raises(CommandError, match=mentioning("2 8 --epochs --batch")):
         series([(1, here), (2, away)])
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from raydali.bench.common.processes import MeasurementFailed
+from raydali.bench.common.processes import MeasurementError
 from raydali.bench.common.results import evaluate
 from raydali.bench.strategies import command
 from raydali.bench.strategies.command import StrategiesBench
 from raydali.bench.strategies.metrics import METRICS, STRATEGIES, balance, strategy_name, to_one
 from raydali.bench.strategies.plot import plot
 from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,14 +106,14 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert processes == task.world_size
         tasks.append(task)
         if task.strategy == "dp":
-            raise MeasurementFailed("rank 0: Traceback\nout of memory")
+            raise MeasurementError("rank 0: Traceback\nout of memory")
         return [measured(100, task.gpus)]
 
     monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
     with_gpus(monkeypatch, 4)
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
-    with pytest.raises(CommandFailed, match=mentioning("DataParallel 4 amp dali")):
+    with pytest.raises(CommandError, match=mentioning("DataParallel 4 amp dali")):
         command.main(options)
     written = json.loads(Path(files["json"]).read_text())
     assert written["settings"]["gpus"] == 4

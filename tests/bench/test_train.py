@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from raydali.bench.common.processes import MeasurementFailed, run_ranks
+from raydali.bench.common.processes import MeasurementError, run_ranks
 from raydali.bench.common.results import evaluate
 from raydali.bench.common.synthetic_images import write_images
 from raydali.bench.loader.contenders import Task
@@ -25,7 +25,7 @@ from raydali.bench.train.command import TrainBench
 from raydali.bench.train.plot import lost, plot
 from raydali.bench.train.rank import TrainTask, measure
 from raydali.bench.train.segments import background_load
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,7 +129,7 @@ def test_ranks_train_together(tmp_path: Path) -> None:
 
 def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def two_calls() -> Iterator[Any]:
-        yield MeasurementFailed("rank 0: Traceback\nout of memory")
+        yield MeasurementError("rank 0: Traceback\nout of memory")
         yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}
 
     calls = two_calls()
@@ -142,7 +142,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
-    with pytest.raises(CommandFailed, match=r"digits.*CPU.*\nout of memory"):
+    with pytest.raises(CommandError, match=r"digits.*CPU.*\nout of memory"):
         command.main(replace(OPTIONS, **files))
     failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
     assert failed["real_images_per_second"] is None
@@ -170,7 +170,7 @@ def fail_on_rank_1(folder: str, rank: int, port: int) -> None:
 
 def test_ranks_are_ended_in_time() -> None:
     seconds = 1234.5
-    with pytest.raises(MeasurementFailed, match=mentioning("3 --timeout")):
+    with pytest.raises(MeasurementError, match=mentioning("3 --timeout")):
         run_ranks(sleep, seconds, 1, timeout=3)
     # What they started is ended too.
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -178,7 +178,7 @@ def test_ranks_are_ended_in_time() -> None:
 
 
 def test_one_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementFailed, match=mentioning("rank 1")):
+    with pytest.raises(MeasurementError, match=mentioning("rank 1")):
         run_ranks(fail_on_rank_1, str(tmp_path), 2, timeout=240)
     written = filter(None, (file.read_text() for file in tmp_path.iterdir()))  # one may be ended before it could write
     assert not any(Path("/proc", pid).exists() for pid in written)

@@ -29,7 +29,7 @@ from raydali.bench.video.contenders import (
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.video_pyav import rgb_clip
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from tests.support.messages import mentioning, mentions
 
@@ -144,16 +144,16 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
     monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["GPU"] * 2)
 
     def deliver(task: Any, gpus: int) -> list[Any]:
-        from raydali.bench.common.processes import MeasurementFailed
+        from raydali.bench.common.processes import MeasurementError
         from raydali.bench.loader.measurement import Delivered
 
         assert (task.batch_size, task.sequence_length, task.threads, task.workers) == (8, 30, 8, 8)
         if (task.loader, gpus) not in rates:
-            raise MeasurementFailed("it broke")
+            raise MeasurementError("it broke")
         return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", deliver)
-    with pytest.raises(CommandFailed, match=mentioning("reader 2 GPUs")):
+    with pytest.raises(CommandError, match=mentioning("reader 2 GPUs")):
         command.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
     output = capsys.readouterr().out
     for text in ("12.97", "97.45", "48.28", "103.80", "59.01", "8.00", "failed: see below"):

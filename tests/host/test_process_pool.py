@@ -69,7 +69,7 @@ def test_an_index_is_in_memory_once() -> None:
 
 
 def test_parts_are_made_as_they_are_needed() -> None:
-    class Enough(Exception):
+    class Enough(Exception):  # noqa: N818 (no error: the test wants it)
         pass
 
     def take(_: list[int]) -> int:

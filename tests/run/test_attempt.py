@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydali.errors import Superseded, UsageError
+from raydali.errors import SupersededError, UsageError
 from raydali.launch.driver.launcher import _begin
 from raydali.launch.driver.resume import PreviousRun
 from raydali.report.html.live import LiveReport
@@ -42,7 +42,7 @@ def test_a_superseded_rank_0_changes_no_newer_checkpoint(folder: RunFolder) -> N
     newer.write("checkpoint_000000110/state.pt", b"half of it")  # which the older one would tidy away
     before = contents_of(folder)
     zombie.save(120, state_of(120), best=state_of(120))
-    with pytest.raises(Superseded, match=mentioning(f"newer workers {folder}")):
+    with pytest.raises(SupersededError, match=mentioning(f"newer workers {folder}")):
         zombie.finish()
     assert contents_of(folder) == before
     save(newer, 110)
@@ -90,7 +90,7 @@ def test_an_older_driver_and_its_workers_change_nothing_more(folder: RunFolder, 
     Attempt("newer").take(folder)
     before = contents_of(folder)
     for change in CHANGES:
-        with pytest.raises(Superseded, match=mentioning(f"another driver {folder}")):
+        with pytest.raises(SupersededError, match=mentioning(f"another driver {folder}")):
             change(older)
     assert contents_of(folder) == before
     assert older.rows("epochs.jsonl") == [{"epoch": 0, "step": 5}]
@@ -99,11 +99,11 @@ def test_an_older_driver_and_its_workers_change_nothing_more(folder: RunFolder, 
 def test_older_drivers_and_workers_cannot_reclaim_the_folder(folder: RunFolder) -> None:
     Attempt("older").take(folder)
     group(folder, "older", 2)
-    with pytest.raises(Superseded):
+    with pytest.raises(SupersededError):
         Attempt("older", 1).take(folder)
     group(folder, "older", 3).append("epochs.jsonl", {})
     Attempt("newer").take(folder)
-    with pytest.raises(Superseded):
+    with pytest.raises(SupersededError):
         Attempt("older", 4).take(folder)
     group(folder, "newer", 1).append("epochs.jsonl", {})
 

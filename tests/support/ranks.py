@@ -35,7 +35,7 @@ context.set_forkserver_preload(
 CPU = torch.device("cpu")
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818 (no error: the test wants it)
     """A LocalSession was told to end here, as a kill would."""
 
 

@@ -17,7 +17,7 @@ from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
 
-class MeasurementFailed(Exception):
+class MeasurementError(Exception):
     """Nothing could be measured. The message names the rank and ends with the reason, in most cases a traceback."""
 
 
@@ -41,7 +41,7 @@ def run_ranks(
         remedy: the advice of the error after a timeout.
 
     Raises:
-        MeasurementFailed: a rank raised or died, or the timeout expired.
+        MeasurementError: a rank raised or died, or the timeout expired.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -62,7 +62,7 @@ def run_ranks(
             ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
                 missing = ", ".join(map(str, pending.values()))
-                raise MeasurementFailed(f"not done within {timeout:g} s (rank {missing}): {remedy}")
+                raise MeasurementError(f"not done within {timeout:g} s (rank {missing}): {remedy}")
             for receiver in [receiver for receiver in pending if receiver in ready]:
                 rank = pending.pop(receiver)
                 answers[rank] = _answer(receiver, rank, processes[rank])
@@ -88,7 +88,7 @@ def _answer(receiver: Any, rank: int, process: Any) -> Any:
         process.join(1)
         answer, error = None, f"the process ended with exit code {process.exitcode} and no answer"
     if error is not None:
-        raise MeasurementFailed(f"rank {rank}: {error}")
+        raise MeasurementError(f"rank {rank}: {error}")
     return answer
 
 

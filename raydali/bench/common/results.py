@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from raydali.bench.common.processes import MeasurementFailed
-from raydali.errors import CommandFailed
+from raydali.bench.common.processes import MeasurementError
+from raydali.errors import CommandError
 from raydali.output import machine, show, write_json
 from raydali.text import number
 
@@ -50,7 +50,7 @@ def collect(
         line: describes a row that was measured.
 
     Raises:
-        CommandFailed: a row could not be measured; after the others were presented.
+        CommandError: a row could not be measured; after the others were presented.
     """
     try:
         for row in rows:
@@ -71,7 +71,7 @@ def measured_row(row: Row, name: str, measure: Callable[[], Any], metrics: Mappi
     print(f"{name} ...", file=sys.stderr, flush=True)
     try:
         measured = measure()
-    except MeasurementFailed as error:
+    except MeasurementError as error:
         return row | {"error": str(error)} | dict.fromkeys(metrics)
     return row | {"error": None} | evaluate(metrics, measured)
 
@@ -115,7 +115,7 @@ def show_rows(title: str, columns: Mapping[str, Callable[[Row], str]], rows: Ite
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:
-    """Raise CommandFailed with the errors of the rows that could not be measured, NOT_INSTALLED aside."""
+    """Raise CommandError with the errors of the rows that could not be measured, NOT_INSTALLED aside."""
     failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"] not in (None, NOT_INSTALLED)]
     if failed:
-        raise CommandFailed("\n".join(failed))
+        raise CommandError("\n".join(failed))

@@ -65,7 +65,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
-        CommandFailed: a loader could not be measured; after the other results were shown and written.
+        CommandError: a loader could not be measured; after the other results were shown and written.
     """
     from raydali.bench.common.synthetic_images import synthetic_images
     from raydali.bench.loader import published_baseline

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from raydali.bench.common.processes import CONTEXT, MeasurementFailed, run_ranks
+from raydali.bench.common.processes import CONTEXT, MeasurementError, run_ranks
 from raydali.bench.loader.contenders import Batches, Task
 from raydali.host import cuda_queues
 from raydali.text import number
@@ -64,7 +64,7 @@ def interleaved(
                 continue
             try:
                 delivered = measure(task(row), row["gpus"])
-            except MeasurementFailed as error:
+            except MeasurementError as error:
                 row["error"] = str(error)
                 continue
             row["repeats"].append(units_each * sum(each.images / each.seconds for each in delivered))
@@ -81,15 +81,15 @@ def measure(task: Task, gpus: int) -> list[Delivered]:
     """Measure one process per GPU, or one on the CPU if `gpus` is 0.
 
     Raises:
-        MeasurementFailed: a process failed or timed out.
+        MeasurementError: a process failed or timed out.
     """
     world_size = max(1, gpus)
     together = replace(task, gpu=gpus > 0, world_size=world_size), CONTEXT.Barrier(world_size)
     timeout = START_SECONDS + SLOWNESS * (1 + WARM_UP) * task.seconds
     try:
         return run_ranks(_deliver, together, world_size, timeout=timeout, remedy="lower --batch-size")
-    except MeasurementFailed as error:
-        raise MeasurementFailed(f"{task.loader}, {error}") from error
+    except MeasurementError as error:
+        raise MeasurementError(f"{task.loader}, {error}") from error
 
 
 def _deliver(together: tuple[Task, Any], rank: int, port: int) -> Delivered:

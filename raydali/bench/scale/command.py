@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raydali.bench.common.options import check, integers
-from raydali.bench.common.processes import MeasurementFailed
+from raydali.bench.common.processes import MeasurementError
 from raydali.bench.common.results import present, result_of
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.output import JsonFile, show
 from raydali.text import number
 
@@ -53,7 +53,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
-        CommandFailed: a quantity could not be measured; after the others were shown and written.
+        CommandError: a quantity could not be measured; after the others were shown and written.
     """
     check(options)
     ranks = integers(options.ranks)
@@ -71,7 +71,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
         for count in ranks:
             try:
                 figures[count] = measure(count)
-            except MeasurementFailed as error:
+            except MeasurementError as error:
                 figures[count] = None
                 failed.append(f"{name}, {count}: {error}")
             print(f"{name}, {count}: {_text(figures[count], unit)}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def main(options: ScaleBench) -> dict[str, Any]:
     result = result_of("bench scale", asdict(options), rows)
     present(result, options, _show_table)
     if failed:
-        raise CommandFailed("\n".join(failed))
+        raise CommandError("\n".join(failed))
     return result
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from raydali.bench.common.processes import MeasurementFailed
+from raydali.bench.common.processes import MeasurementError
 
 BARRIERS = 5
 """Number of barriers; the shortest counts."""
@@ -81,7 +81,7 @@ def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float
     """Run a function on all ranks, a thread each; return the seconds until all have finished.
 
     Raises:
-        MeasurementFailed: a rank failed.
+        MeasurementError: a rank failed.
     """
     errors: list[Exception] = []
     start = threading.Barrier(len(clients) + 1)
@@ -101,7 +101,7 @@ def _together(do: Callable[[int, Any], object], clients: Sequence[Any]) -> float
     for thread in threads:
         thread.join()
     if errors:
-        raise MeasurementFailed(f"{len(errors)} of {len(clients)} ranks failed: {errors[0]}")
+        raise MeasurementError(f"{len(errors)} of {len(clients)} ranks failed: {errors[0]}")
     return time.perf_counter() - began
 
 
@@ -110,12 +110,12 @@ def _enough_files(more: int) -> Iterator[None]:
     """Raise the limit of open files by that many inside the block.
 
     Raises:
-        MeasurementFailed: the machine does not allow as many.
+        MeasurementError: the machine does not allow as many.
     """
     files = more + 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files > hard:
-        raise MeasurementFailed(f"{files} files must be open at once, and `ulimit -Hn` allows {hard}")
+        raise MeasurementError(f"{files} files must be open at once, and `ulimit -Hn` allows {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, soft), hard))
     try:
         yield

@@ -67,7 +67,7 @@ def main(options: StrategiesBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
-        CommandFailed: a row could not be measured; after the other results were shown and written.
+        CommandError: a row could not be measured; after the other results were shown and written.
     """
     from raydali.bench.strategies.plot import plot
 

@@ -53,7 +53,7 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
-        CommandFailed: a combination could not be measured; after the other results were shown and written.
+        CommandError: a combination could not be measured; after the other results were shown and written.
     """
     from raydali.bench.train.plot import plot
 

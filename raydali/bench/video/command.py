@@ -95,7 +95,7 @@ def main(options: VideoBench) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
-        CommandFailed: a loader could not be measured; after the other results were shown and written.
+        CommandError: a loader could not be measured; after the other results were shown and written.
     """
     from raydali.data.sources.video.clips import VideoClips
 

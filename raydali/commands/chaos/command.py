@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raydali.errors import CommandFailed, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.output import JsonFile, machine, require_writable, show, write_json
 from raydali.text import number
 
@@ -47,7 +47,7 @@ def main(options: Chaos) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is started.
-        CommandFailed: the run did not continue, lost or repeated samples, or left something behind.
+        CommandError: the run did not continue, lost or repeated samples, or left something behind.
     """
     faults = _faults(options.faults)
     if not 2 <= options.nodes <= MAX_NODES:
@@ -71,7 +71,7 @@ def main(options: Chaos) -> dict[str, Any]:
         write_json(result, options.json)
     _show(result)
     if wrong := failures(result):
-        raise CommandFailed("; ".join(wrong))
+        raise CommandError("; ".join(wrong))
     return result
 
 

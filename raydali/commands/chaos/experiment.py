@@ -51,7 +51,7 @@ class ChaosExperiment:
         """Run the experiment; return its part of the result of command.py.
 
         Raises:
-            CommandFailed: the cluster or a run does not start, or does not continue.
+            CommandError: the cluster or a run does not start, or does not continue.
         """
         for name, why in self._left_out.items():
             self._report(f"{name} is skipped: {why}")

@@ -83,7 +83,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     """Inject a fault, wait until it is detected, repair it, and wait until the run continues.
 
     Raises:
-        CommandFailed: the run ends, or does not continue.
+        CommandError: the run ends, or does not continue.
     """
     fault, run = FAULTS[name], context.run
     before = run.checkpoints()

@@ -14,7 +14,7 @@ import psutil
 
 from raydali.commands.chaos.virtual_hosts import Host
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports, head_options, ray_start
-from raydali.errors import CommandFailed
+from raydali.errors import CommandError
 from raydali.host.processes import MARK, command_line, kill, members
 from raydali.host.started_jobs import log_tail
 
@@ -53,7 +53,7 @@ class Nodes:
         """Start a node, and wait until it is part of the cluster.
 
         Raises:
-            CommandFailed: it does not start; with the end of its log.
+            CommandError: it does not start; with the end of its log.
         """
         host, log = self.hosts[number], self._folder / f"node{number}.log"
         if number:
@@ -72,7 +72,7 @@ class Nodes:
         deadline = time.monotonic() + START_SECONDS
         while _STARTED not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise CommandFailed(f"node {number} does not start:\n{log_tail(log)}")
+                raise CommandError(f"node {number} does not start:\n{log_tail(log)}")
             time.sleep(0.1)
 
     def processes(self, number: int) -> list[psutil.Process]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raydali.errors import CommandFailed
+from raydali.errors import CommandError
 from raydali.host.started_jobs import log_tail
 from raydali.run.checkpoints import newest_first
 from raydali.run.folder import EVENTS, RunFolder
@@ -73,28 +73,28 @@ class WatchedRun:
         """Wait for a condition.
 
         Raises:
-            CommandFailed: the driver ended before, or GRACE_SECONDS have passed.
+            CommandError: the driver ended before, or GRACE_SECONDS have passed.
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
             code = self._driver.poll() if self._driver is not None else None
             if code is not None and not condition():
                 why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
-                raise CommandFailed(f"waiting for {what}: {why}\n{log_tail(self._log)}")
+                raise CommandError(f"waiting for {what}: {why}\n{log_tail(self._log)}")
             if time.monotonic() > deadline:
-                raise CommandFailed(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{log_tail(self._log)}")
+                raise CommandError(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{log_tail(self._log)}")
             time.sleep(POLL_SECONDS)
 
     def finish(self, seconds: float) -> None:
         """Wait until the run has ended.
 
         Raises:
-            CommandFailed: it failed, or took longer.
+            CommandError: it failed, or took longer.
         """
         assert self._driver is not None
         try:
             code = self._driver.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise CommandFailed(f"the run does not finish within {seconds:.0f} s\n{log_tail(self._log)}") from None
+            raise CommandError(f"the run does not finish within {seconds:.0f} s\n{log_tail(self._log)}") from None
         if code:
-            raise CommandFailed(f"the run's driver ended with {code}\n{log_tail(self._log)}")
+            raise CommandError(f"the run's driver ended with {code}\n{log_tail(self._log)}")

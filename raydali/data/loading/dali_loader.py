@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 from raydali.data.loading import file_checks
 from raydali.data.loading.dali_bisect import Keys, Once, keys_of, undecodable
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.prefetch import InputPrefetcher, InputsFailed, PreparedInputs
+from raydali.data.loading.prefetch import InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.python_timing import timed_python
 from raydali.data.sources.read_timing import Cause
 from raydali.data.sources.source import Source
@@ -53,7 +53,7 @@ class DaliLoader(Loader):
 
     Args:
         prefetched: batches in flight in DALI.
-        recovers: if False, raise `Undecodable` where DALI fails on the contents of a batch.
+        recovers: if False, raise `UndecodableError` where DALI fails on the contents of a batch.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DaliLoader(Loader):
                     outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
             except StopIteration:
                 return
-            except InputsFailed as failed:
+            except InputsError as failed:
                 self._discard()
                 raise failed.error from failed.error.__cause__
             except RuntimeError as error:
@@ -120,7 +120,7 @@ class DaliLoader(Loader):
             RuntimeError: the error itself, if the samples are not its cause.
         """
         if not self._recovers and READ_OPERATOR not in str(error):
-            raise Undecodable from error
+            raise UndecodableError from error
         waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
         if not waiting:
             raise error
@@ -164,7 +164,7 @@ class DaliLoader(Loader):
         with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as alone:
             try:
                 list(alone)
-            except Undecodable:
+            except UndecodableError:
                 return False
         return True
 
@@ -309,7 +309,7 @@ class DaliLoader(Loader):
         self._preparation.close()
 
 
-class Undecodable(Exception):
+class UndecodableError(Exception):
     """DALI failed on the contents of a batch."""
 
 

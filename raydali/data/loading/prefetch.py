@@ -43,7 +43,7 @@ class PreparedInputs(NamedTuple):
     knew: int
 
 
-class InputsFailed(Exception):
+class InputsError(Exception):
     """A RuntimeError of `pipeline.inputs`, under a name that nobody takes for an error of DALI's, which has that type.
 
     Attributes:
@@ -86,7 +86,7 @@ class InputPrefetcher:
 
         Raises:
             StopIteration: there is none.
-            InputsFailed: there will be no more.
+            InputsError: there will be no more.
         """
         while True:
             prepared = next(self._prepared)
@@ -157,7 +157,7 @@ class InputPrefetcher:
             kind = StorageAway if may_pass(error) else DataError
             raise kind(str(error)) from error
         except RuntimeError as error:
-            raise InputsFailed(error) from error
+            raise InputsError(error) from error
         self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
         if self._looks_left > 0 or not self._source.dali_reads:
             self._looks_left -= 1

@@ -14,7 +14,7 @@ import tyro
 
 from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
-from raydali.errors import StartError, Superseded, TrainingFailed, UsageError
+from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.output import mark_warnings
 
 Config = TypeVar("Config")
@@ -48,7 +48,7 @@ def run_main(main: Callable[[], None]) -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (TrainingFailed, StartError, Superseded) as error:
+    except (TrainingError, StartError, SupersededError) as error:
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     Raises:
         UsageError: the options cannot be used, or differ from those of the earlier run of that name.
         StartError: Ray did not start on this machine.
-        TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
+        TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raydali.errors import TrainingFailed, UsageError
+from raydali.errors import TrainingError, UsageError
 from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.host.interrupts import Interrupt
 from raydali.launch.driver.autoscaling_coordinator import AutoscalingCoordinatorSync
@@ -83,7 +83,7 @@ def train_in_workers(
         interrupt: what asks the run to end.
 
     Raises:
-        TrainingFailed: workers failed more often than `max_failures`, or in a way that would recur.
+        TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         UsageError: a worker found that the options cannot be used.
         KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
@@ -159,7 +159,7 @@ class _DriverLoop:
         """Record the end. If Ray Train would go on, the workers end with this process's Ray.
 
         Raises:
-            TrainingFailed, UsageError: see `train_in_workers`.
+            TrainingError, UsageError: see `train_in_workers`.
         """
         groups, outcome = self._groups, self._training.error
         if groups.stop_reason is not None or outcome is not None:
@@ -263,8 +263,8 @@ def final_error(
     reason = f" ({stop_reason})" if stop_reason else ""
     if not errors:
         text = (str(outcome).strip() or type(outcome).__name__) if outcome is not None else failure
-        return TrainingFailed(text + reason)
+        return TrainingError(text + reason)
     first = errors[0]
     if first.usage:
         return UsageError(first.error)
-    return TrainingFailed(f"{first.traceback}rank {first.rank}: {first.error}{'' if first.final else reason}")
+    return TrainingError(f"{first.traceback}rank {first.rank}: {first.error}{'' if first.final else reason}")

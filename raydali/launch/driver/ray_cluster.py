@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raydali.errors import StartError, Superseded, UsageError
+from raydali.errors import StartError, SupersededError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
@@ -72,7 +72,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
         start_ray(folder, warn, num_cpus=cpus, log_to_driver=False, logging_level=logging.ERROR)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
         yield Cluster(_nodes(), own=True)
-    except (UsageError, Superseded, KeyboardInterrupt):
+    except (UsageError, SupersededError, KeyboardInterrupt):
         raise
     except Exception as error:
         if not isinstance(error, StartError):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from raydali.data.loading.loader import Loader
-from raydali.errors import NodeFault
+from raydali.errors import NodeError
 from raydali.train.worker import Worker
 
 CHECKED_AHEAD = 8
@@ -17,7 +17,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
     """Read some samples, the same on every rank, where ranks run on several nodes; all ranks must call it.
 
     Raises:
-        NodeFault: most of them are missing on this rank's node, and another node has most of them.
+        NodeError: most of them are missing on this rank's node, and another node has most of them.
     """
     if len(set(worker.exchange(worker.node))) == 1:
         return
@@ -27,7 +27,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
         missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]
     most = [2 * found > asked for found in worker.exchange(len(missing))]
     if most[worker.rank] and not all(most):
-        raise NodeFault(
+        raise NodeError(
             f"{len(missing)} of {asked} samples that were looked for are missing on node {worker.node}, while other "
             f"nodes have them, such as {loader.source.path(missing[0])}: mount or copy the data there"
         )

@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 
 from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
-from raydali.errors import DataError, DivergedError, NodeFault, StorageAway, StorageError, UsageError
+from raydali.errors import DataError, DivergedError, NodeError, StorageAway, StorageError, UsageError
 from raydali.host.checks import failed_checks
 from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.launch.options import LaunchOptions
@@ -209,7 +209,7 @@ def _group() -> str:
 
 def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:
     """Describe an error for the driver: our own need no traceback, others only the frames outside libraries."""
-    passing = isinstance(error, StorageAway | NodeFault)
+    passing = isinstance(error, StorageAway | NodeError)
     ours = passing or isinstance(error, UsageError | DataError | DivergedError | StorageError)
     frames = traceback.extract_tb(error.__traceback__)[1:]
     outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
@@ -223,5 +223,5 @@ def worker_error(error: BaseException, *, rank: int, step: int, group: str, node
         usage=isinstance(error, UsageError),
         final=ours and not passing,
         storage=isinstance(error, StorageAway),
-        node_fault=isinstance(error, NodeFault),
+        node_fault=isinstance(error, NodeError),
     )

@@ -202,7 +202,7 @@ class TrainingRun:
 
         Raises:
             UsageError: the loop left out a call.
-            NodeFault: see `check_samples`.
+            NodeError: see `check_samples`.
         """
         self._require(self._parts, "call `run.register_state` before `run.steps`")
         is_ours = loader.order is self.stream and loader.start == self._cursor.start

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raydali.errors import Superseded
+from raydali.errors import SupersededError
 from raydali.report.html.history import History
 from raydali.report.html.page import run_page
 from raydali.run.events import END_EVENTS
@@ -19,8 +19,9 @@ RELOAD_SECONDS = 15.0
 
 
 class LiveReport:
-    """The page of a run, kept up to date. A failure costs one warning, never the run, except `Superseded`, which is
-    raised if another driver has taken over.
+    """The page of a run, kept up to date.
+
+    A failure costs one warning, never the run. `SupersededError` alone is raised: another driver has taken over.
 
     What earlier starts of the run left is read once, at the beginning.
 
@@ -74,7 +75,7 @@ class LiveReport:
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Superseded:
+        except SupersededError:
             raise
         except Exception as error:
             if not self._warned:

@@ -223,7 +223,7 @@ def _refuse(image: np.ndarray, label: np.ndarray) -> np.ndarray:
     return image
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemoryError(RuntimeError):
     pass
 
 
@@ -232,7 +232,7 @@ class Failing(ValidationImages):
 
     def inputs(self, source: LabeledSource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         if 5 in ids:
-            raise OutOfMemory("no memory for sample 5")
+            raise OutOfMemoryError("no memory for sample 5")
         return super().inputs(source, ids, epochs)
 
 
@@ -242,7 +242,7 @@ def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[
     pipeline, order = Failing(image_size=16, resize_size=16), OrderedPass(samples=40, batch_size=4)
     with make_loader("dali", source, pipeline, order, quarantine=lambda _: quarantine) as loader:
         for _ in range(2):
-            with pytest.raises(OutOfMemory, match=r"^no memory.* 5$"):
+            with pytest.raises(OutOfMemoryError, match=r"^no memory.* 5$"):
                 list(loader)
 
 

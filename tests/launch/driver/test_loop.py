@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydali.errors import TrainingFailed, UsageError
+from raydali.errors import TrainingError, UsageError
 from raydali.launch.driver.loop import final_error, health_check_seconds, resume_hint
 from raydali.run.messages import WorkerError
 from tests.support.checkpoint_stores import save
@@ -23,7 +23,7 @@ def test_the_first_worker_s_error_with_its_traceback_comes_last() -> None:
     trace = '  File "job.py", line 3, in train\n    raise ValueError("no")\n'
     errors = [error_of(2, "ValueError: no", traceback=trace), error_of(0, "RuntimeError: connection closed by peer")]
     error = final_error(RuntimeError("worker group failed"), errors, "", None)
-    assert type(error) is TrainingFailed
+    assert type(error) is TrainingError
     assert str(error) == f"{trace}rank 2: ValueError: no"
 
 
@@ -36,12 +36,12 @@ def test_bad_usage_that_a_worker_found_is_bad_usage() -> None:
 
 def test_bad_usage_behind_another_error_is_only_its_echo() -> None:
     errors = [error_of(0, "ValueError: no"), error_of(1, "4 workers are too many", usage=True)]
-    assert type(final_error(RuntimeError(), errors, "", None)) is TrainingFailed
+    assert type(final_error(RuntimeError(), errors, "", None)) is TrainingError
 
 
 def test_without_a_worker_s_word_what_ray_knows_is_told() -> None:
     error = final_error(RuntimeError("\n  the actor died: out of memory \n"), [], "", None)
-    assert type(error) is TrainingFailed
+    assert type(error) is TrainingError
     assert str(error) == "the actor died: out of memory"
 
 

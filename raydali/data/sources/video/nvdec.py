@@ -62,7 +62,7 @@ class NvdecDecoder:
             decoder.setReconfigParams(width, height)
         try:
             yield from self._wanted(_decode(decoder, packets), shown, cut.times, height, width)
-        except _OtherShape:  # of the video before
+        except _OtherShapeError:  # of the video before
             decoder = _new_decoder(self.device, self.codec, *self._largest)
             yield from self._wanted(_decode(decoder, packets), shown, cut.times, height, width)
         self._decoder, self._shape = decoder, (height, width)
@@ -79,14 +79,14 @@ class NvdecDecoder:
                 continue
             frame = from_dlpack(decoded)
             if frame.shape != (height * 3 // 2, width):
-                raise _OtherShape(f"its frames are {tuple(frame.shape)} and not {(height * 3 // 2, width)}")
+                raise _OtherShapeError(f"its frames are {tuple(frame.shape)} and not {(height * 3 // 2, width)}")
             for place in places.pop(time):
                 yield place, frame
         if places:
             raise ValueError(f"{len(places)} of {len(set(times))} frames cannot be decoded")
 
 
-class _OtherShape(ValueError):
+class _OtherShapeError(ValueError):
     """Frames have another shape than in the index."""
 
 
