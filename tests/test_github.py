@@ -1,6 +1,8 @@
 """.github/: its workflows run targets that the Makefile has, on the versions of Python that raydali supports."""
 
+import os
 import re
+import subprocess
 import tomllib
 from typing import Any
 
@@ -37,6 +39,16 @@ def test_all_supported_versions_of_python_are_tested(name: str) -> None:
     lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     versions = jobs()[name]["strategy"]["matrix"]["python-version"]
     assert versions[0] == lowest and all(isinstance(version, str) for version in versions)
+
+
+def test_a_release_has_notes() -> None:
+    """The workflow's own command finds the section of the present version in the changelog, and no other section."""
+    (step,) = [step for step in jobs()["release/release"]["steps"] if "awk " in step.get("run", "")]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = step["run"].replace("> notes.md", "").replace("test -s notes.md", "")
+    environment = os.environ | {"GITHUB_REF_NAME": f"v{version}"}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "### " in done.stdout and "\n## " not in done.stdout, done.stderr
 
 
 def test_no_job_can_run_for_ever() -> None:
