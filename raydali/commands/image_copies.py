@@ -74,7 +74,7 @@ def prepare_images(
 
     for id in ids:
         path = source.path(id)
-        place = os.path.join(target, path.removeprefix(os.path.join(source.root, "")))
+        place = str(Path(target, path.removeprefix(os.path.join(source.root, ""))))  # noqa: PTH118 (it may be a URI)
         if _is_current(place, path, exact):
             written.there_already += 1
         elif (reason := why_broken(partial(load, id))) is not None:
@@ -97,7 +97,7 @@ def _is_current(copy: str, path: str, exact: bool) -> bool:
         exact: whether copies have the time of their source (whole seconds on some file systems), or that of writing.
     """
     try:
-        there = os.stat(copy)
+        there = Path(copy).stat()
     except OSError:
         return False
     if not there.st_size:  # a crash of the machine may leave an empty file
@@ -122,7 +122,7 @@ def write_file(path: str, data: bytes, changed: int | None = None) -> None:
             Path(temporary).write_bytes(data)
             if changed is not None:
                 os.utime(temporary, ns=(changed, changed))
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -142,5 +142,5 @@ def writing(path: str) -> Iterator[str]:
 
 def partial_path(path: str) -> str:
     """Return the path for a file that is being written: always the same, no image by its name, and not too long."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{blake2b(os.fsencode(name), digest_size=8).hexdigest()}.part")
+    name = os.fsencode(Path(path).name)
+    return str(Path(path).with_name(f".{blake2b(name, digest_size=8).hexdigest()}.part"))

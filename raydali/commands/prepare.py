@@ -82,8 +82,8 @@ def main(options: Prepare) -> None:
     with _locked(target):
         exact = _begin(target, record, options)
         for folder in folders:
-            with writing(os.path.join(target, folder)) as path:
-                os.makedirs(path, exist_ok=True)
+            with writing(str(Path(target, folder))) as path:
+                Path(path).mkdir(parents=True, exist_ok=True)
         written = Written()
         make = partial(prepare_images, source, target, options.shorter_side, options.quality, exact)
         in_processes(make, len(source), workers, str(source), written.add)
@@ -113,7 +113,7 @@ def _target(options: Prepare) -> str:
     source, target = absolute(options.source), absolute(options.target)
     if "://" in target:
         raise UsageError(f"{target} is no local folder: give one, and upload it afterwards")
-    if os.path.exists(target) and not os.path.isdir(target):
+    if os.path.exists(target) and not os.path.isdir(target):  # noqa: PTH110, PTH112 (never raise)
         raise UsageError(f"{target} is a file: give a folder for the copy")
     if "://" not in source:
         paths = [os.path.realpath(path) for path in (source, target)]
@@ -154,7 +154,7 @@ def _images(data: str) -> tuple["Files", list[str]]:
 def _locked(target: str) -> Iterator[None]:
     """Create the target and lock it against other commands, if its file system has locks."""
     try:
-        os.makedirs(target, exist_ok=True)
+        Path(target).mkdir(parents=True, exist_ok=True)
         folder = os.open(target, os.O_RDONLY)
     except OSError as error:
         raise UsageError(f"{target} cannot be made: {error.strerror}; give another target") from error
@@ -172,7 +172,7 @@ def _locked(target: str) -> Iterator[None]:
 
 def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
     """Write the record, or compare it with an earlier one; return whether copies have the time of their source."""
-    there = set(os.listdir(target)) - {os.path.basename(partial_path(f"{target}/{RECORD}"))}
+    there = {path.name for path in Path(target).iterdir()} - {Path(partial_path(f"{target}/{RECORD}")).name}
     if not there:
         write_file(f"{target}/{RECORD}", _as_json(record | {TIMES: True, "complete": False}))
         return True

@@ -120,8 +120,8 @@ def _images(options: Preview) -> tuple["LabeledSource", str]:
     from raydali.data.sources.storage import is_folder
 
     data = options.data
-    if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):
-        data = os.path.join(data, options.pipeline)
+    if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):  # noqa: PTH118 (or a URI)
+        data = os.path.join(data, options.pipeline)  # noqa: PTH118
     check_root(options.root, data)
     return labeled_images(data, options.root), data
 

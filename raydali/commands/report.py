@@ -69,7 +69,7 @@ def main(options: Report) -> None:
 def _folder(run: str) -> "RunFolder":
     from raydali.run.folder import RunFolder
 
-    place = run.rstrip("/") if "://" in run else os.path.abspath(os.path.expanduser(run))
+    place = run.rstrip("/") if "://" in run else os.path.abspath(os.path.expanduser(run))  # noqa: PTH100, PTH111 (links stay)
     storage, _, name = place.rpartition("/")
     try:
         folder = RunFolder(storage or "/", name)

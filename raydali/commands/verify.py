@@ -134,10 +134,10 @@ def _sources(options: Verify) -> list[Any]:
     check_root(options.root, data)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
-    there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)
+    there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
     if options.split != "all" and not there:
         raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(splits)}: leave it out")
-    roots = [os.path.join(data, split) for split in wanted] if there else [data]
+    roots = [os.path.join(data, split) for split in wanted] if there else [data]  # noqa: PTH118
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
     scan = scan_videos if options.kind == "videos" else None

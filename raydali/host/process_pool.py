@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context, parent_process
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -85,13 +86,13 @@ def _write(folder: str, examine: Callable[[range], Any]) -> None:
     """Write what all processes read: a pickle, and its arrays apart, so that an index is in memory once."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(examine, protocol=5, buffer_callback=buffers.append)
-    with open(os.path.join(folder, "arrays"), "wb") as file:
+    with Path(folder, "arrays").open("wb") as file:
         spans = []
         for buffer in buffers:
             file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
             spans.append((file.tell(), buffer.raw().nbytes))
             file.write(buffer.raw())
-    with open(os.path.join(folder, "pickle"), "wb") as file:
+    with Path(folder, "pickle").open("wb") as file:
         pickle.dump((pickled, spans), file)
 
 
@@ -125,9 +126,9 @@ _examine: Callable[[range], Any]
 
 def _begin(folder: str) -> None:
     global _examine
-    with open(os.path.join(folder, "pickle"), "rb") as file:
+    with Path(folder, "pickle").open("rb") as file:
         pickled, spans = pickle.load(file)
-    with open(os.path.join(folder, "arrays"), "rb") as file:
+    with Path(folder, "arrays").open("rb") as file:
         empty = not any(length for _, length in spans)
         arrays = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     _examine = pickle.loads(pickled, buffers=[arrays[begin : begin + length] for begin, length in spans])

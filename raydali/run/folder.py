@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
@@ -72,8 +73,8 @@ class RunFolder:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise UsageError(f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes, _")
         refuse_secrets(self.storage)
-        # Now, because another process may have another working directory and another home.
-        uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))
+        # Now, because another process may have another working directory and another home. Links stay as they are.
+        uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))  # noqa: PTH100, PTH111
         object.__setattr__(self, "uri_of_storage", uri)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,9 +189,9 @@ class RunFolder:
         else:
             self._with_retry(store)
 
-    def _local_path(self, file: str) -> str:
-        path = self.path(file)
-        local_files.make_parent(path, self.path())
+    def _local_path(self, file: str) -> Path:
+        path = Path(self.path(file))
+        local_files.make_parent(path, Path(self.path()))
         return path
 
     def rename(self, file: str, new: str) -> None:
@@ -219,7 +220,7 @@ class RunFolder:
     def remove_partial_files(self) -> None:
         """Remove what killed processes left of local files; object stores do not show such parts."""
         if self._local:
-            local_files.remove_partial(self.path())
+            local_files.remove_partial(Path(self.path()))
 
     def create_json(self, file: str, value: Any) -> None:
         """Write a JSON file that must not exist yet.
@@ -270,7 +271,7 @@ class RunFolder:
 
     def append(self, file: str, row: Row) -> None:
         """Add a row to a JSONL file, which is small: see `extend`."""
-        if self._local and local_files.ends_with_newline(self.path(file)):
+        if self._local and local_files.ends_with_newline(Path(self.path(file))):
             self.extend(file, _lines([row]))
         else:  # a row must not continue a line that was cut short
             self.write(file, _lines([*self.rows(file), row]))

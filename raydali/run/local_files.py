@@ -11,15 +11,15 @@ PARTIAL = ".partial-"
 """In the names of files that are being written."""
 
 
-def replace(path: str, contents: bytes | memoryview) -> None:
+def replace(path: Path, contents: bytes | memoryview) -> None:
     """Write a whole file; readers see the old one or the new one, never a part."""
     with _partial(path) as partial:
         _write(partial, contents)
-        os.replace(partial, path)
-    _sync_folder(os.path.dirname(path))
+        partial.replace(path)
+    _sync_folder(path.parent)
 
 
-def create(path: str, contents: bytes) -> None:
+def create(path: Path, contents: bytes) -> None:
     """Write a whole file that must not exist yet.
 
     Raises:
@@ -32,73 +32,74 @@ def create(path: str, contents: bytes) -> None:
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links
-            with open(path, "xb") as stream:
+            with path.open("xb") as stream:
                 stream.write(contents)
-    _sync_folder(os.path.dirname(path))
+    _sync_folder(path.parent)
 
 
-def append(path: str, contents: bytes) -> None:
+def append(path: Path, contents: bytes) -> None:
     """Add to the end of a file, which need not exist; if that fails half-way, the file keeps its length."""
     # Unbuffered, since closing a buffered file would try to write once more.
-    with open(path, "ab", buffering=0) as stream, _restored(stream.fileno()):
+    with path.open("ab", buffering=0) as stream, _restored(stream.fileno()):
         rest = memoryview(contents)
         while rest:
             rest = rest[stream.write(rest) :]
         os.fsync(stream.fileno())
 
 
-def ends_with_newline(path: str) -> bool:
+def ends_with_newline(path: Path) -> bool:
     """Return whether a file exists and its last line is complete."""
-    with suppress(FileNotFoundError), open(path, "rb") as stream:
+    with suppress(FileNotFoundError), path.open("rb") as stream:
         if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)
             return stream.read() == b"\n"
     return False
 
 
-def make_parent(path: str, root: str) -> None:
+def make_parent(path: Path, root: Path) -> None:
     """Make the folder of a file, but never `root`: if its disk was unmounted, we would write to the wrong disk.
 
     Raises:
         FileNotFoundError: `root` does not exist.
     """
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        if not os.path.isdir(root):
-            raise FileNotFoundError(errno.ENOENT, "The folder of the run is gone", root)
-        os.makedirs(parent, exist_ok=True)
-        _sync_folder(os.path.dirname(parent))
+    parent = path.parent
+    if not parent.is_dir():
+        if not root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "The folder of the run is gone", str(root))
+        parent.mkdir(parents=True, exist_ok=True)
+        _sync_folder(parent.parent)
 
 
-def remove_partial(root: str) -> None:
+def remove_partial(root: Path) -> None:
     """Remove what killed processes left of files that they were writing; errors are ignored.
 
     A process that still writes one of them gets an error.
     """
-    for path in Path(root).rglob(f"*{PARTIAL}*"):
+    for path in root.rglob(f"*{PARTIAL}*"):
         with suppress(OSError):
             path.unlink()
 
 
 @contextmanager
-def _partial(path: str) -> Iterator[str]:
+def _partial(path: Path) -> Iterator[Path]:
     """A name for the file while it is written; removed if it is still there, so that a full disk does not stay full."""
-    partial = f"{path}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}"  # processes of two containers may share an id
+    # Processes of two containers may share an id.
+    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield partial
     finally:
         with suppress(OSError):
-            os.remove(partial)
+            partial.unlink()
 
 
-def _write(path: str, contents: bytes | memoryview) -> None:
-    with open(path, "wb") as stream:
+def _write(path: Path, contents: bytes | memoryview) -> None:
+    with path.open("wb") as stream:
         stream.write(contents)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def _sync_folder(path: str) -> None:
+def _sync_folder(path: Path) -> None:
     """Make the names in a folder durable, if its file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

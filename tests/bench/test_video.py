@@ -1,7 +1,6 @@
 """`bench video` on the CPU: rows, files and refusals. How fast anything is, no test says."""
 
 import json
-import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +55,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
     clips = VideoClips.scan(folder, sequence_length=3)
     assert len(clips.videos) == 34 and set(clips.frames.tolist()) == {9}
     assert set(map(tuple, clips.shapes.tolist())) == {(72, 128)} and set(clips.codecs.tolist()) == {"mjpeg"}
-    assert len({os.stat(clips.videos.path(id)).st_ino for id in range(34)}) == 32
+    assert len({Path(clips.videos.path(id)).stat().st_ino for id in range(34)}) == 32
     for codec in ("h264", "vp9"):
         write_videos(str(tmp_path / codec), VideoSet(codec, videos=1, frames=33, height=72))
         made = VideoClips.scan(str(tmp_path / codec), sequence_length=3)

@@ -101,7 +101,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
     with cluster(env, "a") as (folder, using):
-        assert os.stat(folder).st_mode & 0o777 == 0o700 and os.stat(f"{folder}/token").st_mode & 0o777 == 0o600
+        assert Path(folder).stat().st_mode & 0o777 == 0o700 and Path(folder, "token").stat().st_mode & 0o777 == 0o600
         code, output = raydali("cluster", "status", "--folder", folder, env=env)
         assert code == 0 and "head" in output and using["RAY_ADDRESS"] in output, output
         code, output = raydali("cluster", "status", "--folder", folder, "--json", "-", env=env)
@@ -138,7 +138,7 @@ def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
         finally:
             other.kill()
             other.wait()
-        assert not os.path.exists(folder)
+        assert not Path(folder).exists()
         assert raydali("cluster", "status", "--folder", folder, env=env)[0] == 1
         assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
     assert [path.name for path in Path(env["HOME"]).iterdir()] == ["a.yaml"], "the home folder is touched"

@@ -205,7 +205,7 @@ class Root:
         if sources[0].startswith("--from="):
             origin = others[sources.pop(0).removeprefix("--from=")]
         for source in sources:
-            into = self.path / os.path.join(self.folder, target)[1:]
+            into = self.path / str(Path(self.folder, target))[1:]
             if (origin / source.lstrip("/")).is_dir():
                 into.parent.mkdir(parents=True, exist_ok=True)
                 subprocess.run(["cp", "-a", origin / source.lstrip("/"), into], check=True)

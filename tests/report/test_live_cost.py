@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -73,11 +74,10 @@ def shown(ranks: int, seconds: float, result: str, *, width: int = 100) -> bytes
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.slow), 8, pytest.param(256, marks=pytest.mark.slow)]
 )
-def test_the_display_takes_a_small_part_of_a_core(ranks: int, tmp_path: os.PathLike[str]) -> None:
-    result = os.path.join(tmp_path, "share")
-    written = shown(ranks, 4.0, result)
-    with open(result) as file:
-        share, passed = map(float, file.read().split())
+def test_the_display_takes_a_small_part_of_a_core(ranks: int, tmp_path: Path) -> None:
+    result = tmp_path / "share"
+    written = shown(ranks, 4.0, str(result))
+    share, passed = map(float, result.read_text().split())
     frames = written.count(b"/450360")
     assert 3 <= frames <= 3 * passed, "it was drawn at its rate"
     print(f"{ranks} ranks: {share:.2%} of a core")

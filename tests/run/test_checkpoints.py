@@ -184,8 +184,8 @@ def test_a_run_with_epochs_but_no_checkpoint_does_not_restart(folder: RunFolder)
 def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     save(folder, 5)
-    os.rename(folder.path("checkpoint_000000005/state.pt"), folder.path("elsewhere"))
-    os.mkdir(folder.path("checkpoint_000000005/state.pt"))
+    Path(folder.path("checkpoint_000000005/state.pt")).rename(folder.path("elsewhere"))
+    Path(folder.path("checkpoint_000000005/state.pt")).mkdir()
     with pytest.raises(StorageError, match=mentioning("checkpoints read")):
         store_of(folder).newest()
 

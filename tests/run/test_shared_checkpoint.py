@@ -1,6 +1,5 @@
 """A checkpoint that several ranks go on from: rank 0 reads it, once, and the others get it from rank 0."""
 
-import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def read_of(folder: RunFolder) -> tuple[float, int]:
     RunFolder.read = noted  # type: ignore[method-assign]
     state = LocalSession(folder).latest()
     assert state is not None
-    return float(state["state"]["model"]["weight"][-1]), sum(os.path.basename(file) == "state.pt" for file in read)
+    return float(state["state"]["model"]["weight"][-1]), sum(Path(file).name == "state.pt" for file in read)
 
 
 def test_only_the_first_rank_reads(tmp_path: Path) -> None:

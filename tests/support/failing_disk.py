@@ -82,7 +82,7 @@ class _Server:
             os.write(device, struct.pack("<IiQ", 16 + len(body), -failed, number) + body)
 
     def _look_at_control(self) -> None:
-        changed = os.stat(self._control).st_mtime_ns
+        changed = Path(self._control).stat().st_mtime_ns
         if changed != self._changed:
             number, seconds = Path(self._control).read_text().split()
             self._changed, self._error = changed, int(number)
@@ -99,7 +99,7 @@ class _Server:
         self._look_at_control()
         path = self._paths[node]
         if operation == LOOKUP:
-            child = os.path.join(path, os.fsdecode(body.rstrip(b"\0")))
+            child = f"{path}/{os.fsdecode(body.rstrip(bytes(1)))}"
             attributes = self._attributes(child)
             return struct.pack("<4Q2I", self._node(child), 0, 0, 0, 0, 0) + attributes
         if operation == GETATTR:
@@ -108,7 +108,7 @@ class _Server:
             return struct.pack("<Q2I", 0, FOPEN_DIRECT_IO, 0)  # no cache of the kernel's answers in our place
         _, offset, size = struct.unpack_from("<2QI", body)
         if operation == READ:
-            with open(path, "rb") as file:
+            with Path(path).open("rb") as file:
                 return os.pread(file.fileno(), size, offset)
         if operation == READDIR:
             return self._entries(path, offset, size)
@@ -116,9 +116,9 @@ class _Server:
 
     def _entries(self, path: str, offset: int, size: int) -> bytes:
         entries = b""
-        for place, name in enumerate(sorted(os.listdir(path)), 1):
-            raw = os.fsencode(name)
-            node = self._node(os.path.join(path, name))
+        for place, entry_path in enumerate(sorted(Path(path).iterdir()), 1):
+            raw = os.fsencode(entry_path.name)
+            node = self._node(str(entry_path))
             entry = struct.pack("<2Q2I", node, place, len(raw), 0) + raw + bytes(-len(raw) % 8)
             if place > offset and len(entries) + len(entry) <= size:
                 entries += entry

@@ -1,7 +1,6 @@
 """Tar shards made on the spot, and what is read of them; a cache of indexes of their own."""
 
 import io
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +47,7 @@ def pack(tmp_path: Path) -> Pack:
 def samples(shards: TarShards) -> list[tuple[str, str, bytes]]:
     """Shard and member, class, content."""
     return [
-        (os.path.basename(path), shards.classes[label], shards.read(id))
+        (Path(path).name, shards.classes[label], shards.read(id))
         for id, label in enumerate(shards.labels.tolist())
         for path in [shards.path(id).replace("/", "|").replace(f"{shards.root}/".replace("/", "|"), "")]
     ]

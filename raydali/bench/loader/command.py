@@ -9,9 +9,9 @@ comes from new processes, and the repeats are interleaved over all loaders. File
 cache unless --data is larger than memory: the rates do not include a disk's.
 """
 
-import os
 import statistics
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydali.bench.common import options as common
@@ -125,7 +125,7 @@ def _images(source: "ImageFolder") -> dict[str, int]:
     import numpy as np
 
     ids = np.linspace(0, len(source) - 1, min(1000, len(source))).astype(np.int64)
-    sizes = [os.path.getsize(source.path(id)) for id in ids.tolist()]
+    sizes = [Path(source.path(id)).stat().st_size for id in ids.tolist()]
     return {"images": len(source), "bytes_per_image": round(statistics.mean(sizes))}
 
 

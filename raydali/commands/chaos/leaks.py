@@ -58,5 +58,5 @@ def _open_files(process: Path) -> list[str]:
     with suppress(OSError):
         for link in process.joinpath("fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
-                found.append(os.readlink(link))
+                found.append(str(link.readlink()))
     return found

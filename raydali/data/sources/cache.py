@@ -47,7 +47,7 @@ def cached_arrays(name: str) -> Iterator[dict[str, NDArray[Any]]]:
         path = f"{folder}/{name}"
         try:
             with (
-                io.BytesIO(storage.read(path)) if "://" in path else open(path, "rb") as file,
+                io.BytesIO(storage.read(path)) if "://" in path else Path(path).open("rb") as file,
                 np.load(file, allow_pickle=False) as loaded,
             ):
                 arrays = {key: loaded[key] for key in loaded.files}
@@ -70,7 +70,7 @@ def cache_arrays(name: str, **arrays: Any) -> None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=Path(path).parent) as temporary:
                 np.savez(Path(temporary, "made.npz"), **arrays)
-                os.replace(Path(temporary, "made.npz"), path)
+                Path(temporary, "made.npz").replace(path)
         except OSError as error:
             reason = storage.reason(error) if "://" in path else error.strerror
             _log.info("the index is not kept for the next run: cannot write %s: %s", path, reason)

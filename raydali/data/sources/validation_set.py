@@ -1,7 +1,6 @@
 """Warnings of validation sets that make the metrics meaningless; training goes on."""
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +36,6 @@ _MEANING = "figures of validation will say what was learnt by heart; give --val-
 def _may_be_one(one: str, other: str) -> bool:
     """Whether it is one file, or two of the same size."""
     try:
-        return one == other or os.path.getsize(one) == os.path.getsize(other)
+        return one == other or Path(one).stat().st_size == Path(other).stat().st_size
     except OSError:  # no local file
         return False

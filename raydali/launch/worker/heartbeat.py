@@ -6,13 +6,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from raydali.host.processes import start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
-_COLLECTIVES = os.path.join("raydali", "train", "worker.py")
+_COLLECTIVES = str(Path("raydali", "train", "worker.py"))
 """The file in which ranks wait for each other, outside a backward pass."""
 
 

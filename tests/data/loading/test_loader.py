@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -176,7 +177,7 @@ def test_batches_stay_as_they_were_handed_out(name: LoaderName, source: ImageFol
 
 
 def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return len([*Path("/proc/self/task").iterdir()])
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -221,8 +222,7 @@ def test_closing_after_an_error_frees_processes_at_once(name: LoaderName, source
 
 
 def resident_megabytes() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @pytest.mark.parametrize("name", DECODING)
@@ -235,7 +235,7 @@ def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: Image
         for taken, _ in enumerate(loader, 1):
             if taken in (200, 600):
                 gc.collect()
-                seen.append((resident_megabytes(), len(os.listdir("/proc/self/fd"))))
+                seen.append((resident_megabytes(), len([*Path("/proc/self/fd").iterdir()])))
     (memory, handles), (later_memory, later_handles) = seen
     assert later_memory - memory < 20
     assert later_handles - handles < 10

@@ -1,6 +1,5 @@
 """Files by id: where they lie, what DALI takes, what is sent to the workers."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def test_relative_and_home_roots(nasty: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_dali_reads_encoded_paths(nasty: Path) -> None:
     index = ImageFolder.scan(str(nasty))
-    ids = np.array([id for id in range(len(index)) if os.path.exists(index.path(id))])[::-1]
+    ids = np.array([id for id in range(len(index)) if Path(index.path(id)).exists()])[::-1]
     assert read_by_dali(index.encoded_paths(ids)) == [Path(index.path(int(id))).read_bytes() for id in ids]
 
 

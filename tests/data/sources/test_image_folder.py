@@ -41,7 +41,7 @@ def many_files() -> Iterator[str]:
     order = np.random.default_rng(0).permutation(1000).tolist()
     with TemporaryDirectory(dir="/dev/shm") as root:
         for folder in range(50):
-            os.mkdir(f"{root}/n{folder:08d}")
+            Path(root, f"n{folder:08d}").mkdir()
             for file in order:
                 os.mknod(f"{root}/n{folder:08d}/n{folder:08d}_{file * 37}.JPEG")
         yield root

@@ -45,7 +45,7 @@ def test_patterns(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def found(pattern: str) -> list[str]:
         root, shards = find_files(pattern)
-        assert all(os.path.getsize(f"{root}/{shard.name}") == shard.size for shard in shards)
+        assert all(Path(root, shard.name).stat().st_size == shard.size for shard in shards)
         return [f"{root}/{shard.name}".removeprefix(f"{tmp_path}/") for shard in shards]
 
     four = [f"d/train-{i:04}.tar" for i in range(8, 12)]
@@ -128,7 +128,7 @@ def test_contents_come_from_few_descriptors(shards: TarShards, monkeypatch: pyte
         assert [content.tobytes() for content in contents] == [made[id] for id in ids.tolist()]
         assert not any(content.flags.writeable for content in contents)
     assert shards.files(np.array([], np.int64)) == []
-    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    held = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     assert sum(file.startswith(shards.root) for file in held) == 2
 
 
@@ -201,7 +201,7 @@ def test_pixels_are_those_of_class_folders(shards: TarShards, folders: ImageFold
         found: dict[str, tuple[torch.Tensor, int]] = {}
         with make_loader("dali", source, VALIDATION, order) as loader:
             for batch in loader:
-                names = [os.path.basename(source.path(id)) for id in batch.ids.tolist()]
+                names = [Path(source.path(id)).name for id in batch.ids.tolist()]
                 found |= dict(zip(names, zip(batch["images"], batch["labels"].tolist(), strict=True), strict=True))
         return found
 

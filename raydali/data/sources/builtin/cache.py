@@ -1,6 +1,5 @@
 """Folders of the built-in data sets, which are made once in the user's cache."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +30,7 @@ def built_in_folder(name: str, write: Callable[[Path], None]) -> str:
             made = Path(temporary, "made")
             write(made)
             try:
-                os.rename(made, folder)
+                made.rename(folder)
             except OSError:
                 if not folder.is_dir():
                     raise

@@ -1,6 +1,5 @@
 """The built-in digits: right images in the right folders, the same bytes each time, written whole or not at all."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +68,7 @@ def test_writers_at_once_get_one_copy_of_the_same_bytes(
     with ThreadPoolExecutor(3) as pool:
         folders = {future.result() for future in [pool.submit(digits_folder) for _ in range(3)]}
     assert folders == {str(tmp_path / "raydali" / "digits-v1")}
-    assert os.listdir(tmp_path / "raydali") == ["digits-v1"]
+    assert [path.name for path in (tmp_path / "raydali").iterdir()] == ["digits-v1"]
     files = [file.relative_to(folder) for file in folder.rglob("*.jpg")]
     assert len(files) == 1797
     assert all((tmp_path / "raydali/digits-v1" / file).read_bytes() == (folder / file).read_bytes() for file in files)
@@ -91,7 +90,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(digits, "_write", fill_the_disk)
     with pytest.raises(UsageError, match=mentioning("XDG_CACHE_HOME")):
         digits_folder()
-    assert os.listdir(tmp_path / "raydali") == []
+    assert not [*(tmp_path / "raydali").iterdir()]
 
 
 def test_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

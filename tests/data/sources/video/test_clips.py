@@ -1,7 +1,6 @@
 """The source of clips: how videos are counted and cut, and that a cut holds the frames that were asked for."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +213,7 @@ def broken(tmp_path: Path) -> Path:
     (root / "a" / "page.mp4").write_text("<html>not found</html>" * 99)
     for name, options in (("cut off.mp4", {}), ("cut off behind its index.mp4", {"movflags": "faststart"})):
         path = write_video(root / "b" / name, moving(20), "h264", container_options=options)
-        path.write_bytes(path.read_bytes()[: -os.path.getsize(path) // 3])
+        path.write_bytes(path.read_bytes()[: -path.stat().st_size // 3])
     return root
 
 
