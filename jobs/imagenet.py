@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
-    smaller_data = "images stored nearer to --image-size (`raydali prepare`, for class folders)"
+    smaller_data = "smaller images, as `raydali prepare` makes them"
 
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and val/ of class folders or of tar shards. Default: the built-in

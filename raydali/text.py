@@ -37,6 +37,11 @@ def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
+def rate_text(rate: float) -> str:
+    """Return a rate in images/s, with two significant digits below ten: "4040", "0.066"."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def duration(seconds: float) -> str:
     """Seconds with the unit that suits them: "0.45 s", "12.3 s", "3 min 5 s", "2 h 14 min", "3 d 12 h"."""
     if not math.isfinite(seconds):

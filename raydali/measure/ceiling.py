@@ -16,7 +16,8 @@ MAX_STEPS, MIN_STEPS = 60, 3
 MAX_SECONDS = 10.0
 """Duration of a measurement. No ceiling is measured of steps that take longer."""
 VOID_ABOVE = 1.1
-"""A larger share of the ceiling means that something slowed the machine down while the ceiling was measured."""
+"""A larger share of the ceiling means that something slowed the machine down while the ceiling was measured. Shares
+from 1 up to this one are measurement error, and count as 1."""
 MAX_FOREIGN = 0.5
 """The share of a saturated node's CPU time that other processes may use during the measurement. Ray and the driver use
 a quarter if there are few cores; if that made the ceiling too low, epochs are faster than it."""
@@ -38,20 +39,21 @@ class Ceiling:
 
 
 def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> float | None:
-    """Return a rate as a share of the ceiling; None if one of them is not known, or the ceiling cannot be right."""
+    """Return a rate as a share of the ceiling, at most 1; None if one is not known, or the ceiling cannot be right."""
     share = images_per_second / ceiling if images_per_second and ceiling else None
-    return share if share is None or share <= VOID_ABOVE else None
+    return None if share is None or share > VOID_ABOVE else min(share, 1.0)
 
 
 def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Describe which node's cores were contended while a ceiling was measured; empty for none.
+    """Describe how other processes used the cores while a ceiling was measured; empty if they were free.
 
     Args:
         ranks: of each its "node" and, in seconds, its "cpu_seconds", "host_busy_seconds" and "host_idle_seconds"; None
             for what is not known.
     """
     node, share = contended_node(ranks)
-    return f"other processes used {share:.0%} of node {node}'s CPU time" if share > MAX_FOREIGN else ""
+    where = f" on node {node}" if len({rank["node"] for rank in ranks}) > 1 else ""
+    return f"other processes used {share:.0%} of the CPU time{where}" if share > MAX_FOREIGN else ""
 
 
 def ceiling_images_per_second(

@@ -1,7 +1,8 @@
 """Attribute the seconds of an epoch to causes, from the records of its ranks; docs/verdict.md explains the method.
 
-An epoch lasts as long as its slowest rank, plus validation. The ceiling tells what training itself needs: the same
-steps with their batch already on the device. The rest is divided among causes, so that each second counts once:
+An epoch lasts as long as its slowest rank, plus validation. The ceiling gives the time that training itself needs: that
+of the same steps with their batch already on the device. The rest is divided among causes. Each second counts once, and
+waiting never costs more than training took longer than at the ceiling:
 
     start-up        up to the first batch of the last worker
     compile         from there to the end of the last worker's first step, beyond the mean of later steps
@@ -74,14 +75,19 @@ def seconds_by_cause(
     beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
     waits["python"] = in_python + beside
     slowed -= beside
-    # The wait of one rank makes each of the others wait as long, at most.
-    lateness = min(late / (sum(waits.values()) + slowed or 1.0), len(others) - 1)
-    waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
+    # The wait of one rank makes each of the others wait as long, at most. All-reduces differ for other reasons too, so
+    # `late` may be too large: together, waits are at most what training took longer than at the ceiling.
+    own = sum(waits.values()) + slowed or 1.0
+    whole = own * (1 + min(late / own, len(others) - 1))
+    if at_ceiling is not None:
+        trained = max(float(rank["seconds"]) for rank in ranks)
+        whole = min(whole, max(0.0, trained - at_ceiling - begun - saved - lost))
+    waits = {cause: seconds * whole / own for cause, seconds in waits.items()}
     return {
         "start-up": started,
         "compile": begun - started,
         "communication": exchanging,
-        **_contention(others, waits, slowed * (1 + lateness), foreign_cpu_share),
+        **_contention(others, waits, slowed * whole / own, foreign_cpu_share),
         "checkpoint": saved,
         "straggler": lost,
     }
@@ -94,11 +100,11 @@ def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
         return None
     # If all-reduces could not be timed, only the loader distinguishes a rank from the others.
     timed = all(rank["exchange_seconds"] is not None for rank in ranks)
-    pace = [(_busy(rank) if timed else _waited(rank)) / rank["images"] for rank in ranks]
+    pace = [(_busy(rank) if timed else waited(rank)) / rank["images"] for rank in ranks]
     slowest = pace.index(max(pace))
     lost = (pace[slowest] - median(pace[:slowest] + pace[slowest + 1 :])) * ranks[slowest]["images"]
     others = [*ranks[:slowest], *ranks[slowest + 1 :]]
-    waits = _waited(ranks[slowest]), median(map(_waited, others))
+    waits = waited(ranks[slowest]), median(map(waited, others))
     by_loader = waits[0] - waits[1] > lost / 2
     if lost < least_share * whole or (by_loader and not _has_slower_loader(ranks[slowest], others, whole)):
         return None
@@ -107,7 +113,7 @@ def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
 
 def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool:
     """Return whether the others' loaders are much faster; also of equal ones, the last is waited for."""
-    if median(map(_waited, others)) > 0.05 * whole:
+    if median(map(waited, others)) > 0.05 * whole:
         return False
 
     def computing(rank: Rank) -> float:
@@ -145,7 +151,7 @@ def _contention(
 
 def _busy(rank: Rank) -> float:
     """Return the seconds for which others that were done would wait: for its loader, and for its own part of steps."""
-    return _waited(rank) + _stepping(rank) - _compiling(rank)
+    return waited(rank) + _stepping(rank) - _compiling(rank)
 
 
 def _stepping(rank: Rank) -> float:
@@ -153,7 +159,7 @@ def _stepping(rank: Rank) -> float:
     return float(rank["step_seconds"]) - float(rank["exchange_seconds"] or 0.0)
 
 
-def _waited(rank: Rank) -> float:
+def waited(rank: Rank) -> float:
     """Return the seconds of waiting for the loader, without the first batch."""
     return max(0.0, float(rank["loader_wait_seconds"]) - _first_batch(rank))
 
@@ -195,7 +201,7 @@ def _communicating(ranks: Sequence[Rank]) -> float:
 
 def _waits(ranks: Sequence[Rank]) -> dict[str, float]:
     """Return the mean seconds of waiting for the loader by cause, in proportion to what blocked the hosts."""
-    mean = fmean(map(_waited, ranks))
+    mean = fmean(map(waited, ranks))
     blocked = {cause: sum(rank["loader_waits"].get(cause, 0.0) for rank in ranks) for cause in LOADER}
     whole = sum(blocked.values())
     if not whole:

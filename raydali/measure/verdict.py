@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
-from raydali.measure.costs import LOADER, Rank, contended_node, idle_share, seconds_by_cause, straggler_of
+from raydali.measure.costs import LOADER, Rank, contended_node, idle_share, seconds_by_cause, straggler_of, waited
 from raydali.measure.verdict_text import Finding, describe
 
 Kind = Literal[
@@ -38,6 +39,9 @@ BLAMED_FROM: dict[Kind, float] = {
 """The share of an epoch that a cause must cost to be named: a little of each is normal."""
 SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 """An epoch of fewer steps in less time consists mostly of costs that each epoch has, whatever its length."""
+_EACH_EPOCH: tuple[Kind, ...] = "start-up", "validation", "checkpoint"
+TOO_SHORT_SECONDS = 2.0
+"""Too little time to attribute to causes: what is measured is a few delays of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +52,12 @@ class Verdict:
         kind: the largest cost, or "step-bound" if none is large.
         cause: of "loader-bound" one of LOADER, else the kind.
         costs: share of the epoch, validation included, that each cause costs; zeros are left out.
-        gain: how much faster epochs would be without the named cost; 0.5: 50 % faster.
-        text: a sentence, with the kind before the first colon, and a remedy to try.
+        text: a sentence, with the kind before the first colon, and a remedy if there is one.
     """
 
     kind: Kind
     cause: str
     costs: dict[str, float]
-    gain: float
     text: str
 
     def __str__(self) -> str:
@@ -87,17 +89,21 @@ def verdict(
     at_ceiling = images / ceiling if ceiling else None
     seconds = {**seconds_by_cause(ranks, straggler, foreign_cpu_share, at_ceiling), "validation": validation}
     costs = {cause: round(min(1.0, cost / whole), 4) for cause, cost in seconds.items() if cost / whole >= 0.00005}
-    kind, cause, cost = _largest(costs, ranks, whole)
-    gain = cost / (1 - cost) if cost < 1 else 0.0
+    by_kind = _by_kind(costs)
+    kind, cost = _largest(by_kind, ranks, whole)
+    cause = max(LOADER, key=lambda cause: costs.get(cause, 0.0)) if kind == "loader-bound" else kind
+    wait = fmean(map(waited, ranks))
     finding = Finding(
-        kind=kind,
         cause=cause,
         cost=cost,
-        gain=gain,
+        largest=max(by_kind.items(), key=lambda item: item[1], default=None),
         steps=max(rank["steps"] for rank in ranks),
         seconds=whole,
+        wait=wait / trained,
+        mutual_wait=max(0.0, sum(seconds.get(cause, 0.0) for cause in LOADER) - wait) / trained,
         of_ceiling=record["of_ceiling"],
         ranks=len(ranks),
+        nodes=len({rank["node"] for rank in ranks}),
         straggler=straggler,
         contended_node=node,
         foreign_cpu_share=foreign_cpu_share,
@@ -107,24 +113,25 @@ def verdict(
         options=options,
         useful_block=useful_block,
     )
-    return Verdict(kind=kind, cause=cause, costs=costs, gain=round(gain, 4), text=describe(finding))
+    return Verdict(kind=kind, cause=cause, costs=costs, text=describe(finding))
 
 
-def _largest(costs: Mapping[str, float], ranks: Sequence[Rank], whole: float) -> tuple[Kind, str, float]:
-    """Return the kind to name, its cause, and what it costs."""
-    of: dict[Kind, float] = {
-        "loader-bound": sum(costs.get(cause, 0.0) for cause in LOADER),
-        **{kind: costs[kind] for kind in BLAMED_FROM if kind in costs},
-    }
-    each_epoch = sum(costs.get(cause, 0.0) for cause in ("start-up", "validation", "checkpoint"))
-    if _is_short(ranks, whole):
-        of["short epochs"] = each_epoch
+def _by_kind(costs: Mapping[str, float]) -> dict[Kind, float]:
+    """Return the costs by the kind of verdict that they would be."""
+    of: dict[Kind, float] = {kind: costs[kind] for kind in BLAMED_FROM if kind in costs}
+    by_loader = sum(costs.get(cause, 0.0) for cause in LOADER)
+    return of | {"loader-bound": by_loader} if by_loader else of
+
+
+def _largest(by_kind: Mapping[Kind, float], ranks: Sequence[Rank], whole: float) -> tuple[Kind, float]:
+    """Return the kind to name, and what it costs."""
+    each_epoch = sum(by_kind.get(kind, 0.0) for kind in _EACH_EPOCH)
+    if whole < TOO_SHORT_SECONDS:
+        return "short epochs", each_epoch
+    of: dict[Kind, float] = {**by_kind, **({"short epochs": each_epoch} if _is_short(ranks, whole) else {})}
     blamed = {kind: cost for kind, cost in of.items() if cost >= BLAMED_FROM[kind]}
-    if not blamed:
-        return "step-bound", "step-bound", 0.0
-    kind = max(blamed, key=lambda kind: blamed[kind])
-    by = max(LOADER, key=lambda cause: costs.get(cause, 0.0)) if kind == "loader-bound" else kind
-    return kind, by, blamed[kind]
+    kind = max(blamed, key=lambda kind: blamed[kind], default=None)
+    return (kind, blamed[kind]) if kind is not None else ("step-bound", 0.0)
 
 
 def _is_short(ranks: Sequence[Rank], whole: float) -> bool:

@@ -1,4 +1,4 @@
-"""The text of a verdict: the cost in words, and what to try, as options that the job at hand has."""
+"""The text of a verdict: what an epoch's time was lost to, and one remedy that fits the job and the machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,6 +7,10 @@ from typing import Any
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
 from raydali.measure.costs import Straggler
+from raydali.text import plural
+
+AT_CEILING = 0.95
+"""The share of the ceiling from which training is as fast as its steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +18,13 @@ class Finding:
     """The findings that a verdict describes; see Verdict.
 
     Attributes:
+        cost: share of the epoch that the cause costs.
+        largest: the largest cost, whether or not it is large enough to be named, and its share; None if there is none.
         seconds: duration of the epoch.
-        ranks: the number of ranks.
+        wait: share of the training time for which a rank waited for its loader, the first batch not counted.
+        mutual_wait: share of the training time for which a rank waited, in an all-reduce, for others that waited so.
+        of_ceiling: share of the ceiling; None if that is not known.
+        ranks, nodes: their numbers.
         contended_node, foreign_cpu_share: see `costs.contended_node`.
         idle: share of idle cores on the busiest node.
         has_bf16: whether all devices have units for bf16.
@@ -23,14 +32,16 @@ class Finding:
         useful_block: returns a `shuffle_block` that suits the data; 0: none.
     """
 
-    kind: str
     cause: str
     cost: float
-    gain: float
+    largest: tuple[str, float] | None
     steps: int
     seconds: float
+    wait: float
+    mutual_wait: float
     of_ceiling: float | None
     ranks: int
+    nodes: int
     straggler: Straggler | None
     contended_node: str
     foreign_cpu_share: float
@@ -47,10 +58,13 @@ class Finding:
         except (TypeError, UsageError):
             return False
 
-    def remedy(self, *advice: "Advice | str") -> str:
-        """Return the advice that applies, in words."""
-        words = [given for one in advice if (given := one if isinstance(one, str) else one.to(self))]
-        return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
+    def first(self, *remedies: "Advice | str") -> str:
+        """Return the first remedy that applies; empty for none."""
+        return next((text for one in remedies if (text := one if isinstance(one, str) else one.to(self))), "")
+
+    def on(self, node: str) -> str:
+        """Return " on node NODE", or nothing if there is only one."""
+        return f" on node {node}" if self.nodes > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -77,16 +91,24 @@ class Advice:
 def describe(finding: Finding) -> str:
     """Return the text of the verdict."""
     headline, what, remedy = _SENTENCES[finding.cause](finding)
-    gain = f"; without it epochs would be up to {finding.gain:.0%} faster" if finding.cost else ""
-    return f"{headline}: {what}{gain}. Try {remedy}"
+    return f"{headline}: {what}" + f". Try {remedy}" * bool(remedy)
 
 
 Words = tuple[str, str, str]
-"""The headline, what it costs, and what to try."""
+"""The headline, what it costs, and what to try; empty: nothing."""
 
+_COSTS = {
+    "loader-bound": "waiting for data",
+    "contention": "waiting for cores",
+    "gpu contention": "the loader's use of the GPU",
+    "start-up": "the first batch",
+    "compile": "the first step",
+    "checkpoint": "checkpoints",
+}
+"""Costs that are too small to be named, where the word differs from the kind's."""
 _ANY = 1 << 20
 """A value that no option has."""
-_MORE_CORES = Advice("more --cpus-per-worker", {"cpus_per_worker": _ANY}, "more cores and threads")
+_MORE_CORES = Advice("a higher --cpus-per-worker", {"cpus_per_worker": _ANY}, "more cores and threads")
 
 
 def _smaller(found: Finding) -> str:
@@ -95,32 +117,33 @@ def _smaller(found: Finding) -> str:
 
 
 def _waited(found: Finding) -> str:
-    return f"ranks waited for data for {found.cost:.0%} of the epoch"
+    """Return how long ranks waited for data, as the epoch's row shows it, and beyond that for each other."""
+    who = "ranks" if found.ranks > 1 else "training"
+    waited = f"{who} waited for data {found.wait:.0%} of the time"
+    return waited + f", and {found.mutual_wait:.0%} for each other" * (found.mutual_wait >= 0.005)
 
 
 def _storage(found: Finding) -> Words:
-    mixed = "a stream shuffled in blocks, where neighbours are of many classes"
     block = found.useful_block() if found.options is not None else 0
-    blocks = Advice(f"--shuffle-block {block} on disks that turn", {"shuffle_block": block}, mixed)
-    reading = Advice("more --cpus-per-worker to read with", {"cpus_per_worker": _ANY}, "more threads to read with")
-    return "loader-bound by storage", _waited(found), found.remedy("a copy on local disks", reading, blocks)
+    blocks = Advice(f"--shuffle-block {block} if the disk is a hard disk, else a faster disk", {"shuffle_block": block})
+    is_remote = found.nodes > 1 or "://" in str(getattr(found.options, "data", ""))
+    copy = "a copy of the data on local disks" if is_remote else ""
+    return "loader-bound by storage", _waited(found), found.first(copy, blocks, "the data on a faster disk")
 
 
 def _python(found: Finding) -> Words:
-    cost = f"for {found.cost:.0%} of the epoch ranks waited for data, or for their turn to run Python"
-    remedy = "DALI's operators or numpy over whole batches instead of Python (docs/own-data.md)"
-    return "loader-bound by Python", cost, remedy
+    cost = f"ranks waited {found.cost:.0%} of the epoch for Python code of the pipeline"
+    return "loader-bound by Python", cost, "DALI's operators or numpy on whole batches (docs/own-data.md)"
 
 
 def _cpu_decode(found: Finding) -> Words:
     dali = Advice("--loader dali", {"loader": "dali"})
-    idle = found.idle is not None and found.idle > 0.2
-    cores = "more cores for each worker" if found.options is None else "--cpus-per-worker with more cores"
-    if idle:
-        remedy = found.remedy(dali, f"{cores}: {found.idle:.0%} of them were idle")
+    if found.idle is not None and found.idle > 0.2:
+        cores = f": {found.idle:.0%} of the cores are idle"
+        more = Advice(_MORE_CORES.option + cores, _MORE_CORES.change, _MORE_CORES.own + cores)
+        remedy = found.first(dali, more)
     else:
-        gpus = ["GPUs to decode on"] if found.device == "cpu" else []
-        remedy = found.remedy(dali, cores, *gpus, _smaller(found))
+        remedy = found.first(dali, _smaller(found))
     return "loader-bound by decoding on the CPU", _waited(found), remedy
 
 
@@ -129,7 +152,7 @@ def _gpu_decode(found: Finding) -> Words:
 
 
 def _loader(found: Finding) -> Words:
-    return "loader-bound", _waited(found), found.remedy(_MORE_CORES, "a look at what the loader does")
+    return "loader-bound", _waited(found), found.first(_MORE_CORES)
 
 
 def _step_bound(found: Finding) -> Words:
@@ -137,82 +160,85 @@ def _step_bound(found: Finding) -> Words:
     steps = found.steps * getattr(found.options, "epochs", COMPILE_PAYS_FROM)
     half = fastest_precision(found.device, bf16=found.has_bf16)
     is_slow = getattr(found.options, "precision", "fp32") == "fp32"  # bf16 and fp16 are much alike
-    faster = found.remedy(
-        *([compiled] if found.device == "cuda" and steps >= COMPILE_PAYS_FROM else []),
+    faster = found.first(
         *([Advice(f"--precision {half}", {"precision": half}, half)] if is_slow and half != "fp32" else []),
-        Advice("a larger --batch-size", {"batch_size": _ANY}, "larger batches"),
+        *([compiled] if found.device == "cuda" and steps >= COMPILE_PAYS_FROM else []),
+        "more GPUs" if found.device == "cuda" else "a GPU",
     )
-    what = "no other cost is large; the ceiling is not known"
-    if found.of_ceiling is not None:
-        what = f"{found.of_ceiling:.0%} of the ceiling, and no other cost is large"
-    return "step-bound", what, f"{faster} for faster steps"
+    if found.of_ceiling is None:
+        what = "no other cost is large, and the ceiling is not known"
+    elif found.of_ceiling >= AT_CEILING or found.largest is None:
+        what = f"{found.of_ceiling:.0%} of the ceiling, so nothing but the step itself takes time"
+    else:
+        kind, cost = found.largest
+        named = _COSTS.get(kind, kind)
+        what = f"{found.of_ceiling:.0%} of the ceiling; the largest other cost is {named}, {cost:.0%} of the epoch"
+    return "step-bound", what, faster
 
 
 def _straggler(found: Finding) -> Words:
     assert found.straggler is not None
-    late = found.straggler.rank
-    headline = f"straggler, rank {late['rank']} on node {late['node']}"
-    what = f"the others waited for it for {found.cost:.0%} of the epoch"
-    if found.straggler.waits is None:
-        return headline, what + ": its steps are slow", "`raydali doctor` on that node, and what else runs there"
-    reason = ", and it waited for its loader ({:.1f} s, the others {:.1f} s)".format(*found.straggler.waits)
-    return headline, what + reason, "`raydali doctor` on that node: its disk, its network, its cores"
+    late, waits = found.straggler.rank, found.straggler.waits
+    what = f"the others waited for it {found.cost:.0%} of the epoch, because its steps are slow"
+    if waits is not None:
+        what = f"its loader made it wait for {waits[0]:.1f} s and the others for {waits[1]:.1f} s"
+    where = found.on(late["node"])
+    return f"straggler, rank {late['rank']}{where}", what, "`raydali doctor`" + " on that node" * bool(where)
 
 
 def _contention(found: Finding) -> Words:
     if found.foreign_cpu_share > 0.2:
-        used = f"other processes used {found.foreign_cpu_share:.0%} of node {found.contended_node}'s CPU time"
-        return "CPU contention", f"{used}, costing {found.cost:.0%} of the epoch", "a node of its own, or more cores"
-    what = f"model and loader have too few cores, and waited for them for {found.cost:.0%} of the epoch"
-    fewer = [Advice("fewer --workers on a node", own="fewer ranks on a node")] if found.ranks > 1 else []
-    return "CPU contention", what, found.remedy(*fewer, "nodes with more cores")
+        used = f"other processes used {found.foreign_cpu_share:.0%} of the CPU time{found.on(found.contended_node)}"
+        what = f"{used}, which cost {found.cost:.0%} of the epoch"
+        return "CPU contention", what, "nodes of its own" if found.nodes > 1 else "closing other programs"
+    what = f"the model and the loader waited for a core {found.cost:.0%} of the epoch"
+    fewer = Advice("fewer --workers", own="fewer ranks")
+    on_a_node = " on each node" if found.nodes > 1 else ""
+    return "CPU contention", what, found.first(fewer) + on_a_node if found.ranks > found.nodes else "more CPU cores"
 
 
 def _gpu_contention(found: Finding) -> Words:
-    what = f"steps are slower while the loader runs than without it, costing {found.cost:.0%} of the epoch"
-    return "GPU contention", what, found.remedy(_smaller(found), _MORE_CORES)
+    what = f"steps are slower while the loader runs, which cost {found.cost:.0%} of the epoch"
+    return "GPU contention", what, _smaller(found)
 
 
 def _slower_steps(found: Finding) -> Words:
-    what = f"steps took longer than at the ceiling although they had their cores, costing {found.cost:.0%} of the epoch"
-    return "slower steps", what, "torch.set_flush_denormal(True): numbers near 0 are slow on CPUs"
+    what = f"steps took longer than at the ceiling, which cost {found.cost:.0%} of the epoch, although cores were free"
+    return "slower steps", what, "torch.set_flush_denormal(True)"
 
 
 def _communication(found: Finding) -> Words:
     what = f"all-reduces took {found.cost:.0%} of the epoch although no rank was late"
-    larger = Advice("a larger --batch-size or --global-batch-size", {"batch_size": _ANY}, "larger batches")
-    return "communication", what, found.remedy(larger, "a faster network (`raydali doctor`)")
+    larger = Advice("a larger --global-batch-size", {"global_batch_size": _ANY}, "larger global batches")
+    return "communication", what, found.first(larger, "a faster network")
 
 
 def _start_up(found: Finding) -> Words:
-    what = f"the first batch took {found.cost:.0%} of the epoch, once for each start"
-    return "start-up", what, "ignoring it, if later epochs are free of it"
+    return "start-up", f"the first batch took {found.cost:.0%} of the epoch, as it does once after each start", ""
 
 
 def _compile(found: Finding) -> Words:
-    what = f"the first step took longer than the others, costing {found.cost:.0%} of the epoch"
+    what = f"the first step took {found.cost:.0%} of the epoch longer than the others, as it does once after each start"
     warmed_up = Advice("leaving out --no-ceiling, so that steps are warmed up", {"ceiling": True})
-    on_cpu = [warmed_up] if found.device == "cpu" else []  # on a GPU they always are
-    return "compile", what, found.remedy(*on_cpu, "ignoring it, if later epochs are free of it")
+    return "compile", what, found.first(*([warmed_up] if found.device == "cpu" else []))  # on a GPU they always are
 
 
 def _validation(found: Finding) -> Words:
-    fewer = "fewer validation images" + (": --val-data" if found.takes(val_data="fewer") else "")
-    return "validation", f"it took {found.cost:.0%} of the epoch", fewer
+    where = " (--val-data)" if found.takes(val_data="fewer") else ""
+    return "validation", f"it took {found.cost:.0%} of the epoch", f"fewer validation samples{where}"
 
 
 def _checkpoint(found: Finding) -> Words:
-    what = f"training waited for checkpoints for {found.cost:.0%} of the epoch"
-    every = getattr(found.options, "checkpoint_every", 0)
-    epochs = Advice("fewer --epochs over more images each", {"epochs": 1}, "fewer of them")
-    fewer = "a higher --checkpoint-every" if every else epochs
-    return "checkpoints", what, found.remedy(fewer, Advice("faster --storage", {"storage": "faster"}, "faster storage"))
+    what = f"training waited for checkpoints {found.cost:.0%} of the epoch"
+    fewer = ["a higher --checkpoint-every"] if getattr(found.options, "checkpoint_every", 0) else []
+    faster = Advice("a faster --storage", {"storage": "faster"}, "faster storage")
+    return "checkpoints", what, found.first(*fewer, faster)
 
 
 def _short_epochs(found: Finding) -> Words:
-    what = f"of {found.seconds:.1f} s, start-up, validation and checkpoint took {found.cost:.0%}"
-    fewer = Advice("fewer --epochs over more images each", {"epochs": 1}, "fewer epochs over more images each")
-    return f"short epochs, of {found.steps} steps", what, found.remedy(fewer, "a look at runs over more images")
+    epoch = f"an epoch of {plural(found.steps, 'step')} in {found.seconds:.1f} s is too short to judge"
+    what = f"{epoch}; start-up, validation and checkpoint took {found.cost:.0%} of it"
+    return "short epochs", what, ""
 
 
 _SENTENCES: dict[str, Callable[[Finding], Words]] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 
-from raydali.report.progress_display import Display, rate_text
+from raydali.report.progress_display import Display
 from raydali.run.events import (
     CheckpointFailed,
     CheckpointRefused,
@@ -22,7 +22,7 @@ from raydali.run.events import (
     StorageRetried,
 )
 from raydali.run.messages import EpochEnded, Message, Note, Placed, Progress, RankFigures, RankWarning
-from raydali.text import plural
+from raydali.text import plural, rate_text
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.

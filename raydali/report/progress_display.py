@@ -16,6 +16,7 @@ from rich.text import Text
 
 from raydali.measure.records import Figures
 from raydali.run.messages import Progress, RankFigures
+from raydali.text import rate_text
 
 NOW_SECONDS = 10.0
 """Window of the current rate in images a second."""
@@ -169,11 +170,6 @@ def _share_of_epoch(at: Progress) -> float | None:
     whole = at.samples_consumed * at.steps / at.step  # of the run, without the remainder of no global batch
     share = at.samples_consumed / whole * at.epochs - at.epoch
     return min(1.0, max(0.0, share))
-
-
-def rate_text(rate: float) -> str:
-    """A rate in images a second, with two significant digits below ten: "123", "0.066"."""
-    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _rate(images: int, seconds: float) -> float:

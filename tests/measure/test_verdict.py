@@ -47,7 +47,7 @@ def judged(*ranks: RankRecord, **facts: Any) -> Verdict:
 
 def test_healthy_runs_are_step_bound() -> None:
     alone = judged(rank())
-    assert (alone.kind, alone.gain) == ("step-bound", 0.0)
+    assert alone.kind == "step-bound"
     assert str(alone).startswith("step-bound: 97% of the ceiling")
     assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
     unmeasured = judged(rank(), ceiling=None)
@@ -57,7 +57,7 @@ def test_healthy_runs_are_step_bound() -> None:
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        ("storage", "loader-bound by storage: ranks waited for data for "),
+        ("storage", "loader-bound by storage: ranks waited for data 50% of the time"),
         ("python", "loader-bound by Python: "),
         ("cpu decode", "loader-bound by decoding on the CPU: "),
         ("gpu decode", "loader-bound by decoding on the GPU: "),
@@ -70,7 +70,6 @@ def test_waiting_for_the_loader_is_put_down_to_what_held_it_up(cause: str, words
     assert (found.kind, found.cause) == ("loader-bound", cause)
     assert str(found).startswith(words)
     assert found.costs[cause] == pytest.approx(10 / 20.3 * 5.0 / 5.3, rel=0.05)
-    assert found.gain == pytest.approx(20.3 / 10.3 - 1, rel=0.05)
     record = line(*ranks)
     assert record["verdict"] == str(found) and record["costs"] == found.costs
     assert record["loader_images_per_second"] == record["images_per_second"] == 100.0
@@ -100,9 +99,7 @@ def test_a_rank_whose_steps_are_slow() -> None:
     late = rank(3, 4, node="b", seconds=15.0, step_seconds=14.7, exchange_seconds=0.4)
     found = judged(*others, late)
     assert found.kind == "straggler"
-    assert str(found).startswith(
-        "straggler, rank 3 on node b: the others waited for it for 33% of the epoch: its steps"
-    )
+    assert str(found).startswith("straggler, rank 3 on node b: ") and mentions(found.text, "33% steps slow")
     assert found.costs["straggler"] == pytest.approx(5.1 / 15.3, abs=0.01)
     assert found.costs.get("contention", 0) < 0.02
 
@@ -112,7 +109,7 @@ def test_a_rank_whose_loader_is_slow() -> None:
     waits = {"storage": 5.0}
     late = rank(2, 3, seconds=15.0, loader_wait_seconds=5.2, loader_waits=waits, exchange_seconds=0.4, step_seconds=9.7)
     found = judged(*others, late)
-    assert found.kind == "straggler" and "rank 2" in found.text and mentions(found.text, "loader 5.2")
+    assert found.kind == "straggler" and "rank 2" in found.text and mentions(found.text, "loader 5.2 s")
     assert found.costs.get("storage", 0) < 0.02
 
 
@@ -191,7 +188,7 @@ def test_cores_that_others_took() -> None:
         ),
         ceiling=51.0,  # measured while they were at it
     )
-    assert str(found).startswith("CPU contention: other processes used 75% of node a's CPU time")
+    assert str(found).startswith("CPU contention: other processes used 75% of the CPU time")
 
 
 def test_own_cores_that_do_not_suffice() -> None:
@@ -206,7 +203,7 @@ def test_own_cores_that_do_not_suffice() -> None:
             host_idle_seconds=0.5,
         )
     )
-    assert str(found).startswith("CPU contention: model and loader ")
+    assert str(found).startswith("CPU contention: the model and the loader ")
 
 
 def test_reading_that_waits_for_cores_is_contention() -> None:
@@ -262,15 +259,35 @@ def test_a_late_first_batch_does_not_make_a_loader_straggler() -> None:
     started: dict[str, Any] = {"seconds": 25.0, "first_batch_seconds": 5.0, "loader_wait_seconds": 5.2}
     others = [rank(i, 3, **started, step_seconds=19.7, exchange_seconds=10.4) for i in range(2)]
     found = judged(*others, rank(2, 3, **started, step_seconds=19.7, exchange_seconds=0.4))
-    assert found.kind == "straggler" and found.text.split(";")[0].endswith("its steps are slow")
+    assert found.kind == "straggler" and mentions(found.text, "steps slow")
 
 
 def test_validation_checkpoints_and_short_epochs() -> None:
     assert judged(rank(), validation=10.0).kind == "validation"
     assert judged(rank(seconds=15.0, checkpoint_seconds=5.0)).kind == "checkpoint"
-    short: dict[str, Any] = {"images": 40, "steps": 4, "seconds": 0.5, "step_seconds": 0.4, "loader_wait_seconds": 0.0}
-    found = judged(rank(**short, checkpoint_seconds=0.1), validation=0.4)
-    assert found.kind == "short epochs" and str(found).startswith("short epochs, of 4 steps: of 0.9 s, ")
+    short: dict[str, Any] = {"images": 40, "steps": 4, "seconds": 5.0, "step_seconds": 4.0, "loader_wait_seconds": 0.0}
+    found = judged(rank(**short, checkpoint_seconds=1.0), validation=4.0, ceiling=10.0)
+    assert found.kind == "short epochs" and mentions(found.text, "4 steps in 9.0 s 56%")
+    assert judged(rank(**short), validation=1.0, ceiling=10.0).kind != "short epochs"
+
+
+def test_too_short_an_epoch_is_not_judged() -> None:
+    waiting: dict[str, Any] = {"step_seconds": 0.9, "loader_wait_seconds": 0.7, "loader_waits": {"storage": 0.7}}
+    assert judged(rank(seconds=1.6, **waiting), ceiling=None).kind == "short epochs"
+    assert judged(rank(seconds=2.0, **waiting), ceiling=None).kind == "loader-bound"
+
+
+def test_waiting_costs_no_more_than_the_ceiling_leaves() -> None:
+    """All-reduces inside a CUDA graph are timed by samples: their differences are no proof of waiting."""
+    ranks = [
+        rank(i, 4, loader_wait_seconds=0.39, loader_waits={"storage": 0.39}, step_seconds=9.6, exchange_seconds=1.4)
+        for i in range(4)
+    ]
+    unbounded, bounded = judged(*ranks, ceiling=None), judged(*ranks, ceiling=104.0)
+    assert (unbounded.kind, unbounded.cause) == ("loader-bound", "storage")
+    assert mentions(unbounded.text, "data 4% each other 10%")
+    assert bounded.kind == "step-bound" and bounded.costs["storage"] < 0.04
+    assert str(bounded).startswith("step-bound: 96% of the ceiling, ")
 
 
 @pytest.mark.parametrize("kind", ["validation", "checkpoint"])

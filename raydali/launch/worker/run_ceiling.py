@@ -14,6 +14,7 @@ from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
+from raydali.text import rate_text
 from raydali.train.worker import Worker
 
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
@@ -90,7 +91,7 @@ class RunCeiling:
             self._state.ceiling = None
             if not self._is_void:
                 slowed = "the epoch was faster, so something slowed the machine down while it was measured"
-                self._note(f"the ceiling of {known:.3g} images/s is void: {slowed}; it is measured again")
+                self._note(f"the ceiling of {rate_text(known)} images/s is void: {slowed}; it is measured again")
             self._is_void = True
         is_due = self._is_void and not is_last and self._measured_again < MAX_MEASURED_AGAIN
         if self._state.ceiling is None and is_due:

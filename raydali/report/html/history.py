@@ -84,11 +84,11 @@ def _numbers(values: object) -> dict[str, float]:
 
 
 def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
-    """Remove a ceiling that an earlier version measured on a busy machine."""
+    """Limit the share of the ceiling to 1; remove a ceiling that an earlier version measured on a busy machine."""
     if values.get("of_ceiling", 0.0) > VOID_ABOVE:
         del values["of_ceiling"]
         values.pop("ceiling_images_per_second", None)
-    return values
+    return {name: min(value, 1.0) if name == "of_ceiling" else value for name, value in values.items()}
 
 
 def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -209,7 +209,9 @@ class History:
         """Share of the ceiling over all epochs with a known ceiling."""
         rows = [(e.get("images"), e.get("seconds"), e.get("ceiling_images_per_second")) for e in self.epochs]
         known = [(images, seconds * ceiling) for images, seconds, ceiling in rows if images and seconds and ceiling]
-        return sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known) if known else None
+        return (
+            min(1.0, sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known)) if known else None
+        )
 
     @property
     def waiting(self) -> float | None:

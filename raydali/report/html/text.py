@@ -97,13 +97,13 @@ def speed(history: History) -> str | None:
     said = f"{count(rate)} images/s while training"
     if share is None:
         return f"{said}; the ceiling is not known."
-    return f"{said}, {percent(share)} of what the same step reaches with its batch on the device already."
+    return f"{said}, {percent(share)} of the ceiling: the speed of the same step with its batch already on the device."
 
 
 def waited(history: History) -> str | None:
     """The share of time that ranks waited for the loader, as a sentence."""
     share = history.waiting
-    return None if share is None else f"The ranks waited for the loader in {percent(share)} of that time."
+    return None if share is None else f"The ranks waited for data {percent(share)} of that time."
 
 
 def verdict(history: History) -> tuple[int, str] | None:
@@ -168,7 +168,7 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
     if kind in ("rehearsal", "ceiling"):
         ceiling = number(row.get("ceiling_images_per_second"))
-        took = f"rehearsed {'again ' if kind == 'ceiling' else ''}for {seconds(number(row.get('rehearsal_seconds')))}"
+        took = f"warm-up steps{' again' if kind == 'ceiling' else ''} for {seconds(number(row.get('rehearsal_seconds')))}"
         return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
     if kind == "failure":
         ranks = row.get("ranks")

@@ -109,4 +109,4 @@ def test_it_is_void_beside_processes_that_take_the_cores() -> None:
             burner.kill()
             burner.wait()
     assert measured.void and measured.images_per_second is None
-    assert "node here" in measured.why
+    assert "%" in measured.why
