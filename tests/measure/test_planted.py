@@ -98,8 +98,8 @@ def check(
     assert sum(line["costs"].values()) < 1.1, line
     if cause == "straggler":
         found = verdict(without_host(line))
-        assert found is not None and found.text.startswith("straggler, rank 1 on node local: ")
-        assert ("for its loader" in found.text) == (plant is planted.slow_reads_of_rank_1)
+        assert found is not None and found.text.startswith("straggler, rank 1: ")
+        assert ("its loader" in found.text) == (plant is planted.slow_reads_of_rank_1)
 
 
 @pytest.mark.parametrize(CASES, QUICK)

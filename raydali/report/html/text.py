@@ -168,7 +168,8 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
     if kind in ("rehearsal", "ceiling"):
         ceiling = number(row.get("ceiling_images_per_second"))
-        took = f"warm-up steps{' again' if kind == 'ceiling' else ''} for {seconds(number(row.get('rehearsal_seconds')))}"
+        again = " again" if kind == "ceiling" else ""
+        took = f"warm-up steps{again} for {seconds(number(row.get('rehearsal_seconds')))}"
         return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
     if kind == "failure":
         ranks = row.get("ranks")
