@@ -1,8 +1,7 @@
 """Attribute the seconds of an epoch to causes, from the records of its ranks; docs/verdict.md explains the method.
 
 An epoch lasts as long as its slowest rank, plus validation. The ceiling gives the time that training itself needs: that
-of the same steps with their batch already on the device. The rest is divided among causes. Each second counts once, and
-waiting never costs more than training took longer than at the ceiling:
+of the same steps with their batch already on the device. The rest is divided among causes, each second once:
 
     start-up        up to the first batch of the last worker
     compile         from there to the end of the last worker's first step, beyond the mean of later steps
@@ -76,18 +75,19 @@ def seconds_by_cause(
     waits["python"] = in_python + beside
     slowed -= beside
     # The wait of one rank makes each of the others wait as long, at most. All-reduces differ for other reasons too, so
-    # `late` may be too large: together, waits are at most what training took longer than at the ceiling.
-    own = sum(waits.values()) + slowed or 1.0
-    whole = own * (1 + min(late / own, len(others) - 1))
+    # `late` may be too large: at most, it is what training took longer than at the ceiling and is not explained yet.
+    own = sum(waits.values()) + slowed
+    late = min(late, own * (len(others) - 1))
     if at_ceiling is not None:
         trained = max(float(rank["seconds"]) for rank in ranks)
-        whole = min(whole, max(0.0, trained - at_ceiling - begun - saved - lost))
-    waits = {cause: seconds * whole / own for cause, seconds in waits.items()}
+        late = min(late, max(0.0, trained - at_ceiling - begun - saved - lost - own))
+    lateness = late / own if own else 0.0
+    waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
     return {
         "start-up": started,
         "compile": begun - started,
         "communication": exchanging,
-        **_contention(others, waits, slowed * whole / own, foreign_cpu_share),
+        **_contention(others, waits, slowed * (1 + lateness), foreign_cpu_share),
         "checkpoint": saved,
         "straggler": lost,
     }
