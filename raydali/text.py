@@ -1,8 +1,11 @@
 """Numbers, durations and lists as messages and pages print them."""
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+_EXCEPTION = re.compile(r"(rank \d+: )?(\w+\.)*\w*(Error|Exception|Exit|Interrupt|Timeout): *\S")
 
 
 def plural(count: float, noun: str) -> str:
@@ -30,6 +33,22 @@ def summarize(
     shown = separator.join(map(show, items[:limit]))
     joint = " and" if separator == ", " else f"{separator}and"
     return f"{shown}{joint} {total - limit} more" if total > limit else shown
+
+
+def numbered(noun: str, numbers: Sequence[int], limit: int = 8) -> str:
+    """Numbers of something: "rank 3", "ranks 0, 1, 2 and 5 more"."""
+    return f"{noun}{'s' * (len(numbers) != 1)} {summarize(numbers, limit)}"
+
+
+def error_line(error: object) -> str:
+    """The line of an error, or of a traceback, that says what happened; empty if no line has a word.
+
+    It is the last one that begins with the name of an exception, else the last one with a word: torch, Ray and others
+    add stacks, hints and rulers after it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if re.search(r"[^\W\d_]", line)]
+    named = [line for line in lines if _EXCEPTION.match(line)]
+    return (named or lines or [""])[-1]
 
 
 def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:

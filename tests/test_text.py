@@ -1,8 +1,10 @@
 """Texts of numbers, durations and lists."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from raydali.text import duration, number, plural, summarize
+from raydali.text import duration, error_line, number, numbered, plural, summarize
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,35 @@ def test_what_is_left_out_is_counted() -> None:
     assert summarize([1, 2, 3], 1, separator="; ") == "1; and 2 more"
     assert summarize(iter("ab"), 1, total=7) == "a and 6 more"
     assert summarize([], 3) == ""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [([3], "rank 3"), ([0, 5], "ranks 0, 5"), (range(10), "ranks 0, 1, 2 and 7 more")]
+)
+def test_numbers_follow_their_noun(numbers: Sequence[int], expected: str) -> None:
+    assert numbered("rank", numbers, limit=3) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("====\n----\n", ""),
+        ("the actor died\n============", "the actor died"),
+        ("The actor died.\n\tpid: 7\nWorker exit detail: it was killed.", "Worker exit detail: it was killed."),
+        ("rank 1: OSError: /data/1.jpg: Stale\n\n", "rank 1: OSError: /data/1.jpg: Stale"),
+        (
+            "Traceback:\n  File x\ntorch.AcceleratorError: CUDA error: misaligned\nCompile with `TORCH_USE_CUDA_DSA`\n",
+            "torch.AcceleratorError: CUDA error: misaligned",
+        ),
+        (
+            "torch.distributed.DistNetworkError: timed out\nException raised from f at g:1:\nframe #0: h + 0x1",
+            "torch.distributed.DistNetworkError: timed out",
+        ),
+    ],
+)
+def test_the_line_of_an_error_that_says_what_happened(text: str, expected: str) -> None:
+    assert error_line(text) == error_line(Exception(text)) == expected
 
 
 def test_a_number_that_was_not_measured_is_a_dash() -> None:

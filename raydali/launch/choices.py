@@ -63,12 +63,12 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
         remedy = f"--shuffle-block {block}" if block else "no --shuffle-block"
     if not mixing.is_enough:
         return (
-            f"{said}: a global batch holds {mixing.in_blocks} classes (median), with all samples shuffled "
-            f"{mixing.in_full}: a new --name with {remedy} has nearly as many"
+            f"with {said}, a global batch has samples of {mixing.in_blocks} classes (median) instead of "
+            f"{mixing.in_full}: give another --name and {remedy}"
         )
     return (
-        f"{said}: for {mixing.in_full} classes in a global batch it mixes blocks from all over the data, "
-        f"and keeps no neighbours together: try {remedy}"
+        f"{said} keeps no neighbours together, since {mixing.in_full} classes in a global batch need blocks from "
+        f"everywhere: try {remedy}"
     )
 
 

@@ -94,7 +94,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         _ = self.worker_range, self.trackers
         if self.gpu and self.no_gpu:
-            raise UsageError("--gpu and --no-gpu exclude each other: give one of them, or neither")
+            raise UsageError("--gpu and --no-gpu exclude each other: give at most one of them")
         for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
             require(self, name, least=1)
         require(self, "checkpoint_every", least=0)
@@ -102,7 +102,7 @@ class LaunchOptions:
         require(self, "shuffle_block", least=0)
         require(self, "shuffle_window", least=0)
         if self.shuffle_window and not self.shuffle_block:
-            raise UsageError(f"--shuffle-window {self.shuffle_window} is of blocks: give --shuffle-block too")
+            raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: give --shuffle-block too")
         require(self, "max_failures", least=-1)
         require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
@@ -126,9 +126,9 @@ class LaunchOptions:
             low, _, high = self.workers.partition(":")
             minimum, maximum = int(low), int(high or low)
         except ValueError:
-            raise UsageError(f"--workers {self.workers} is neither a number nor MIN:MAX, such as 4 or 2:8") from None
+            raise UsageError(f"--workers must be a number or MIN:MAX, such as 4 or 2:8, not {self.workers}") from None
         if not 1 <= minimum <= maximum:
-            raise UsageError(f"--workers {self.workers} must be at least 1, and in MIN:MAX not MIN above MAX")
+            raise UsageError(f"--workers must be at least 1, and MIN at most MAX, not {self.workers}")
         return minimum, maximum
 
     @property
@@ -233,8 +233,8 @@ class TrainingOptions(LaunchOptions):
             steps = range(0)
         if not 0 < len(steps) <= MAX_PROFILED or steps.start < 0:
             raise UsageError(
-                f"--profile-steps {self.profile_steps} is no A:B with A below B and at most {MAX_PROFILED} steps, "
-                "such as 100:110"
+                f"--profile-steps must be A:B with A below B and at most {MAX_PROFILED} steps, such as 100:110, not "
+                f"{self.profile_steps}"
             )
         return steps
 

@@ -44,7 +44,7 @@ class Examples:
         try:
             self._folder.write(SAMPLES, draw(inputs, restore(inputs), targets))
         except OSError as error:
-            self._folder.warn(f"{SAMPLES} could not be written: {error}")
+            self._folder.warn(f"{SAMPLES} cannot be written: {error}")
 
 
 def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> bytes:

@@ -22,7 +22,7 @@ from raydali.run.events import (
     StorageRetried,
 )
 from raydali.run.messages import EpochEnded, Message, Note, Placed, Progress, RankFigures, RankWarning
-from raydali.text import plural, rate_text
+from raydali.text import numbered, plural, rate_text
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -83,7 +83,7 @@ class Console:
             case RankWarning():
                 self.warn(f"rank {message.rank}: {message.text}")
             case Placed(workers, maximum):
-                self.print(f"starting {workers} of up to {maximum} workers: no room for more")
+                self.print(f"starting {workers} of at most {plural(maximum, 'worker')}: there is no room for more")
             case Progress():
                 self._display.progress(message)
             case RankFigures():
@@ -111,23 +111,23 @@ class Console:
                 chosen = [f"--precision {options['precision']}"] if "precision" in options else []
                 chosen += ["--compile"] * bool(options.get("compile"))
                 if chosen:  # a CPU compiles nothing, which needs no line
-                    self.print(f"chosen for this hardware, and kept: {' '.join(chosen)}")
+                    self.print(f"chosen for this hardware, and kept by resumes: {' '.join(chosen)}")
             case Failure():
                 self._show_failure(event)
             case Resize():
-                self.print(f"continuing with {event.workers} workers, from the newest checkpoint")
+                self.print(f"continuing with {plural(event.workers, 'worker')} from the newest checkpoint")
             case Preemption():
-                self.warn("a node is taken away: continuing from the newest checkpoint")
+                self.warn("a node is being taken away: continuing from the newest checkpoint")
             case Hang():
-                what = "there is no first step" if event.starting else "training makes no progress"
+                what = "the first step does not end" if event.starting else "training makes no progress"
                 for each in event.ranks:
                     where = f"rank {each.rank} (node {each.node}, process {each.pid})"
-                    doing = "is frozen" if each.frozen else f"is stuck:\n{each.stack or ''}".rstrip()
-                    self.warn(f"{what}, and {where} {doing}: starting again from the newest checkpoint")
+                    doing, stack = ("frozen", "") if each.frozen else ("stuck", f":\n{each.stack or ''}".rstrip("\n:"))
+                    self.warn(f"{what}, since {where} is {doing}: restarting from the newest checkpoint{stack}")
             case CheckpointFailed():
-                self.warn(f"{event.path} could not be saved: {event.reason}; training goes on, the next is tried")
+                self.warn(f"{event.path} cannot be written: {event.reason}; training continues to the next checkpoint")
             case CheckpointRefused():
-                self.warn(f"{event.path} cannot be used: {event.reason}; trying the previous one")
+                self.warn(f"{event.path} cannot be used: {event.reason}; trying the previous checkpoint")
             case Quarantined():
                 self._show_quarantined(event)
             case StorageRetried():
@@ -135,22 +135,21 @@ class Console:
                 self.warn(f"{event.path} did not answer ({event.reason}): {waited}")
 
     def _show_failure(self, failure: Failure) -> None:
-        ranks = ", ".join(map(str, failure.ranks))
-        who = f"rank {ranks} failed: " if ranks else "workers failed to start: "
+        who = f"{numbered('rank', failure.ranks)} failed: " if failure.ranks else "the workers did not start: "
         self.warn(f"{'' if failure.killed else who}{failure.error}")
         if failure.left_out:
-            self.warn(f"node {', '.join(failure.left_out)} is left out from now on")
+            self.warn(f"no worker starts on {', '.join(f'node {node}' for node in failure.left_out)} from now on")
         if failure.pause:
-            self.print(f"starting again in {failure.pause:.0f} s, from the newest checkpoint")
+            self.print(f"restarting from the newest checkpoint in {failure.pause:.0f} s")
 
     def _show_quarantined(self, event: Quarantined) -> None:
         self._quarantined += 1
         if self._quarantined <= QUARANTINED_SHOWN:
-            other = "" if event.replaced_by is None else f"; sample {event.replaced_by} is read in its place"
+            other = "" if event.replaced_by is None else f"; sample {event.replaced_by} replaces it"
             effect = "; it is left out" if event.of.startswith("validation") else other
             self.warn(f"{event.of} sample {event.id} is broken: {event.path}: {event.reason}{effect}")
         elif self._quarantined == QUARANTINED_SHOWN + 1:
-            self.warn("more samples are broken: events.jsonl names them all")
+            self.warn("more samples are broken: events.jsonl lists all of them")
 
     def _show_epoch(self, record: Mapping[str, Any]) -> None:
         if not self._columns:

@@ -127,7 +127,7 @@ def parse_trackers(track: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in track.split(","))) if track is not None else ()
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"--track {track} must be a comma list of {', '.join(TRACKERS)}, not {name!r}")
+            raise UsageError(f"--track must be names such as {','.join(TRACKERS)}, separated by commas, not {name!r}")
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` of runs looks like a package without an origin
             raise UsageError(f"--track {name} needs the package {name}: pip install {name}, or leave it out")
@@ -164,7 +164,7 @@ def tracked(
         try:
             call()
         except Exception as error:
-            warn(f"{name} did not take an epoch or the end: {type(error).__name__}: {error}")
+            warn(f"{name} did not receive an epoch or the end: {type(error).__name__}: {error}")
 
     def end() -> None:
         for name, tracker in reversed(trackers.items()):
@@ -184,7 +184,7 @@ def tracked(
             try:
                 tracker = TRACKERS[name](folder, settings, ids.get(name))
             except Exception as error:
-                raise UsageError(f"--track {name} does not start: {error}; mend that, or leave it out") from error
+                raise UsageError(f"--track {name} cannot start: {error}; correct that, or leave it out") from error
             trackers[name] = tracker
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id
@@ -199,4 +199,5 @@ def tracked(
         calls.put(None)
         worker.join(END_SECONDS)
         if worker.is_alive():
-            warn(f"{', '.join(['TensorBoard', *names])} have not taken all within {END_SECONDS:g} s of the end")
+            late = ", ".join(["TensorBoard", *names])
+            warn(f"{late} did not receive everything within {END_SECONDS:g} s after the end")

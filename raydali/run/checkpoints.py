@@ -82,7 +82,7 @@ class CheckpointStore:
         self.wait()
         seconds = time.monotonic() - self._failing_since
         if self._failures >= MAX_FAILURES and seconds >= MAX_SECONDS:
-            raise self._error(f"{self._failures} checkpoints in a row could not be saved, for {seconds:.0f} s,")
+            raise self._error(f"{self._failures} checkpoints in a row could not be written, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
         self._unsaved = _Unsaved(step, state, best, bool(save_error))
@@ -111,7 +111,7 @@ class CheckpointStore:
         if (unsaved := self._unsaved) is None:
             return
         if unsaved.is_blocked:
-            raise self._error("the last checkpoint could not be saved")
+            raise self._error("the last checkpoint could not be written")
         try:
             retry.with_retry(
                 lambda: self._write(unsaved),
@@ -121,7 +121,7 @@ class CheckpointStore:
             )
         except OSError as error:
             self._why = reason(error)
-            raise self._error("the last checkpoint could not be saved") from error
+            raise self._error("the last checkpoint could not be written") from error
 
     def _save(self, unsaved: _Unsaved) -> None:
         try:
@@ -169,13 +169,13 @@ class CheckpointStore:
                     continue
                 self._folder.remove_folder(name)
         except OSError as error:
-            self._folder.warn(f"old checkpoints in {self._folder} could not be deleted: {reason(error)}")
+            self._folder.warn(f"old checkpoints in {self._folder} cannot be deleted: {reason(error)}")
 
     def _error(self, what: str) -> StorageAway | StorageError:
         kind = StorageAway if self._folder.is_transient(OSError(self._why)) else StorageError
         return kind(
-            f"{what} to {self._folder}: {self._why}: repair the storage; "
-            "then the same command resumes from the newest checkpoint"
+            f"{what} to {self._folder}: {self._why}: repair the storage; the same command then resumes from the "
+            "newest checkpoint"
         )
 
     # -- Loading
@@ -229,9 +229,7 @@ class CheckpointStore:
             )
         # The third epoch's line is written once the first one's checkpoint was saved.
         if len(self._folder.rows(EPOCHS)) > 2 or any(self._refused()):
-            raise StorageError(
-                f"{self._folder} has epochs but no checkpoint any more: restore one, or give another --name"
-            )
+            raise StorageError(f"{self._folder} has epochs but no checkpoint: restore one, or give another --name")
         return None
 
     def _refused(self) -> Iterator[bool]:

@@ -71,7 +71,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
-            raise UsageError(f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes, _")
+            raise UsageError(f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes and _")
         refuse_secrets(self.storage)
         # Now, because another process may have another working directory and another home. Links stay as they are.
         uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))  # noqa: PTH100, PTH111
@@ -142,7 +142,7 @@ class RunFolder:
             self.write("config.json.probe", b"")
             self.filesystem.delete_file(self.path("config.json.probe"))
         except OSError as error:
-            raise UsageError(f"--storage {self.storage} cannot be written to, give another: {reason(error)}") from error
+            raise UsageError(f"--storage {self.storage} cannot be written: {reason(error)}; give another") from error
 
     def exists(self, file: str) -> bool:
         """Return whether the file exists."""
@@ -257,7 +257,7 @@ class RunFolder:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise UsageError(f"{self}/{file}, line {number} is broken: {error}; mend or delete it") from error
+                raise UsageError(f"{self}/{file}, line {number} is broken: {error}; correct or delete it") from error
         with suppress(ValueError):  # no part of a row is JSON, so what can be parsed only lacks its newline
             yield json.loads(rest)
 

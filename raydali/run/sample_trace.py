@@ -83,7 +83,7 @@ def drop_samples(folder: RunFolder, step: int) -> None:
         if match is None or (int(match[2]) < step and not match[3]):
             continue
         if int(match[1]) < step and not match[3]:
-            raise RuntimeError(f"{folder}/samples/{file} lies across step {step}, which no checkpoint was made at")
+            raise RuntimeError(f"{folder}/samples/{file} has steps before and after step {step}, the checkpoint's")
         folder.remove(f"samples/{file}")
 
 

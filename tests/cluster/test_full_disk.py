@@ -33,7 +33,7 @@ def test_a_job_goes_on_while_its_disk_is_full(tmp_path: Path) -> None:
             while wait_while(committed(folder) < 20):
                 pass
             disk.fill()
-            while wait_while("could not be saved" not in log.read_text()):
+            while wait_while("cannot be written" not in log.read_text()):
                 pass
             during = committed(folder)
             disk.clear()

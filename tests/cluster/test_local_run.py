@@ -94,7 +94,8 @@ def test_killed_runs_resume_exactly_on_other_workers(home: Path, tmp_path: Path)
             kill([process.pid, *(trainers or descendants(process.pid))])
             process.wait()
         cores = len(os.sched_getaffinity(0))
-        assert (f"{workers} workers share {cores} cores" in (tmp_path / "log").read_text()) == (workers > cores)
+        said = mentions((tmp_path / "log").read_text(), f"warning: {workers} workers {cores} --cpus-per-worker")
+        assert said == (workers > cores)
     code, output = run_job(*options, "--workers", "1", env=env, log=tmp_path / "log")
     assert code == 0, output
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from raydali.bench.common.processes import MeasurementError
 from raydali.errors import CommandError
 from raydali.output import machine, show, write_json
-from raydali.text import number
+from raydali.text import error_line, number
 
 NOT_INSTALLED = "not installed"
 """The error of a row that does not count as a failure."""
@@ -56,7 +56,7 @@ def collect(
         for row in rows:
             result["rows"].append(row)
             error = row["error"]
-            print(f"{name(row)}: failed: {error.strip().splitlines()[-1]}" if error else line(row), flush=True)
+            print(f"{name(row)}: failed: {error_line(error)}" if error else line(row), flush=True)
             if options.json:
                 write_json(result, options.json)
     finally:

@@ -12,6 +12,7 @@ from raydali.commands.doctor.storage import Marker
 from raydali.errors import UsageError
 from raydali.host.checks import Node
 from raydali.host.facts import Host, this_host
+from raydali.text import error_line
 
 ANSWER_SECONDS = 60
 """Limit for all nodes together; a node must start a process, and may have to download raydali first."""
@@ -86,7 +87,7 @@ def _inspect(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
         except ray.exceptions.GetTimeoutError:
             nodes.append(Node(name=name, silence=f"no answer within {ANSWER_SECONDS} s"))
         except ray.exceptions.RayError as error:
-            nodes.append(Node(name=name, silence=str(error).strip().splitlines()[-1]))
+            nodes.append(Node(name=name, silence=error_line(error)))
     if marker is not None:
         marker.remove()
     return nodes

@@ -12,6 +12,7 @@ from ray.train.v2._internal.execution.controller.state import (
 
 from raydali.launch.channel import Interrupted
 from raydali.run.events import Failure, Preemption, WorkerAddress
+from raydali.text import error_line
 
 
 def only_waits(state: TrainControllerState) -> bool:
@@ -30,19 +31,19 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
     if isinstance(state, ReschedulingState):
         error = state.training_failed_error
         cause = getattr(error, "controller_failure", error)
-        return Failure(ranks=[], killed=[], error=_last_line(cause), starting=True)
+        return Failure(ranks=[], killed=[], error=error_line(cause), starting=True)
     if not isinstance(state, RestartingState):
         return None
     end = state.training_failed_error
     if isinstance(end, PreemptionError):
-        return Preemption(ranks=sorted(end.preemption_info.preempted_ranks), error=_last_line(end))
+        return Preemption(ranks=sorted(end.preemption_info.preempted_ranks), error=error_line(end))
     errors: dict[int, Exception] = getattr(end, "worker_failures", {})
     killed = sorted(rank for rank, error in errors.items() if hasattr(error, "health_check_failure"))
     causes = [getattr(error, "_base_exc", error) for error in errors.values()]
     notices = {cause.notice for cause in causes if isinstance(cause, Interrupted)}
     if "stop" in notices:
         return None
-    lines = "; ".join(sorted({_last_line(error) for error in errors.values()} - {""})) or _last_line(end)
+    lines = "; ".join(sorted({error_line(error) for error in errors.values()} - {""})) or error_line(end)
     end_type = Preemption if notices or any(map(_is_preempted, causes)) else Failure
     return end_type(
         ranks=sorted(errors),
@@ -50,10 +51,6 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
         places={rank: places[rank] for rank in sorted(errors) if rank in places},
         error="left after a checkpoint" if notices else lines,
     )
-
-
-def _last_line(error: object) -> str:
-    return next(iter(str(error).strip().splitlines()[-1:]), "")
 
 
 def _is_preempted(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydali.run.events import WorkerAddress
-from raydali.text import summarize
+from raydali.text import numbered
 
 POLL_SECONDS = 10.0
 """Timeout of the task that reads the log of the process on its node."""
@@ -40,7 +40,7 @@ def describe_deaths(
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     texts = []
     for node, ranks in nodes.items():
-        who = f"rank {ranks[0]} (process {places[ranks[0]][1]})" if len(ranks) == 1 else f"ranks {summarize(ranks, 8)}"
+        who = numbered("rank", ranks) + (f" (process {places[ranks[0]][1]})" if len(ranks) == 1 else "")
         if all(places[rank] in hung for rank in ranks):
             why = "killed, because it held up the run"
         else:
@@ -58,7 +58,7 @@ def _cause(node: str, pid: int, error: str) -> str:
         crash: str = ray.get(look.remote(pid), timeout=POLL_SECONDS)
     except (ray.exceptions.RayError, TimeoutError):
         crash = ""
-    return f"it crashed: {crash}" if crash else "killed by SIGKILL, as the kernel does where memory runs out"
+    return f"it crashed: {crash}" if crash else "killed by SIGKILL, which the kernel sends when memory runs out"
 
 
 def crash_of(pid: int) -> str:

@@ -26,6 +26,7 @@ from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.events import SettingsChanged
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
+from raydali.text import plural
 
 STREAM_SETTINGS = (
     "fingerprint",
@@ -85,11 +86,11 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
         if earlier.finished:
-            console.print(f"{folder} is finished: nothing left to do")
+            console.print(f"{folder} is finished: give another --name to train again")
             return
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in in_words(changed):
-            console.warn(f"resuming with another setting: {change}")
+            console.warn(f"the run resumes with a changed setting: {change}")
     check(options, job.samples)
     if warning := crop_warning(options):
         console.warn(warning)
@@ -117,7 +118,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         )
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
-            console.print(f"run {folder}: with --name {folder.name}, the same command resumes it")
+            console.print(f"run {folder}: the same command with --name {folder.name} resumes it")
             train_in_workers(run, console, track, interrupt)
 
 
@@ -150,7 +151,7 @@ def _begin(
             folder.create_json(CONFIG, settings)
         except FileExistsError as error:
             raise UsageError(
-                f"another driver has just begun a run in {folder}: give another --name, or leave it to that driver"
+                f"another driver has just begun the run {folder}: give another --name, or let that driver train it"
             ) from error
     attempt.take(folder)
     folder = attempt.fenced(folder)
@@ -180,20 +181,23 @@ def _warnings(job: Job, options: LaunchOptions, placement: Placement, cluster: C
         yield warning
     workers, cores = placement.maximum, usable_cores()
     if cluster.own and workers * placement.cpus > cores:
-        yield f"{workers} workers share {cores} cores: expect low throughput"
+        yield (
+            f"{plural(workers, 'worker')} of {placement} share {plural(cores, 'core')}, which makes them slow: "
+            "lower --workers or --cpus-per-worker"
+        )
     batches = options.global_batch_size // options.batch_size
     if batches % workers:
         yield (
-            f"{workers} workers share the {batches} batches of a step unevenly, so that some wait for others: use a "
-            f"number that divides {batches}"
+            f"{workers} workers cannot share {plural(batches, 'micro-batch')} of a step equally, so some wait: "
+            f"give a number of --workers that divides {batches}"
         )
     if placement.minimum < workers and not options.checkpoint_every:
         yield (
-            f"a node that is lost costs the steps since the newest checkpoint, up to an epoch: with --workers "
-            f"{options.workers}, set --checkpoint-every"
+            f"with --workers {options.workers}, a lost node costs all steps since the newest checkpoint, up to an "
+            "epoch: set --checkpoint-every"
         )
     if placement.reachable < workers:
-        yield f"the cluster ({cluster}) has room for {placement.reachable} of up to {workers} workers"
+        yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
 
 
 def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
@@ -217,11 +221,11 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     if not options.sync_bn:
         return
     if options.no_gpu or (placement is not None and not placement.gpu):
-        raise UsageError("--sync-bn needs GPUs: leave it out, or train on a cluster that has some")
+        raise UsageError("--sync-bn needs GPUs, and this run trains on CPUs: leave it out, or train on GPUs")
     if options.workers is not None and ":" in options.workers:
         raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {options.workers}")
     if stream.micro_batches_per_step % workers:
         raise UsageError(
-            f"--sync-bn needs the {stream.micro_batches_per_step} micro-batches of a global batch to be a multiple of "
-            f"the {workers} workers: lower --workers, or raise --global-batch-size"
+            f"--sync-bn needs a number of workers that divides the {stream.micro_batches_per_step} micro-batches of a "
+            f"global batch, not {workers}: lower --workers, or raise --global-batch-size"
         )

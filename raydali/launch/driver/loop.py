@@ -30,6 +30,7 @@ from raydali.report.html.live import LiveReport
 from raydali.run.events import RunFinished, RunInterrupted, RunStopped
 from raydali.run.folder import RunFolder
 from raydali.run.messages import WorkerError
+from raydali.text import error_line
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
@@ -150,7 +151,9 @@ class _DriverLoop:
         ended = self._training.ended
         while not (self._groups.has_left or self._interrupt.again() or ended.wait(POLL_SECONDS / 4)):
             if time.monotonic() > deadline:
-                self._console.warn(f"the workers have not saved a checkpoint within {LEAVE_SECONDS} s")
+                self._console.warn(
+                    f"the workers did not save a checkpoint within {LEAVE_SECONDS} s: they end without it"
+                )
                 return
             self._router.dispatch()
         self._router.dispatch()
@@ -164,7 +167,7 @@ class _DriverLoop:
         groups, outcome = self._groups, self._training.error
         if groups.stop_reason is not None or outcome is not None:
             error = final_error(outcome, groups.errors, groups.failure, groups.stop_reason)
-            self._router.close(RunStopped(error=str(error).splitlines()[-1], why=groups.stop_reason))
+            self._router.close(RunStopped(error=error_line(error), why=groups.stop_reason))
             raise error
         self._router.close(RunFinished())
         self._console.print(f"finished: {self._folder}")
@@ -246,7 +249,8 @@ def resume_hint(folder: RunFolder) -> str:
     with suppress(OSError):
         if newest_step(folder) is None:
             return (
-                "interrupted before the first checkpoint: nothing was saved; the same command starts from the beginning"
+                "interrupted before the first checkpoint, so nothing is saved: the same command starts from the "
+                "beginning"
             )
     return f"interrupted: the same command with --name {folder.name} resumes it"
 

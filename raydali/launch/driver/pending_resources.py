@@ -64,8 +64,8 @@ def describe(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) ->
         unit, index = ("GPUs", 1) if asked.gpu else ("CPUs", 0)
         there = sum(node[index] for node in moment.nodes)
         held_by_others = there - sum(node[index] for node in moment.free)
-        wanted.append(f"{place}, other jobs hold {held_by_others:g} of {there:g} {unit}" if busy else place)
-    text = f"waiting for {' and '.join(wanted)}; {have} of {need} workers would fit now"
+        wanted.append(f"{place} (other jobs hold {held_by_others:g} of {there:g} {unit})" if busy else place)
+    text = f"waiting for {' and '.join(wanted)}; {have} of {plural(need, 'worker')} would fit now"
     if coming:
         text += f", {plural(coming, 'node')} starting"
     return text + "".join(f"; {failure}" for failure in moment.failures)

@@ -77,8 +77,8 @@ class Cluster:
 
     def __str__(self) -> str:
         cpus = sum(cpus for cpus, _ in self.nodes)
-        growth = str(self.growth)
-        return f"{plural(len(self.nodes), 'node')}, {cpus:g} CPUs, {self.gpus} GPUs{growth and '; '}{growth}"
+        now = f"{plural(len(self.nodes), 'node')}, {plural(cpus, 'CPU')}, {plural(self.gpus, 'GPU')}"
+        return "; ".join(filter(None, (now, str(self.growth))))
 
 
 def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
@@ -91,17 +91,17 @@ def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
     """
     gpu = options.gpu or (cluster.gpus_at_most > 0 and not options.no_gpu)
     if gpu and not cluster.gpus_at_most and cluster.growth.known:
-        raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): use --no-gpu")
+        raise UsageError(f"--gpu asks for GPUs, but the cluster has none ({cluster}): leave it out, or add GPUs")
     if gpu and not cluster.gpus and options.worker_range is None:
-        raise UsageError(f"the cluster has no GPUs yet ({cluster}): give their number with --workers, or use --no-gpu")
+        raise UsageError(f"the cluster has no GPUs yet ({cluster}): give a number of --workers, or --no-gpu")
     minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
     cpus = options.cpus_per_worker or _share(cluster, maximum, gpu)
     reachable = cluster.reachable(cpus, gpu)
     if reachable < minimum and cluster.growth.known:
         placement = Placement(minimum, maximum, cpus, gpu, reachable)
         raise UsageError(
-            f"{plural(minimum, 'worker')} of {placement} {'was' if minimum == 1 else 'were'} asked for, but the "
-            f"cluster ({cluster}) holds {reachable}: {_what_would_fit(placement, cluster)}"
+            f"the cluster ({cluster}) has room for {reachable} of {plural(minimum, 'worker')} of {placement}: "
+            f"{_what_would_fit(placement, cluster)}"
         )
     limited = bool(cluster.growth.groups)
     return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum)
@@ -122,7 +122,7 @@ def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
     found = list(_nearest(asked, cluster))
     if found:
         return f"{' or '.join(found)} would fit"
-    return "use --no-gpu" if asked.gpu and cluster.reachable(1, gpu=False) else "add nodes"
+    return "give --no-gpu" if asked.gpu and cluster.reachable(1, gpu=False) else "add nodes"
 
 
 def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:

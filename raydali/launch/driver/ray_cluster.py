@@ -93,8 +93,8 @@ def _own_cpus(options: LaunchOptions) -> int:
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
-            f"{workers} workers of {plural(cpus, 'CPU')} each were asked for, {workers * cpus} in all, but this "
-            f"machine's {cores} cores take at most {WORKERS_PER_CORE * cores}: lower --workers or --cpus-per-worker"
+            f"{plural(workers, 'worker')} of {plural(cpus, 'CPU')} each need more than this machine's limit of "
+            f"{WORKERS_PER_CORE * cores} CPUs, for {plural(cores, 'core')}: lower --workers or --cpus-per-worker"
         )
     return max(cores, workers * cpus)
 

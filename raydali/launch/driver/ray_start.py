@@ -21,6 +21,7 @@ import psutil
 
 from raydali.errors import StartError
 from raydali.host.cpu_times import usable_cores
+from raydali.text import plural
 
 START_SECONDS = 600
 """How long Ray may take to start."""
@@ -58,7 +59,7 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
     def warn_if_slow() -> None:
         while not over.wait(WARN_SECONDS):
             passed = time.monotonic() - began
-            warn(f"Ray has not started after {passed:.0f} s, it may take up to {START_SECONDS} s: {load()}")
+            warn(f"Ray has not started after {passed:.0f} s, and may need up to {START_SECONDS} s: {load()}")
 
     threading.Thread(target=warn_if_slow, daemon=True, name="slow start").start()
     try:
@@ -83,7 +84,7 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
 def load() -> str:
     """Describe how busy the machine is."""
     busy, cores = os.getloadavg()[0], usable_cores()
-    return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {cores} cores"
+    return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {plural(cores, 'core')}"
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
                     if _has_ended(what):
                         raise ChildProcessError(f"its {what} has ended") from error
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"its {what} was not there within {START_SECONDS} s") from error
+                        raise TimeoutError(f"its {what} did not start within {START_SECONDS} s") from error
 
         return wait
 

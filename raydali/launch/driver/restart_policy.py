@@ -96,7 +96,7 @@ class RestartPolicy:
             at_fault = tuple(sorted({each.node_id for each in errors if each.node_fault}))
             if self._can_leave_out(at_fault):
                 return Decision(leave_out=at_fault, cause="node")
-            return Decision(stop_reason="no other nodes suffice for the workers")
+            return Decision(stop_reason="the other nodes have no room for the workers")
         self._without_progress += 1
         nodes = {failure.places[rank][0] for rank in failure.killed if rank in failure.places}
         if error is not None:
@@ -144,7 +144,7 @@ class RestartPolicy:
         if self._limit == 0:
             return "--max-failures is 0"
         return (
-            f"{self._without_progress} failures in a row, and no checkpoint beyond step {self._start}: "
+            f"{self._without_progress} failures in a row without a checkpoint after step {self._start}: "
             f"--max-failures is {self._limit}"
         )
 

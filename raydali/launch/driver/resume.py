@@ -7,6 +7,7 @@ from typing import Any
 
 from pyarrow.fs import FileType
 
+from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
 
@@ -38,7 +39,7 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
         if folder.filesystem.get_file_info(folder.path(CONFIG)).type == FileType.NotFound:
             return None
     except OSError as error:
-        raise UsageError(f"{folder} cannot be read: check the storage, credentials and endpoint: {error}") from error
+        raise UsageError(f"{folder} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
     events = folder.rows(EVENTS)
     return PreviousRun(
         _as_json(defaults or {}) | _settings(folder),
@@ -55,8 +56,8 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     if isinstance(settings, dict):
         return settings
     raise UsageError(
-        f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it from a copy; "
-        "delete it if the run has no checkpoint, and it begins anew; or give another --name"
+        f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it, or give "
+        "another --name; if the run has no checkpoint, delete it to start from the beginning"
     )
 
 

@@ -44,7 +44,7 @@ class RunRecorder:
                 self._folder.append(EVENTS, self._unwritten[0])
                 del self._unwritten[0]
         except OSError as error:
-            self._warn(f"an event could not be written to {self._folder}: {error}")
+            self._warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
-from raydali.text import summarize
+from raydali.text import numbered
 
 GATHER_SECONDS = 1.0
 """Delay before a warning is shown, to collect all ranks that gave it."""
-MAX_LINES, MAX_RANKS = 100, 8
-"""Limits: lines per run, ranks named per line."""
+MAX_LINES = 100
+"""Limit of lines per run."""
 
 
 class WorkerWarnings:
@@ -41,8 +41,4 @@ class WorkerWarnings:
     def lines(self, *, at_end: bool = False) -> list[str]:
         """Return the lines that are due; with `at_end` all that are left."""
         due = [text for text, (since, _) in self._gathering.items() if at_end or self._now() - since >= GATHER_SECONDS]
-        return [f"{_ranks(self._gathering.pop(text)[1])}: {text}" for text in due]
-
-
-def _ranks(ranks: set[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {summarize(sorted(ranks), MAX_RANKS)}"
+        return [f"{numbered('rank', sorted(self._gathering.pop(text)[1]))}: {text}" for text in due]

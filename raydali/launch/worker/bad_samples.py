@@ -22,6 +22,7 @@ from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.session import Session
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
+from raydali.text import summarize
 
 EXCHANGE_STEPS = 16
 """Interval at which ranks ask each other for news; the answer is read one interval later, so that no rank waits."""
@@ -160,13 +161,11 @@ class BrokenSamples:
         most = allowed(share, samples)
         if len(broken) <= most:
             return
-        shown = [f"  {sample}" for _, sample in sorted(broken.items())[:SHOWN]]
-        more = [f"  and {len(broken) - SHOWN} more"] if len(broken) > SHOWN else []
-        lines = "\n".join([f"broken {name} samples:", *shown, *more])
+        shown = summarize((sample for _, sample in sorted(broken.items())), SHOWN, separator="\n  ")
         raise DataError(
-            f"{lines}\n{len(broken)} of {samples} {name} samples are broken, and --max-bad-fraction {share:g} allows "
-            f"{most}: find all with `raydali verify DIR -o broken.txt` and leave them out by --exclude broken.txt, "
-            f"or raise --max-bad-fraction"
+            f"broken {name} samples:\n  {shown}\n"
+            f"{len(broken)} of {samples} {name} samples are broken, but --max-bad-fraction {share:g} allows {most}: "
+            f"raise it, or leave out what `raydali verify -o FILE` finds with --exclude FILE"
         )
 
 

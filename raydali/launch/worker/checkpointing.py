@@ -166,8 +166,8 @@ class RunState:
         if bad := [name for name, part in self._parts.items() if not is_finite(part.state_dict())]:
             what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
-                f"the {what} are not finite any more after step {done}: lower --learning-rate or raise "
-                f"--warmup-epochs, and give another --name; the newest good checkpoint is of step {self._cursor.saved}"
+                f"the {what} are not finite after step {done} (they were at step {self._cursor.saved}): lower "
+                f"--learning-rate or raise --warmup-epochs, and give another --name"
             )
 
     def _write_rows(self) -> str:

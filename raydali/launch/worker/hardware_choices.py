@@ -39,5 +39,5 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
                 session.emit(OptionsChosen(options=values))
     if first and not bf16 and getattr(options, "precision", None) == "bf16":
         faster = fastest_precision(device, bf16=False)
-        session.warn(f"bf16 is slow here, since not every device supports it: --precision {faster} is faster")
+        session.warn(f"--precision bf16 is slow, since not every device here supports it: {faster} is faster")
     return options

@@ -30,6 +30,7 @@ from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, RankWarning, WorkerError
+from raydali.text import plural
 from raydali.train.worker import Worker
 
 PROGRESS_SECONDS = 0.5
@@ -175,8 +176,8 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
             options = chosen(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
             if session.steps_left:
-                left = f"with {session.steps_left} steps left"
-                raise UsageError(f"the job's train function returned {left}: iterate over `run.steps` to its end")
+                left = plural(session.steps_left, "step")
+                raise UsageError(f"the job's train function returned {left} early: iterate over all `run.steps`")
             session.finish()
         heartbeat.close()
     except Interrupted:

@@ -79,8 +79,8 @@ class RunProgress:
         asked = self._config.profiled or range(0)
         steps = range(max(asked.start, self._cursor.done), min(asked.stop, self._stream.steps))
         if asked and not steps and self._worker.rank == 0:
-            left = f"steps {self._cursor.done} to {self._stream.steps - 1} are left to do"
-            self._session.warn(f"--profile-steps {self._config.profile_steps}: only {left}")
+            left = f"{self._cursor.done} to {self._stream.steps - 1}"
+            self._session.warn(f"--profile-steps {self._config.profile_steps} traces nothing: only steps {left} remain")
         trace = StepTrace(steps, self._worker.rank, self._worker.device, self._session.folder.write)
         if steps:
             self.meter.on_stage = trace.stage

@@ -88,7 +88,7 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, digits: Data) -
 def test_a_read_only_disk_ends_the_run_and_a_repair_resumes_it(tmp_path: Path, digits: Data) -> None:
     with small_disk(tmp_path / "disk", kilobytes=16_000) as disk:
         folder = folder_of(disk.path)
-        expected = r"StorageError: 5 checkpoints in a row could not be saved.* to .*disk/run: .*Read-only file system"
+        expected = r"StorageError: 5 checkpoints in a row could not be written.* to .*disk/run: .*Read-only file system"
         with pytest.raises(AssertionError, match=expected):
             run_ranks(2, read_only_from_7, EVERY_4, digits, folder, disk)
         assert folder.folders() == ["checkpoint_000000004", "samples"]
