@@ -1,4 +1,4 @@
-"""Train a detector on images with boxes, COCO or your own in its format:
+"""Train a detector on images with boxes, COCO or your own in its format.
 
     python jobs/detection.py                                     the built-in shapes, on this machine
     python jobs/detection.py --data /data/coco                   train2017/, val2017/ and annotations/, as COCO ships

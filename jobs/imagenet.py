@@ -1,4 +1,4 @@
-"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, tar shards, or TFRecord files:
+"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, tar shards or TFRecord files.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://

@@ -1,11 +1,11 @@
-"""Train a network that restores images, deblurs them say, on pairs of an input and what it is to become:
+"""Train a network that restores images, for example deblurs them, on pairs of an input and its target.
 
     python jobs/restoration.py                              blurred photographs, on this machine
     python jobs/restoration.py --data /data/pairs           train/ and test/, in each img/ and gt/; or s3://, gs://
     python jobs/restoration.py --data /data/GOPRO --inputs blurry --targets sharp
     ray job submit --working-dir . -- python jobs/restoration.py ...        on a cluster
 
-The two of a pair have the same path, img/scene/1.png and gt/scene/1.png, and get the same crop and flips. The run's
+Input and target have the same path, img/scene/1.png and gt/scene/1.png, and get the same crop and flips. The run's
 samples.png shows some of test/: input, output and truth.
 
 The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.

@@ -1,4 +1,4 @@
-"""Train a classifier of videos on class folders of them, Kinetics' or your own, or on lists of files:
+"""Train a classifier of videos on class folders of them, Kinetics' or your own, or on lists of files.
 
     python jobs/video.py                                          the built-in moving discs, on this machine
     python jobs/video.py --data /data/kinetics --stride 4         train/ and val/ of class folders, or s3://, gs://

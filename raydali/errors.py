@@ -10,12 +10,14 @@ class DataError(Exception):
 
 
 class StorageAway(Exception):  # noqa: N818 (docs/own-loop.md promises the name)
-    """A storage did not answer for a minute; it may again, and no file is to blame. The workers are started again
-    later; a command fails: exit code 1."""
+    """A storage did not answer for a minute; it may again, and no file is to blame.
+
+    Workers are started again later; a command fails with exit code 1.
+    """
 
 
 class DivergedError(Exception):
-    """Weights are no numbers any more; the same steps would lead there again. The job fails: exit code 1."""
+    """Weights are NaN or infinite; the same steps would lead there again. The job fails: exit code 1."""
 
 
 class StorageError(Exception):
@@ -39,5 +41,7 @@ class SupersededError(StorageError):
 
 
 class CommandError(Exception):
-    """A command of `raydali` measured or found what should not be, or could not measure it; what could be was shown and
-    written. Exit code 1."""
+    """A command of `raydali` found a defect, or could not measure everything; what it has was shown and written.
+
+    Exit code 1.
+    """

@@ -110,7 +110,8 @@ class Epoch:
         a second over all ranks; what a loop of your own does not measure, such as the ceiling, is None.
 
         Args:
-            learning_rate, validation: taken over as they are.
+            learning_rate: copied into the record.
+            validation: copied into the record.
         """
         loader, stream = self._loader, self._stream
         worker = Worker(

@@ -25,7 +25,10 @@ def summarize(
     """The first items, and how many more there are: "a, b, c and 4 more", "a; b; c; and 4 more".
 
     Args:
-        total: how many there are, if `items` holds only the first of them.
+        items: all of them, or the first of `total`.
+        limit: how many are shown.
+        total: how many there are, if `items` has only the first of them.
+        separator: between two items.
         show: makes an item's text; `repr` for names of files and classes.
     """
     items = list(items)

@@ -1,4 +1,7 @@
-"""raydali's loader and measuring in a Ray Train script: python docs/examples/ray_train.py FOLDER WORKERS [--gpu]"""
+"""Raydali's loader and measuring in a Ray Train script.
+
+Usage: python docs/examples/ray_train.py FOLDER WORKERS [--gpu]
+"""
 
 import sys
 import tempfile

@@ -1,4 +1,7 @@
-"""raydali's loader and measuring without Ray: torchrun --nproc-per-node 2 docs/examples/torchrun.py FOLDER"""
+"""Raydali's loader and measuring without Ray.
+
+Usage: torchrun --nproc-per-node 2 docs/examples/torchrun.py FOLDER
+"""
 
 import json
 import os

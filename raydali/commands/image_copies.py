@@ -51,6 +51,10 @@ def prepare_images(
     """Write the copies of these images that are not there yet.
 
     Args:
+        source: the originals.
+        target: the folder of the copies.
+        shorter_side: of a copy, in pixels; smaller images are copied as they are.
+        quality: of JPEG, 1..100.
         exact: see `_is_current`.
         ids: indices of images in `source`.
 
@@ -91,10 +95,9 @@ def prepare_images(
 
 
 def _is_current(copy: str, path: str, exact: bool) -> bool:
-    """Return whether a copy exists and was made of the present version of its source.
+    """Return whether a copy exists and was made of the present version of its source, the file at `path`.
 
-    Args:
-        exact: whether copies have the time of their source (whole seconds on some file systems), or that of writing.
+    `exact` means that copies have the time of their source (whole seconds on some file systems), not that of writing.
     """
     try:
         there = Path(copy).stat()

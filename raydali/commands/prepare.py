@@ -39,8 +39,10 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Copy class folders with smaller images, for runs that wait for reading and decoding. Exit code 1: some images are
-    broken and were left out."""
+    """Copy class folders with smaller images, for runs that wait for reading and decoding.
+
+    Exit code 1: some images are broken and were left out.
+    """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """Folder or URI with train/ and val/ of class folders, or class folders themselves."""

@@ -40,8 +40,10 @@ Load = Callable[[Any, int], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Find the samples that cannot be read: missing, empty, truncated, not an image, too large. Exit code 1: there are
-    some."""
+    """Find the samples that cannot be read: missing, empty, truncated, not an image, too large.
+
+    Exit code 1: there are some.
+    """
 
     data: tyro.conf.Positional[str]
     """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line

@@ -21,8 +21,11 @@ KILL_SECONDS = 15.0
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process of this machine started, in ticks since boot; None if there is none. Together with its id
-    this identifies a process, since ids are reused. psutil's times follow the clock, and differ between processes."""
+    """Return when a process of this machine started, in ticks since boot; None if there is none.
+
+    Together with its id this identifies a process, since ids are reused. psutil's times follow the clock, and differ
+    between processes.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

@@ -30,6 +30,7 @@ def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
     The resize size follows the image size if there is none yet, or if the image size has changed.
 
     Args:
+        options: those of this start.
         settings: those of `config.json`, where None also means not chosen yet; empty at a first start.
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}

@@ -70,6 +70,7 @@ def ceiling_images_per_second(
         take: makes a step on a resident batch, everything compiled and tuned already. The caller trains on each step
             that is yielded before it asks for the next one.
         images: consumed by one step of this rank.
+        device: where the steps run.
         total: the sum over ranks of a small tensor, which no rank passes before the others reach it (`Worker.sum`).
         seconds: approximate duration; at least MIN_STEPS and at most MAX_STEPS steps are measured, for no longer than
             MAX_SECONDS after the first one if a step is shorter.

@@ -52,6 +52,8 @@ def seconds_by_cause(
     """Return the seconds of an epoch that each cause costs, without validation.
 
     Args:
+        ranks: of the epoch.
+        straggler: the slowest of them, if the others waited for it.
         foreign_cpu_share: see `contended_node`.
         at_ceiling: seconds that the same steps take at the ceiling; None if it is unknown.
     """
@@ -127,11 +129,7 @@ def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool
 def _contention(
     ranks: Sequence[Rank], waits: Mapping[str, float], slowed: float, foreign_cpu_share: float
 ) -> dict[str, float]:
-    """Return the seconds of waits, contention and slower steps.
-
-    Args:
-        slowed: seconds of steps beyond those at the ceiling.
-    """
+    """Return the seconds of waits, contention and slower steps; `slowed`: of steps beyond those at the ceiling."""
     # What the loader's own threads take from each other is no contention.
     queued_share = _queued_share(ranks) * foreign_cpu_share
     contended = sum(waits.get(cause, 0.0) for cause in ON_CORES) * queued_share
@@ -227,8 +225,10 @@ def idle_share(ranks: Sequence[Rank]) -> float | None:
 
 
 def contended_node(ranks: Sequence[Rank]) -> tuple[str, float]:
-    """Return the node of which other processes take the largest share of the CPU time, and that share; 0 if cores are
-    left."""
+    """Return the node of which other processes take the largest share of the CPU time, and that share.
+
+    The share is 0 if cores are left.
+    """
     most = "", 0.0
     for node in {rank["node"] for rank in ranks}:
         here = [rank for rank in ranks if rank["node"] == node]

@@ -149,8 +149,10 @@ class EpochMeter:
         return self._clock.so_far()
 
     def loss_so_far(self) -> tuple[float, int]:
-        """The loss, summed over images, and how many they were, as of the newest call before that the device is
-        through with; on a CPU as of now. Never waits."""
+        """The loss, summed over images, and the number of these images. Never waits.
+
+        They are as of the newest call before this one whose work the device has completed; on a CPU as of now.
+        """
         if self._loss_asked is None:
             self._ask_for_loss()
         images, there = self._loss_asked or (0, None)

@@ -116,6 +116,12 @@ def epoch_record(
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
+        epoch: its number, from 0.
+        step: completed steps of the run.
+        samples_consumed: by these steps.
+        learning_rate: of the last step.
+        validation: the metrics; None if there was no validation.
+        quarantined: samples of the epoch that were replaced because they are broken.
         ceiling_images_per_second: of the last segment's workers. It is dropped if others had another number of
             workers, or if the epoch is faster (`share_of_ceiling`).
         options: the job's, a dataclass, for the verdict's advice; None for a loop of one's own.

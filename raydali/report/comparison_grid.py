@@ -48,11 +48,7 @@ class Examples:
 
 
 def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> bytes:
-    """The sheet as a PNG.
-
-    Args:
-        inputs, outputs, truths: (N, 3, H, W), uint8, on any device.
-    """
+    """The sheet as a PNG, of images (N, 3, H, W), uint8, on any device."""
     pixels = (images.permute(0, 2, 3, 1).cpu().numpy() for images in (inputs, outputs, truths))
     rows = [_row(*triptych) for triptych in zip(*pixels, strict=True)]
     sheet = Image.new("RGB", (rows[0].width, sum(row.height for row in rows)), "white")

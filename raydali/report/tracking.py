@@ -144,6 +144,7 @@ def tracked(
     nothing.
 
     Args:
+        folder: the run's.
         names: from `parse_trackers`.
         settings: the content of `config.json`.
         warn: takes a line.

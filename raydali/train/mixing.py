@@ -11,7 +11,9 @@ def mixing(mixup: float, cutmix: float, classes: int) -> Mix:
     """Return a function that mixes 8-bit images and labels (N,): float images and shares (N, classes).
 
     Args:
-        mixup, cutmix: alpha of each, 0 for off; with both off nothing is changed.
+        mixup: alpha of mixup (Zhang et al., ICLR 2018), 0 for off.
+        cutmix: alpha of CutMix (Yun et al., ICCV 2019), 0 for off; with both off nothing is changed.
+        classes: number of classes.
     """
     if not mixup and not cutmix:
         return lambda images, labels: (images, labels)

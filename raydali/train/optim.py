@@ -47,9 +47,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Build SGD with momentum, or AdamW; on a GPU with fused kernels.
 
-    Args:
-        weight_decay: of all parameters but those of one dimension, see `parameter_groups`.
-        momentum, nesterov: of SGD.
+    `weight_decay` applies to all parameters but those of one dimension, see `parameter_groups`; `momentum` and
+    `nesterov` are SGD's.
     """
     groups = parameter_groups(model, weight_decay)
     fused = next(model.parameters()).is_cuda

@@ -43,8 +43,12 @@ def warm_up(
     Args:
         take: makes a step on a resident batch.
         modules: all that a step changes: the model, and its moving average.
+        optimizer: of the model.
+        precision: of the steps.
+        worker: this rank.
         steps: number of steps before the measurement, see `warm_up_steps`.
         images: consumed by one step of this rank.
+        measures_ceiling: whether to measure the ceiling afterwards.
 
     Returns:
         The ceiling, empty if it is not to be measured.

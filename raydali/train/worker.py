@@ -46,6 +46,9 @@ class Worker:
         serialised with other threads' default-stream work. Its kernels and NCCL's have priority over the loader's.
 
         Args:
+            device: of this rank.
+            cpus: cores that this rank may use.
+            node: the name of its node.
             timeout: for which NCCL waits for another rank; None: as long as it does by itself, 10 minutes.
         """
         if device.type == "cuda":

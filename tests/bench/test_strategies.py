@@ -1,5 +1,7 @@
-"""`bench strategies` on the CPU: rows, files, refusals, and the arithmetic of its figures. How fast a strategy is, no
-test says."""
+"""`bench strategies` on the CPU: rows, files, refusals, and the arithmetic of its figures.
+
+No test asserts how fast a strategy is.
+"""
 
 import json
 import math

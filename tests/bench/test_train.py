@@ -1,5 +1,7 @@
-"""`bench train` on the CPU: rows, files, refusals, and the arithmetic of the parts. How near anything comes to its
-ceiling, no test says."""
+"""`bench train` on the CPU: rows, files, refusals, and the arithmetic of the parts.
+
+No test asserts how near anything comes to its ceiling.
+"""
 
 import json
 import math

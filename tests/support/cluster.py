@@ -124,8 +124,7 @@ def head(env: dict[str, str], log: Path) -> Iterator[str]:
 def nodes(env: dict[str, str], log: Path, *starts: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
     """A cluster of a head without CPUs and these nodes: the environment of its drivers, and the nodes' ids in order.
 
-    Args:
-        starts: of each node what stands before its options, `env A=1` for instance; the last word is its CPUs.
+    Each of `starts` is what precedes a node's options, `env A=1` for instance; its last word is the number of CPUs.
     """
     port, client = free_ports(2)
     folder = f"/tmp/rdf-{os.getpid()}"

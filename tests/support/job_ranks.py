@@ -39,8 +39,10 @@ def train_rank(
 def train_rank_in_double(
     train: Callable[..., None], config: Any, data: Any, folder: RunFolder, stop_at: int | None = None
 ) -> dict[str, Any]:
-    """The same in float64. In float32 a ReLU that rounding flips makes another run of it within ten steps; here only
-    what is really different can differ."""
+    """The same in float64.
+
+    In float32 a ReLU that rounding flips makes the run differ within ten steps; here only real differences remain.
+    """
     torch.set_default_dtype(torch.float64)
     precision._DTYPES["fp32"] = torch.float64
     return train_rank(train, config, data, folder, stop_at)

@@ -24,11 +24,10 @@ def require_hosts() -> None:
 
 @contextmanager
 def firewalled_hosts(number: int, ports: Sequence[str]) -> Iterator[tuple[list[Host], str]]:
-    """So many hosts on a switch, and this machine's own address there.
+    """Hosts on a switch, as many as `number`, and this machine's own address there.
 
-    Args:
-        ports: those that a host opens to the others, as nftables writes them: "6379" or "10002-10999". All else that
-            comes in is dropped but for answers, and what this machine itself sends.
+    `ports` are those that a host opens to the others, as nftables writes them: "6379" or "10002-10999". All else that
+    comes in is dropped but for answers, and what this machine itself sends.
     """
     low, high = EPHEMERAL
     with virtual_hosts(number) as made:

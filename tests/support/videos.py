@@ -65,8 +65,9 @@ def write_video(
 
 
 def alternate_references(codec: str) -> Path:
-    """A video of 60 frames, 144 x 160 pixels, with more that are decoded and never shown: `moving` in two passes of
+    """A video of 60 frames, 144 x 160 pixels, with more that are decoded and never shown.
 
+    It is `moving` in two passes of
     ffmpeg -f rawvideo ... -c:v libvpx[-vp9] -b:v 50k -g 30 -deadline good -auto-alt-ref 1 -lag-in-frames 25 -pass 1, 2
     """
     return Path(__file__).with_name(f"alt_ref.{codec}.webm")

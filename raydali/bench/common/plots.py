@@ -18,6 +18,7 @@ def title(axes: "Axes", result: dict[str, Any], what: str, *, gpus: int, drawn: 
     """Set the two lines of the title: command and workload, then hardware and repeats.
 
     Args:
+        axes: the plot that gets the title.
         result: as written by `write_json`.
         what: the workload.
         gpus: number of GPUs, all of one kind.
@@ -39,6 +40,7 @@ def grouped_bars(
     """Draw a bar per row: rates with whiskers from the lowest to the highest repeat.
 
     Args:
+        axes: where they are drawn.
         rows: with "images_per_second", "low" and "high".
         group: the key of a row's group; groups are drawn in order of appearance.
         series: the legend entry of a row.

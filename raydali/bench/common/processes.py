@@ -37,6 +37,7 @@ def run_ranks(
     Args:
         function: defined at the top level of a module; `port` is a free port of localhost.
         task: may contain a barrier of CONTEXT.
+        world_size: the number of processes.
         timeout: seconds from the start of the processes to the last answer.
         remedy: the advice of the error after a timeout.
 

@@ -45,9 +45,13 @@ def collect(
     """Add rows to the result as they are measured, and write --json after each; present it at the end or on a failure.
 
     Args:
+        result: what is written, all but the rows.
         rows: measures while it is iterated.
+        options: the command's.
         name: names a row.
         line: describes a row that was measured.
+        show_table: prints the result.
+        plot: draws it, for --plot.
 
     Raises:
         CommandError: a row could not be measured; after the others were presented.

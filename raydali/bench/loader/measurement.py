@@ -52,6 +52,7 @@ def interleaved(
             (measured, all repeats), "UNIT_per_second" (over all GPUs, the median), "low", "high" and, if one failed,
             "error".
         task: returns the task of a row's processes.
+        repeats: how often each row is measured.
         name: names a row.
         unit: the unit that is counted.
         units_each: units per sample.

@@ -33,8 +33,10 @@ def wanted(counts: list[int]) -> list[tuple[str, str, int]]:
 
 
 def complete(result: dict[str, Any]) -> None:
-    """Add to each row "pass_seconds", the duration of a pass over the published number of images at the row's rate, and
-    the published figures: "published_seconds", "published_to_torchvision", "published_scaling"; null if not published.
+    """Add the published figures to each row, and the time of the same work at the row's rate.
+
+    "pass_seconds" is the duration of a pass over the published number of images at the row's rate. "published_seconds",
+    "published_to_torchvision" and "published_scaling" are null if they were not published.
     """
     result["settings"]["pass_images"] = PUBLISHED_IMAGES
     for row in result["rows"]:

@@ -26,7 +26,7 @@ class ResizedImages(Pipeline[LabeledFiles]):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        """Two tensors: images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
     def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:

@@ -133,6 +133,8 @@ def optimizer_step(
     Args:
         model: its parameters are optimized.
         trained: the model, perhaps wrapped, that is called with images.
+        worker: this rank.
+        precision: of the forward and the backward pass.
         options: of ForwardBackward.
     """
     import torch

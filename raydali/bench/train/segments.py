@@ -1,4 +1,4 @@
-"""The segments that a rank of `raydali bench train` measures, interleaved, so that drift affects all alike:
+"""The segments that a rank of `raydali bench train` measures, interleaved, so that drift affects all alike.
 
     rehearsal                compile, tune, capture, before a loader exists
     ceiling before           the step on one resident batch of noise

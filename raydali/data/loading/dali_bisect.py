@@ -17,6 +17,7 @@ def undecodable(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) 
     """Return the ids of the samples that cannot be loaded even alone; an empty list if MAX_LOADS tries do not suffice.
 
     Args:
+        keys: of the samples.
         loads: whether these samples can be loaded as one batch.
     """
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""The interface of the loaders, which turn micro-batches of ids into batches of device tensors. There are three:
+"""The interface of the loaders, which turn micro-batches of ids into batches of device tensors. There are three.
 
     dali        dali_loader.py: reads, decodes and augments in C++ and on the GPU
     torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream, the baseline

@@ -49,11 +49,10 @@ def make_video_loader(
     decoders: int | None = None,
     **options: Unpack[LoaderOptions],
 ) -> Loader:
-    """Make the loader of that name; the arguments are those of `make_loader`.
+    """Make the loader of that name; the other arguments are those of `make_loader`.
 
-    Args:
-        decoders: number of clips that a GPU decodes at once. Default: three for two of its video engines, and no fewer
-            than there are threads if FFmpeg has to decode some of the videos.
+    `decoders` is the number of clips that a GPU decodes at once. Default: three for two of its video engines, and no
+    fewer than there are threads if FFmpeg has to decode some of the videos.
     """
     device = torch.device(options.get("device", "cpu"))
     if name != "dali" or device.type != "cuda":

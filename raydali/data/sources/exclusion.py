@@ -1,11 +1,11 @@
-"""Samples to leave out, from a list such as `raydali verify -o FILE` writes:
+r"""Samples to leave out, from a list such as `raydali verify -o FILE` writes.
 
     # a comment
     /data/imagenet/train/n01440764/1.JPEG<TAB>image file is truncated
     n01440764/2.JPEG
 
 A line is a path, as in messages or relative to the data's root; a reason may follow after a tab. A path with a line
-break or a tab is in double quotes, with \\n, \\t, \\r, \\" and \\\\ as in Python. The samples leave the index before
+break or a tab is in double quotes, with \n, \t, \r, \" and \\ as in Python. The samples leave the index before
 ids are assigned, so that each of the others comes exactly once.
 """
 

@@ -1,5 +1,6 @@
-"""Labelled images or videos by the name that a user gives: class folders, a list of paths and labels, tar shards, or
-TFRecord files.
+"""Finds what kind of data the user's --data names, and indexes labelled images or videos of each kind.
+
+The kinds are class folders, a list of paths and labels, tar shards, and TFRecord files.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,10 @@ def source_kind(data: str) -> Kind:
 def labeled_images(
     data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan | None = None
 ) -> LabeledSource:
-    """The images of class folders, `ImageFolder.scan`, of a list, `FileList.from_file`, of tar shards,
-    `TarShards.scan`, or of TFRecord files, `TFRecords.scan`.
+    """Index labelled images of any kind.
+
+    Class folders are indexed by `ImageFolder.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`, and
+    TFRecord files by `TFRecords.scan`.
 
     Args:
         data: a folder, a list, shards, or TFRecord files; local, or an `s3://` or `gs://` URI.

@@ -33,7 +33,8 @@ class ImagePairs:
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
                 `storage.file_system` says.
-            inputs, targets: the two folders below it.
+            inputs: the folder of the inputs, below the root.
+            targets: the folder of the targets.
 
         Raises:
             UsageError: no such folder or bucket, or no right to read it; no images; images without a partner, or with

@@ -32,7 +32,8 @@ def read(path: str, size: int, begin: int, length: int) -> bytes:
     Args:
         path: absolute.
         size: the shard's size when it was indexed, in bytes.
-        begin, length: in bytes.
+        begin: the offset in bytes.
+        length: the number of bytes.
 
     Raises:
         FileNotFoundError: there is no such shard, or it has another size now.

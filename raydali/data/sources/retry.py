@@ -172,7 +172,9 @@ def with_retry(
     """Return the result of a call, which is repeated for SECONDS while it fails.
 
     Args:
-        storage, warn: see `Patience`.
+        call: does one request.
+        storage: its name, see `Patience`.
+        warn: takes a line, see `Patience`.
         worth: whether an error is worth a repetition.
 
     Raises:

@@ -189,8 +189,10 @@ class Shards:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the shards' relative paths, names of images, labels and classes, 32 hex digits; without the root,
-        so that the data may move."""
+        """A hash of the shards' relative paths, names of images, labels and classes, 32 hex digits.
+
+        The root is not part of it, so that the data may move.
+        """
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))

@@ -1,5 +1,7 @@
-"""Separates samples from other files. A warning counts the files that could be samples but are not read; common
-companions of samples (notes, tables, checksums, files of the desktop) are not mentioned.
+"""Separates samples from other files.
+
+A warning counts the files that could be samples but are not read. Common companions of samples (notes, tables,
+checksums, files of the desktop) are not mentioned.
 """
 
 import logging

@@ -43,8 +43,11 @@ class ClassMixing:
 
 
 def fitting_window(labels: Labels | None, stream: Stream) -> int:
-    """The `shuffle_window` that a stream in blocks needs: 0 where blocks from anywhere do, as for samples without
-    labels; else as few blocks, spread over the data, as are enough, or all."""
+    """The `shuffle_window` that a stream in blocks needs.
+
+    It is 0 if blocks from anywhere mix the classes well enough, and for samples without labels; else the smallest
+    number of blocks, spread over the data, that is enough, or all of them.
+    """
     if labels is None:
         return 0
     window, blocks = 0, -(-stream.samples // stream.shuffle_block)

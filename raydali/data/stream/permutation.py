@@ -119,7 +119,7 @@ class BlockPermutation:
 
 
 class _SpreadBlocks:
-    """An order of blocks in which each window has its blocks from all over the data:
+    """An order of blocks in which each window has its blocks from all over the data.
 
         blocks    0 1 2 | 3 4 5 | 6 7 8 | 9 10          B = 11 blocks in windows of 4, so W = 3 windows
         windows   2 3 7 | 0 5 8 9 | 1 4 6 10            each takes one of each W neighbours, and one of the rest or none

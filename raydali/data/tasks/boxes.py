@@ -42,8 +42,10 @@ def moved(
     """Return boxes (N, M, 4) and labels (N, M) as the windows show them in squares, PADDING for hidden ones.
 
     Args:
-        boxes, labels: (N, M, 4) and (N, M), in pixels of the originals.
-        starts, sizes: of the windows, (N, 2), height before width.
+        boxes: (N, M, 4), in pixels of the originals.
+        labels: (N, M).
+        starts: of the windows, (N, 2), height before width.
+        sizes: of the windows, likewise.
         flips: (N,), 0 or 1.
         side: of the squares, pixels.
     """
@@ -80,6 +82,7 @@ def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
     """Return boxes (K, 4) in a square as boxes in the original, clipped to its border.
 
     Args:
+        boxes: (K, 4), in pixels of the square.
         size: height and width (2,) of the original, pixels.
         side: of the square, pixels.
     """

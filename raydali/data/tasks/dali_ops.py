@@ -18,11 +18,12 @@ BatchSource = Callable[[], tuple[Any, ...]]
 
 
 def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Read so many files a sample: contents, then shapes, lengths, first and last bytes.
+    """Read the files of each sample: contents, then shapes, lengths, first and last bytes.
 
     Args:
         feed: a batch at a time.
-        reads: whether what is fed is paths, rather than contents.
+        files: number of files of a sample.
+        reads: whether `feed` gives paths, rather than contents.
     """
     nodes = fn.external_source(feed, num_outputs=files, batch=True)
     contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]

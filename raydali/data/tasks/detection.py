@@ -66,10 +66,8 @@ class Images(Pipeline[Coco], SquareImages):
     ) -> Inputs:
         """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
 
-        On GPUs also the fitted sizes, and where the square begins in them, (N, 2) each.
-
-        Args:
-            refused: (N,), which windows are to reach out of their images: decoders refuse them, `sample` says why.
+        On GPUs also the fitted sizes, and where the square begins in them, (N, 2) each. Windows that are `refused`,
+        (N,), reach out of their images: decoders refuse them, and `sample` says why.
         """
         placed = np.where(refused[:, None], -1, starts).astype(np.int32), sizes.astype(np.int32), flips
         if device == "cpu":
@@ -110,8 +108,11 @@ class TrainImages(Images):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) uint8; boxes (N, max_boxes, 4) float32, left, top, right, bottom in
-        its pixels; labels (N, max_boxes) int64, PADDING behind the last box."""
+        """Images, boxes and labels.
+
+        Images are (N, image_size, image_size, 3) uint8. Boxes are (N, max_boxes, 4) float32: left, top, right,
+        bottom, in pixels. Labels are (N, max_boxes) int64, PADDING after the last box.
+        """
         return "images", "boxes", "labels"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
@@ -149,8 +150,11 @@ class TrainImages(Images):
         return pixels, torch.from_numpy(boxes[0]), torch.from_numpy(labels[0])
 
     def draws(self, ids: Integers, epochs: Integers) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int32]]:
-        """Draw the random numbers of samples: those of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,),
-        0 or 1."""
+        """Draw the random numbers of samples.
+
+        Returns:
+            Those of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
+        """
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
         crops = numbers[:, -2] < self.crop_probability
         flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
@@ -168,7 +172,7 @@ class ValidationImages(Images):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """images (N, image_size, image_size, 3) uint8; sizes (N, 2) int64, the originals' height and width."""
+        """Images (N, image_size, image_size, 3) uint8; sizes (N, 2) int64, the originals' height and width."""
         return "images", "sizes"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:

@@ -121,8 +121,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """The same, or in mode L if it is of 16 bits, or of floats from 0 to 1: convert("RGB") would cut these off at 255;
-    DALI scales them."""
+    """The same image, or in mode L if its pixels are 16-bit integers, or floats from 0 to 1.
+
+    convert("RGB") would cut these off at 255; DALI scales them.
+    """
     if image.mode == "F":
         scaled = np.clip(np.asarray(image), 0, 1) * 255
     elif image.mode == "I" or image.mode.startswith("I;16"):  # a PGM of 16 bits is of mode I

@@ -69,6 +69,7 @@ class Pipeline(Protocol[AnySource]):
         Args:
             shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
             inputs: those that follow the image files.
+            device: where the graph will run.
         """
         return inputs
 
@@ -76,7 +77,9 @@ class Pipeline(Protocol[AnySource]):
         """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
 
         Args:
+            source: the samples.
             inputs: as `inputs` made them; with `image_files`, contents of these and what `compute_crops` returned.
+            device: where the graph runs.
         """
         ...
 

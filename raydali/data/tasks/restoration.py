@@ -52,7 +52,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """inputs and targets, each (N, *crop_size, 3) uint8."""
+        """Inputs and targets, each (N, *crop_size, 3) uint8."""
         return "inputs", "targets"
 
     @abstractmethod

@@ -85,7 +85,7 @@ class Clips(Pipeline[VideoClips]):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
+        """Clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
         return "clips", "labels"
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:

@@ -65,9 +65,11 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         return self.clips.outputs
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
-        """Luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2) around the
-        crop, uint8 on the GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3), float32,
-        to RGB; flips (N,) int32, labels (N,) int64.
+        """The decoded frames around the crops, and what makes RGB of them.
+
+        Luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2), uint8 on the
+        GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3), float32, to RGB; flips (N,)
+        int32, labels (N,) int64.
 
         Raises:
             OSError: a video cannot be read or decoded; names its path.

@@ -80,6 +80,8 @@ def train_in_workers(
     """Train in Ray Train workers until the end; show and record what happens.
 
     Args:
+        run: the job, its folder and its placement.
+        console: shows messages.
         track: takes the record of each epoch.
         interrupt: what asks the run to end.
 
@@ -262,7 +264,9 @@ def final_error(
 
     Args:
         outcome: the exception of Ray Train; None if it would go on.
-        errors, failure, stop_reason: see `WorkerGroups`.
+        errors: see `WorkerGroups`, as the next two.
+        failure: the end of the last worker group, as Ray Train describes it.
+        stop_reason: why the run must end; None if it might go on.
     """
     reason = f" ({stop_reason})" if stop_reason else ""
     if not errors:

@@ -42,11 +42,7 @@ class ClusterSnapshot:
 
 
 def describe(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) -> str:
-    """Describe what the job waits for; empty if everything is available.
-
-    Args:
-        seconds: for how long it has waited.
-    """
+    """Describe what the job has waited for during these seconds; empty if everything is available."""
     need, shape = asked.minimum, (asked.cpus, asked.gpu)
     have = sum(fitting(c, g, *shape) for c, g in moment.free)
     if moment.placed:

@@ -29,6 +29,7 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
     """Return the state that earlier starts left; None if there were none.
 
     Args:
+        folder: the run's.
         defaults: values of settings that its version did not know.
 
     Raises:
@@ -65,6 +66,9 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
     """Refuse a resume whose stream or model would differ.
 
     Args:
+        folder: the run's, for the message.
+        earlier: the previous start.
+        settings: those of this start.
         names: the settings that must not change.
 
     Raises:

@@ -49,8 +49,10 @@ class BrokenSamples:
         self._asked: Callable[[], int] | None = None
 
     def of(self, order: Order) -> "_OfOrder":
-        """Return what gives a loader of this order its quarantine, once its source is known. Broken samples of a stream
-        are replaced, those of an ordered pass are left out."""
+        """Return the factory of the quarantine for a loader of this order.
+
+        Broken samples of a stream are replaced, those of an ordered pass are left out.
+        """
         return _OfOrder(lambda source: self._quarantine(order, source))
 
     def _quarantine(self, order: Order, source: Source) -> Quarantine:
@@ -83,8 +85,11 @@ class BrokenSamples:
                     self._report(name, known)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: broken training samples, which substitutes depend on, and a bit for each
-        sample that was read as a whole and is sound."""
+        """Return the state for a checkpoint.
+
+        It has the broken training samples, which substitutes depend on, and a bit for each sample that was read as a
+        whole and is sound.
+        """
         kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
         sound = self._quarantines[TRAINING].sound
         return {

@@ -63,6 +63,7 @@ class RunCeiling:
 
         Args:
             steps: number of steps before the measurement.
+            measures: whether the ceiling is measured.
             what: purposes other than the measurement.
         """
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures

@@ -122,6 +122,7 @@ class Step:
         """Update the weights by the step's gradients, which are cleared, and then their moving average.
 
         Args:
+            optimizer: of the weights.
             average: the moving average of the weights, if the job keeps one.
             max_norm: gradients are scaled down to this norm; None: they are left alone.
 

@@ -90,8 +90,11 @@ def lines(
     """Draw lines over epochs: one chart, or none if no line has a value.
 
     Args:
+        title: of the chart.
+        lines: those without a value are left out.
         share: whether values are shares, shown in percent.
         from_zero: whether the axis begins at 0.
+        marks: vertical lines.
     """
     lines = [line for line in map(_drawable, lines) if any(value is not None for value in line.y)]
     if not lines:
@@ -131,6 +134,8 @@ def stack(title: str, x: Sequence[float], parts: Sequence[tuple[str, int, Values
     """Draw a bar of seconds for each epoch: one chart, or none if there is nothing to stack.
 
     Args:
+        title: of the chart.
+        x: the epochs.
         parts: label, colour and values, from the bottom up; None counts as 0.
         top: the seconds of starting, above them. They may be far more than the others: the chart clips them.
     """

@@ -54,9 +54,11 @@ def heat_map(
     """Draw one quantity of all ranks and epochs: one map, or none if no rank has a value.
 
     Args:
+        title: of the map.
         epochs: their numbers.
         rows: for each epoch the values by rank, NaN where not measured; epochs may differ in their ranks.
         share: whether values are shares, shown in percent.
+        unit: of values that are no shares.
     """
     ranks = max(map(len, rows), default=0)
     cells = np.full((ranks, len(rows)), np.nan, np.float64)

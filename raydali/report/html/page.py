@@ -36,10 +36,11 @@ COLUMNS = (
 
 
 def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
-    """Render the page.
+    """Render the page of a run.
 
     Args:
-        reload_seconds: while the run goes on: after how long an open page looks for a newer one; 0: never.
+        history: of the run.
+        reload_seconds: interval at which an open page loads a newer one while the run goes on; 0: never.
     """
     now, status = time.time(), text.STATUS[history.status]
     return render(

@@ -155,11 +155,7 @@ def _machine(node: Mapping[str, Any]) -> str:
 
 
 def event(row: Mapping[str, Any], world_size: float | None) -> str:
-    """Describe an event.
-
-    Args:
-        world_size: the workers before it.
-    """
+    """Describe an event, a row of events.jsonl; `world_size` is the number of workers before it."""
     kind, size = row.get("event"), number(row.get("world_size"))
     if kind in ("start", "resume"):
         on = f" on {row['device']}" if isinstance(row.get("device"), str) else ""

@@ -64,11 +64,7 @@ def event_rows(history: History) -> list[EventRow]:
 
 
 def event_strip(history: History, now: float | None) -> Strip | None:
-    """The line of time, or None if no event has a time.
-
-    Args:
-        now: seconds since 1970 while the run goes on, else None.
-    """
+    """The timeline, or None if no event has a time; `now`: seconds since 1970 while the run goes on, else None."""
     if (begun := _begun(history)) is None:
         return None
     ended = max([*_times(history), now or -math.inf])

@@ -36,10 +36,10 @@ class Detection(TypedDict):
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], source: Coco, worker: Worker, precision: Precision
 ) -> Detection:
-    """mAP of the unwrapped model over batches of "images" and "sizes", against the source's boxes, crowds and all.
+    """Compute mAP of the unwrapped model over batches of "images" and "sizes", against all boxes of the source.
 
-    Ranks may get unequal numbers of batches, or none: nothing is exchanged until, at the end, rank 0 gets what all have
-    found, and tells the figures to all.
+    Ranks may get unequal numbers of batches, or none: they communicate only at the end. Then rank 0 gathers all
+    detections, and broadcasts the metrics.
     """
     began = time.perf_counter()
     found: list[Found] = []

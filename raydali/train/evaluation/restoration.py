@@ -97,6 +97,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
     Args:
         model: from images in 0..255 to restored ones in 0..1.
+        batches: this rank's.
+        worker: this rank.
+        precision: of the forward pass.
     """
     began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)

@@ -51,10 +51,7 @@ def has_one_size(name: str) -> bool:
 
 
 def check_known(name: str, known: Sequence[str], usual: str) -> None:
-    """Refuse a name that is none of the known.
-
-    Args:
-        usual: what to try where nothing resembles it.
+    """Refuse a name that is none of the known; `usual` is the suggestion if nothing resembles it.
 
     Raises:
         UsageError: naming models that resemble it.

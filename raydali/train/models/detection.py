@@ -72,7 +72,7 @@ def build_detector(name: str, classes: int) -> nn.Module:
 
 
 def tiny_detector(classes: int) -> FCOS:
-    """torchvision's FCOS (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
+    """FCOS of torchvision (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
 
     def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
         convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)

@@ -11,7 +11,7 @@ from tests.support.object_stores import FlakyS3
 
 
 def test_files_are_written_and_read_after_the_store_recovers(flaky_s3: FlakyS3) -> None:
-    """pyarrow's own 30 tries take 6 s; behind them ours begin, each with a warning."""
+    """The 30 tries of pyarrow take 6 s; after them ours begin, each with a warning."""
     warnings: list[str] = []
 
     def warn(text: str) -> None:

@@ -40,7 +40,7 @@ def windows(shape: Shape, count: int, area: Range = AREA, aspect: Range = ASPECT
 def scalar_window(
     height: int, width: int, uniforms: list[float], area: Range, aspect: Range
 ) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop.make_params, step by step, with the numbers given."""
+    """RandomResizedCrop.make_params of torchvision, step by step, with the numbers given."""
     numbers = iter(uniforms)
     found = None
     for _ in range(ATTEMPTS):

@@ -174,8 +174,10 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
 
 
 def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
-    """Read packets from a keyframe on until the `last`-th displayed frame is known; returns them, and the sorted times
-    of the displayed ones."""
+    """Read packets from a keyframe on until the `last`-th displayed frame is known.
+
+    Returns them, and the sorted times of the displayed ones.
+    """
     time = int(info.keyframe_pts[key])
     found = _from(container, stream, time)
     packet = next(found, None)
@@ -230,15 +232,20 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
 
 
 def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
-    """Whether decoding the clip's frames requires this packet: it is in the clip, or a reference frame after the
-    keyframe at `begin`."""
+    """Whether decoding the clip's frames requires this packet.
+
+    It does if it is in the clip, or a reference frame after the keyframe at `begin`.
+    """
     time = pts(packet)
     return time >= begin and (time in clip or is_reference(packet, stream))
 
 
 def is_reference(packet: Any, stream: Any) -> bool:
-    """Whether a packet may be a reference for other frames. False is certain, and known only for H.264 in MP4, MOV and
-    Matroska: nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all its slices."""
+    """Whether a packet may be a reference for other frames.
+
+    False is certain, and known only for H.264 in MP4, MOV and Matroska: nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all
+    its slices.
+    """
     context = stream.codec_context
     header = context.extradata or b""
     if context.codec.canonical_name != "h264" or header[:1] != b"\1":
