@@ -40,38 +40,39 @@ class Config(OptimizerOptions, ImageOptions):
     smaller_data = "images stored nearer to --image-size"
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) as COCO ships: images in train/ and val/, or train2017/ and val2017/, and their
-    annotations/instances_train.json and so on. Default: the built-in shapes."""
+    """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/.
+    Default: the built-in shapes."""
     annotations: str | None = None
-    """JSON of the training images, with --val-data and --val-annotations; --data is then these images alone."""
+    """JSON file of the training images. --data then has these images only; --val-data and --val-annotations are
+    required."""
     val_data: str | None = None
-    """Validation images."""
+    """Folder or URI of the validation images, with --annotations."""
     val_annotations: str | None = None
-    """JSON of the validation images."""
+    """JSON file of the validation images, with --annotations."""
     epochs: int = 26
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     batch_size: int = 8
-    """Images that a device holds at once: a micro-batch."""
+    """Images per micro-batch, which a device processes at once."""
     model: str = "fcos_resnet50_fpn"
-    """A torchvision detector by name, such as retinanet_resnet50_fpn, fasterrcnn_resnet50_fpn or
-    ssdlite320_mobilenet_v3_large; or `tiny`, a small network. Weights begin random."""
+    """Name of a torchvision detector, such as fasterrcnn_resnet50_fpn, or `tiny`, a small network. Weights are
+    initialised at random."""
     image_size: int = 640
-    """Side of the squares that images are fitted into, in pixels."""
+    """Height and width of the squares that images are fitted into, in pixels."""
     crop_probability: float = 0.5
-    """Training: how often a random window is cut out of an image."""
+    """Training: probability of a random crop."""
     random_area: tuple[float, float] = (0.3, 1.0)
-    """Training: smallest and largest share of an image's area that a window takes."""
+    """Training: smallest and largest area of a random crop, as a share of the image."""
     flip_probability: float = 0.5
-    """Training: how often an image is mirrored."""
+    """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
-    """The highest learning rate, at the end of the warm-up. Default: for each 16 images of the global batch 0.01, or
-    0.0001 with adamw."""
+    """Peak learning rate, at the end of the warm-up. Default: 0.01 per 16 images of the global batch, or 0.0001 with
+    adamw."""
     weight_decay: float = 1e-4
-    """Of all parameters but norms' and biases'."""
+    """Weight decay of all parameters except normalisation layers and biases."""
     cuda_graph: bool = False
-    """Not for detectors: their shapes depend on what they find."""
+    """Not supported: a CUDA graph needs fixed shapes, and a detector's shapes depend on the objects that it finds."""
     compile: bool = False
-    """Not for detectors either."""
+    """Not supported: a detector's shapes depend on the objects that it finds."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be; the sources, the stream and the pipelines check what is theirs."""

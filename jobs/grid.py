@@ -57,7 +57,14 @@ class Grid(Pipeline[LabeledFiles]):
 
 
 def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") -> None:
-    """Read an epoch of images from a list, or from class folders, on cpu or cuda:0."""
+    """Read one epoch of images, one rank after another.
+
+    Args:
+        data: Folder of class folders, or a list with a line path,label per image.
+        workers: Number of ranks.
+        batch_size: Images per batch and rank.
+        device: Device that resizes the images: cpu, or cuda:0.
+    """
     source, size = labeled_images(data), batch_size * workers
     stream = Stream(samples=len(source), epochs=1, batch_size=batch_size, global_batch_size=size, seed=0)
     ids: list[int] = []

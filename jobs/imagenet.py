@@ -39,28 +39,27 @@ class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
     smaller_data = "smaller images, as `raydali prepare` makes them"
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/ of class folders or of tar shards. Default: the built-in
+    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders or tar shards. Default: the built-in
     handwritten digits."""
     val_data: str | None = None
-    """Validation images; --data is then the training images alone. Each is a folder of class folders or tar shards; a
-    list: a text or CSV file with a line path,label for each image; or tar shards or TFRecord files by name:
-    `shard-{000..146}.tar`, `train-*-of-01024`."""
+    """Validation images; --data then has the training images only. Each is a folder, a list with lines path,label, or a
+    pattern such as `shard-{000..146}.tar`."""
     root: str | None = None
-    """Folder or URI that relative paths in lists begin at. Default: the folder of each list."""
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     model: str = "resnet50"
-    """A torchvision classification model by name, or `digits`, a small network."""
+    """Name of a torchvision classification model, or `digits`, a small network."""
     image_size: int = 224
-    """Side of the square images that the model gets, in pixels."""
+    """Height and width of the model's images, in pixels."""
     resize_size: int | None = None
-    """Validation: the shorter side is resized to this before the centre crop. Default: 8/7 of --image-size."""
+    """Validation: length of the shorter side before the centre crop, in pixels. Default: 8/7 of --image-size."""
     random_area: tuple[float, float] = (0.08, 1.0)
-    """Training: smallest and largest share of an image's area that a crop takes."""
+    """Training: smallest and largest area of a random crop, as a share of the image."""
     flip_probability: float = 0.5
-    """Training: how often an image is mirrored."""
+    """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
-    """The highest learning rate, at the end of the warm-up. Default: 0.1 for each 256 images of the global batch."""
+    """Peak learning rate, at the end of the warm-up. Default: 0.1 per 256 images of the global batch."""
     momentum: float = 0.9
-    """Of SGD with Nesterov's momentum."""
+    """Momentum of SGD (Nesterov)."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""

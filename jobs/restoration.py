@@ -42,28 +42,28 @@ class Config(ImageOptions):
     smaller_data = "pairs cut up into images nearer to --crop-size"
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets. Default:
-    the built-in blurred photographs."""
+    """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets. Default: the
+    built-in blurred photographs."""
     inputs: str = "img"
-    """Folder of the images that the network gets, below train/ and test/."""
+    """Folder of the input images, within train/ and test/."""
     targets: str = "gt"
-    """Folder of the images that it is to give, each of its input's path, with any extension."""
+    """Folder of the target images, within train/ and test/. A target has the path of its input, with any extension."""
     crop_size: int = 128
-    """Training: side of the squares that are cropped at random, in pixels."""
+    """Training: height and width of the random crops, in pixels."""
     test_size: tuple[int, int] = (256, 256)
-    """Validation: height and width of the centre that is cropped, in pixels."""
+    """Validation: height and width of the centre crop, in pixels."""
     flip_probability: float = 0.5
-    """Training: how often a pair is mirrored from left to right, and how often upside down."""
+    """Training: probability of a horizontal flip, and of a vertical flip."""
     channels: int = 64
-    """Of the network's features."""
+    """Channels of the network's feature maps."""
     blocks: int = 4
-    """Residual blocks of the network."""
+    """Number of residual blocks of the network."""
     batch_size: int = 32
-    """Pairs that a device holds at once: a micro-batch."""
+    """Pairs per micro-batch, which a device processes at once."""
     largest_image: tuple[int, int] = (1080, 1920)
-    """On GPUs, height and width for which decoding buffers are set aside at the start."""
+    """On GPUs, height and width in pixels for which decoding buffers are allocated at the start."""
     learning_rate: float | None = None
-    """The highest learning rate of AdamW, at the end of the warm-up. Default: 0.0005."""
+    """Peak learning rate of AdamW, at the end of the warm-up. Default: 0.0005."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""

@@ -39,34 +39,36 @@ class Config(OptimizerOptions, ClassifierOptions):
     smaller_data = "videos stored nearer to --resize-size"
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/ of class folders. Default: the built-in moving discs."""
+    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders. Default: the built-in moving
+    discs."""
     val_data: str | None = None
-    """Validation videos; --data is then the training videos alone. Each is a folder of class folders, or a list: a text
-    or CSV file with a line path,label for each video."""
+    """Validation videos; --data then has the training videos only. Each is a folder of class folders, or a list with a
+    line path,label per video."""
     root: str | None = None
-    """Folder or URI that relative paths in lists begin at. Default: the folder of each list."""
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     batch_size: int = 8
-    """Clips that a device holds at once: a micro-batch."""
+    """Clips per micro-batch, which a device processes at once."""
     epochs: int = 45
-    """Passes over the training clips."""
+    """Number of passes over the training clips."""
     model: str = "r2plus1d_18"
-    """A torchvision video model by name, such as r2plus1d_18 or mvit_v2_s; or `clips`, a small network."""
+    """Name of a torchvision video model, such as r2plus1d_18 or mvit_v2_s, or `clips`, a small network."""
     sequence_length: int = 16
-    """Frames of a clip."""
+    """Frames per clip."""
     stride: int = 1
-    """From one frame of a clip to its next."""
+    """Distance between consecutive frames of a clip, in frames of the video; 1: every frame."""
     step: int | None = None
-    """From the first frame of a clip to that of the video's next. Default: as many as a clip spans."""
+    """Distance between the starts of consecutive clips, in frames. Default: the span of a clip, so clips do not
+    overlap."""
     skip_broken: bool = False
-    """Leave out the videos that cannot be read, and say how many, instead of refusing them."""
+    """Leave out videos that cannot be read, with a warning. By default they are refused."""
     image_size: int = 112
-    """Side of the square frames that the model gets, in pixels."""
+    """Height and width of the model's frames, in pixels."""
     resize_size: int | None = None
-    """The shorter side is resized to this before the crop. Default: 8/7 of --image-size, as 128 is of 112."""
+    """Length of the shorter side before the crop, in pixels. Default: 8/7 of --image-size."""
     flip_probability: float = 0.5
-    """Training: how often a clip is mirrored."""
+    """Training: probability of a horizontal flip of a clip."""
     decoders: int | None = None
-    """Clips that each GPU decodes at once. Default: three for two of its video engines."""
+    """Clips that each GPU decodes at once. Default: three per two video engines."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their ranges; the stream and the pipelines check what is theirs."""

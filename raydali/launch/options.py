@@ -43,53 +43,53 @@ class LaunchOptions:
     """Base of a job's config, whose fields are the options of the command line."""
 
     workers: str | None = None
-    """Workers: a number, or MIN:MAX to grow and shrink with the cluster. Default: one a GPU, or 2 on CPUs."""
+    """Number of workers, or MIN:MAX to grow and shrink with the cluster. Default: one per GPU, or 2 without GPUs."""
     cpus_per_worker: int | None = None
-    """CPU cores of each worker. Default: the cores that a GPU has, or an equal share."""
+    """CPU cores per worker. Default: the cores per GPU of a node, or an equal share of the cores."""
     gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Refuse to train without GPUs. Default: on GPUs where the cluster has any, else on CPUs."""
+    """Require GPUs. Default: use GPUs if the cluster has any, else CPUs."""
     no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train on CPUs, even where there are GPUs."""
+    """Train on CPUs, even if there are GPUs."""
     storage: str = "~/raydali-runs"
-    """Where runs are kept: a folder that all nodes see, or a URI such as s3://bucket/runs."""
+    """Folder for all runs, shared by all nodes, or a URI such as s3://bucket/runs."""
     name: str | None = None
-    """Name of the run; the same command with the same name resumes it. Default: a new one."""
+    """Name of the run. The same command with the same name resumes it. Default: a new name."""
     epochs: int = 90
-    """Passes over the training samples."""
+    """Number of passes over the training samples."""
     batch_size: int = 256
-    """Samples of a micro-batch, which a device processes at once."""
+    """Samples per micro-batch, which a device processes at once."""
     global_batch_size: int | None = None
-    """Samples of an optimiser step, over all workers. Default: batch size x the largest number of workers."""
+    """Samples per optimiser step, over all workers. Default: --batch-size times the maximum number of workers."""
     seed: int = 0
-    """Seed of everything random: weights, order, crops."""
+    """Seed of all random numbers: weights, order, crops."""
     shuffle_block: int = 0
-    """For slow disks: shuffle blocks of as many neighbouring samples, and the samples of a window of blocks; 0: all
+    """For slow disks: samples per block. Blocks are shuffled, then the samples of several blocks. 0: shuffle all
     samples."""
     shuffle_window: int | None = None
-    """Blocks of a window, spread over the data; 0: 16, drawn from anywhere. Default: by the labels, so that a global
-    batch holds nearly the classes that it would without blocks. Kept from the first start on."""
+    """Number of blocks that are mixed, for --shuffle-block; 0: 16 random blocks. Default: enough to mix the classes
+    well; a resume keeps it."""
     sync_bn: bool = False
-    """Compute BatchNorm over the micro-batches of all GPUs instead of each GPU's own."""
+    """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: int = 0
-    """Steps between checkpoints, in addition to those at the end of each epoch; 0: none."""
+    """Optimiser steps between checkpoints, in addition to one per epoch; 0: only one per epoch."""
     keep_epochs: int = 0
-    """Keep the checkpoint of every Nth epoch for good, in addition to the newest three; 0: none."""
+    """Keep the checkpoint of every N-th epoch permanently, in addition to the newest three; 0: only these three."""
     trace_samples: bool = False
-    """Record which rank trained on which sample at which step, in the run's samples/."""
+    """Record which rank trained on which sample at which step, in the folder samples/ of the run."""
     max_failures: int = 3
-    """Consecutive failures without a newer checkpoint after which the run ends; -1: no limit. Preemptions and storage
-    outages do not count. A failure that would recur ends the run at once."""
+    """Maximum consecutive failures without a new checkpoint, except preemptions and storage outages; -1: no limit. An
+    error that would recur ends the run at once."""
     hang_timeout: float = 600
-    """Seconds without progress after which a run is restarted from the newest checkpoint; 0: never."""
+    """Seconds without progress after which a run restarts from its newest checkpoint; 0: no limit."""
     storage_timeout: float = 21600
-    """Seconds for which data or checkpoints may be unreachable before the run ends; 0: no limit. Workers retry for a
-    minute, then restart after pauses of 30 s to 5 min."""
+    """Seconds of a storage outage after which the run ends; 0: no limit. Workers retry for 1 min, then restart after
+    pauses of 30 s to 5 min."""
     start_timeout: float = 1800
-    """Seconds that a worker group may take to its first step, compilation included, before it is restarted; 0: no
-    limit."""
+    """Seconds from the start of the workers to the first step, compilation included, after which they are restarted; 0:
+    no limit."""
 
     track: str | None = None
-    """Trackers in addition to TensorBoard, if they are installed: mlflow, wandb, or mlflow,wandb."""
+    """Trackers in addition to TensorBoard: mlflow, wandb, or mlflow,wandb. Their packages must be installed."""
 
     def __post_init__(self) -> None:
         _ = self.worker_range, self.trackers
@@ -183,31 +183,30 @@ class TrainingOptions(LaunchOptions):
     """What would cost less to read and decode: the verdict's advice."""
 
     learning_rate: float | None = None
-    """The highest learning rate, at the end of the warm-up. Default: the job's own."""
+    """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""
     warmup_epochs: float | None = None
-    """Epochs over which the learning rate rises from zero. Default: 5, or a third of few epochs."""
+    """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
     weight_decay: float = 5e-5
-    """Of all parameters but norms' and biases'."""
+    """Weight decay of all parameters except normalisation layers and biases."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
-    """Precision of the forward and backward pass; weights are kept in fp32. Default: the fastest one where the run
-    begins, kept from then on: bf16 on GPUs from Ampere on, and CPUs with AVX512-bf16 or AMX; fp16 on older GPUs, fp32
-    on CPUs."""
+    """Precision of forward and backward pass; weights stay in fp32. Default: bf16 if the hardware has it, else fp16 on
+    GPUs, fp32 on CPUs; a resume keeps it."""
     compile: bool | None = None
-    """Compile the model with torch.compile. Default: on GPUs, in runs of at least 10000 steps: it takes up to a minute
-    at each start, and makes ResNet-50 40 % faster. Kept from the first start on."""
+    """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
+    10000 steps; a resume keeps it."""
     cuda_graph: bool = True
-    """On GPUs, replay forward and backward as one CUDA graph, where a worker takes one micro-batch a step."""
+    """On GPUs, replay forward and backward as one CUDA graph, if each worker has one micro-batch per step."""
     ceiling: bool = True
-    """Measure at the start how fast a step is when its batch lies on the device already: seconds."""
+    """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
     loader: Literal["dali", "torch", "synthetic"] = "dali"
-    """dali; torch (torch's DataLoader, the baseline); synthetic (one resident batch, the ceiling)."""
+    """Loader: dali; torch (PyTorch's DataLoader, for comparison); synthetic (one batch that stays on the device)."""
     profile_steps: str | None = None
-    """A:B writes what each rank does in steps A..B-1 of the run to traces/, for ui.perfetto.dev."""
+    """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
     exclude: str | None = None
-    """File of samples to leave out, as `raydali verify -o FILE` writes it: a path a line."""
+    """File with samples to leave out, one path per line, as `raydali verify -o FILE` writes it."""
     max_bad_fraction: float = 0.001
-    """Share of the samples that may turn out to be broken, and be replaced, before the run stops; one always may, but
-    for 0: then none."""
+    """Maximum share of samples that are broken and replaced before the run ends. One sample is always allowed, except
+    with 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,11 +248,11 @@ class ImageOptions(TrainingOptions):
     """Options of jobs whose images a GPU may decode."""
 
     hw_decoder_load: float = 1.0
-    """On GPUs, share of the JPEGs that the hardware decoder gets, of those that it knows; the rest goes to the other
-    cores. All of them is fastest on an H100 and an H200; on other GPUs less may be."""
+    """On GPUs, share of the supported JPEGs that the hardware decoder decodes; CUDA cores decode the rest. 1 is fastest
+    on H100 and H200."""
     largest_image: tuple[int, int] = (640, 640)
-    """On GPUs, height and width for which decoding buffers are set aside at the start; the first larger images hold the
-    GPU up while room is made for them."""
+    """On GPUs, height and width in pixels for which decoding buffers are allocated at the start. Larger images cause
+    stalls while buffers grow."""
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ class OptimizerOptions(TrainingOptions):
     """The optimiser, where a job has a choice."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """sgd, with momentum; or adamw, for transformers and small data."""
+    """Optimiser: sgd (with momentum), or adamw for transformers and small data sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ClassifierOptions(TrainingOptions):
     """The loss of a classifier."""
 
     label_smoothing: float = 0.1
-    """Share of the target that is spread over all classes."""
+    """Label smoothing: share of the target that is spread over all classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,11 +32,11 @@ class RegularizationOptions(TrainingOptions):
     """Mixed images and averaged weights."""
 
     mixup: float = 0.0
-    """Alpha of mixup; 0: off."""
+    """Alpha of mixup; 0: no mixup."""
     cutmix: float = 0.0
-    """Alpha of cutmix; 0: off. With mixup too, each micro-batch gets one of the two."""
+    """Alpha of CutMix; 0: no CutMix. With --mixup too, each micro-batch gets one of the two."""
     ema_decay: float = 0.0
-    """Decay of an exponential moving average of the weights, which is validated instead of them; 0: off."""
+    """Decay per step of a moving average of the weights, which is validated in their place; 0: no average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,15 +38,15 @@ class StrategiesBench(TrainingOptions):
     """Measure one GPU, DataParallel, DDP and SyncBatchNorm, in fp32 and AMP, with torch's loader and DALI."""
 
     gpus: int | None = None  # type: ignore[assignment]
-    """Number of GPUs of all strategies but one. Default: all of the machine; 0 is the CPU alone."""
+    """Number of GPUs for all strategies except `one`. Default: all GPUs of the machine; 0 is the CPU alone."""
     model: str = "resnet50"
     """A torchvision classification model by name, or digits, a small network."""
     batch_size: int = 128
-    """Images per batch and GPU: DataParallel's one loader makes batches for all of them."""
+    """Images per batch and GPU. DataParallel has one loader with batches for all GPUs."""
     threads: int = 8
-    """DALI threads per GPU: DataParallel's one loader has those of all."""
+    """DALI threads per GPU. DataParallel has one loader with the threads of all GPUs."""
     workers: int = 8
-    """Worker processes of torch's DataLoader per GPU: DataParallel's one loader has those of all."""
+    """Worker processes of torch's DataLoader per GPU. DataParallel has one loader with those of all GPUs."""
     steps: int = 40
     """Steps of each measured segment; with torch's DataLoader rounded up to whole turns of its workers."""
     strategies: str = ",".join(STRATEGIES)

@@ -41,7 +41,7 @@ class TrainBench(TrainingOptions):
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
     split: bool = True
-    """Measure where the difference goes too, which takes as long again."""
+    """Also measure the causes of the difference, which doubles the duration."""
 
 
 def main(options: TrainBench) -> dict[str, Any]:

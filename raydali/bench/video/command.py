@@ -67,7 +67,7 @@ class VideoBench(LoadingOptions):
     height: int = 1080
     """Height of synthetic videos, in pixels; their width is 16/9 of it."""
     decoders: str | None = None
-    """Numbers of clips that raydali decodes at once on each GPU, such as 1,7,14. Default: 3 for 2 video engines."""
+    """Numbers of clips that raydali decodes at once per GPU, such as 1,7,14. Default: three per two video engines."""
     batch_size: int = 8
     """Clips per batch and GPU."""
     sequence_length: int = 16
