@@ -64,6 +64,13 @@ def test_commands_can_be_parsed(name: str) -> None:
             tyro.cli(Config, args=words[words.index("jobs/imagenet.py") + 1 :], config=(tyro.conf.DisallowNone,))
 
 
+def test_every_file_that_uses_internals_of_ray_is_listed() -> None:
+    page = (ROOT / "docs/decisions/ray-internals.md").read_text()
+    for path in (ROOT / "raydali").rglob("*.py"):
+        if re.search(r"\bray\.(_|.*\._(internal|private))", path.read_text()):
+            assert f"](../../{path.relative_to(ROOT)})" in page, path
+
+
 def test_every_command_is_described() -> None:
     cli = (ROOT / "docs/cli.md").read_text()
     for command in COMMANDS[""]:
