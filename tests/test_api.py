@@ -111,7 +111,7 @@ def test_an_epoch_is_loader_waits_and_steps_and_nothing_else(folder: Path, monke
     with _loader(folder) as loader:
         batches = iter(loader)
 
-        def slow(self: Any) -> Any:
+        def slow(_: Any) -> Any:
             for batch in batches:
                 time.sleep(0.02)
                 yield batch

@@ -164,7 +164,7 @@ def test_ctrl_c_is_130(tmp_path: Path) -> None:
     assert process.returncode == 130 and errors.endswith("interrupted\n"), errors
 
 
-def test_an_unknown_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_bad_usage() -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["bench", "loader", "--batchsize", "8"])
     assert left.value.code == 2

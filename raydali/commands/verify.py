@@ -209,7 +209,7 @@ def _load_video(source: "LabeledFiles", id: int) -> bool:
     facts = read_video_info(path)
     for first in range(0, facts.frames, FRAMES_AT_ONCE):
         with read_clip_packets(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
-            decoded(part, lambda frame: None)
+            decoded(part, lambda _: None)
     return False
 
 

@@ -54,7 +54,7 @@ class CheckpointStore:
         folder: RunFolder,
         worker: Worker,
         emit: Callable[[Event], None],
-        is_kept: Callable[[int], bool] = lambda step: False,
+        is_kept: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._folder, self._worker, self._emit, self._is_kept = folder, worker, emit, is_kept
         self._thread: threading.Thread | None = None

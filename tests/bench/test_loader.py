@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise AssertionError("measured what should have been refused")
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", refuse)
@@ -110,7 +110,7 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     images |= {("torchvision", "float32"): 200, ("native", "float32"): 250, ("native", "uint8"): 300}
     images["synthetic", "uint8"] = 9000
 
-    def measured(task: Task, gpus: int) -> list[Delivered]:
+    def measured(task: Task, _: int) -> list[Delivered]:
         return [Delivered(images[task.loader, task.pixels], 1.0)]
 
     monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
@@ -126,7 +126,7 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
 def test_a_loader_that_fails_loses_no_other_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    def measured(task: Task, gpus: int) -> list[Delivered]:
+    def measured(task: Task, _: int) -> list[Delivered]:
         if task.loader == "native":
             raise MeasurementError("native, rank 0: Traceback ...\nOSError: no disk")
         return [Delivered(100, 0.5)]
@@ -194,8 +194,9 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert (torchvision["gpus"], torchvision["to_native"]) == (1, None)
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_published_table(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
 

@@ -89,7 +89,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    def here(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
+    def here(function: Any, task: StrategyTask, *_: Any, **__: Any) -> Any:
         return [function(task, 0, 0)]
 
     monkeypatch.setattr("raydali.bench.common.processes.run_ranks", here)
@@ -104,7 +104,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """Four GPUs that are not there: every strategy has its row, its task and its place in the table."""
     tasks: list[StrategyTask] = []
 
-    def run(function: Any, task: StrategyTask, processes: int, *, timeout: float) -> Any:
+    def run(_: Any, task: StrategyTask, processes: int, **__: Any) -> Any:
         assert processes == task.world_size
         tasks.append(task)
         if task.strategy == "dp":

@@ -136,7 +136,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     calls = two_calls()
 
-    def run(*args: Any, **options: Any) -> Any:
+    def run(*_: Any, **__: Any) -> Any:
         answer = next(calls)
         if isinstance(answer, Exception):
             raise answer
@@ -157,13 +157,13 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # Processes
 
 
-def sleep(seconds: float, rank: int, port: int) -> str:
+def sleep(seconds: float, *_: int) -> str:
     subprocess.Popen(["sleep", str(seconds)])
     time.sleep(seconds)
     return "done"
 
 
-def fail_on_rank_1(folder: str, rank: int, port: int) -> None:
+def fail_on_rank_1(folder: str, rank: int, _: int) -> None:
     Path(folder, str(rank)).write_text(str(os.getpid()))
     if rank == 1:
         raise ValueError("this is rank 1")

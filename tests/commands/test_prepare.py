@@ -253,7 +253,8 @@ def test_places_that_are_refused(source: Path, tmp_path: Path) -> None:
     assert not (source / "train/new").exists()
 
 
-def test_data_that_is_refused(source: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("source")
+def test_data_that_is_refused(tmp_path: Path) -> None:
     grow(tmp_path, {"list.csv": b"path,label\na.jpg,0\n", "shards/a-0.tar": packed({"1.jpg": b"", "1.cls": b"0"})})
     grow(tmp_path, {"flat/1.jpg": jpeg(), "texts/a/1.txt": b"", "coco/train2017/1.jpg": jpeg()})
     grow(tmp_path, {"coco/annotations/instances_train2017.json": b"{}"})

@@ -234,7 +234,7 @@ def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mentions(said, "2 3 samples broken")
 
 
-def test_transparent_pixels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transparent_pixels_are_counted(tmp_path: Path) -> None:
     photo = photograph(size=(40, 30)).convert("RGBA")
     made = {"opaque.png": photo, "clear.webp": photo.copy(), "clear.png": photo.copy()}
     made["clear.png"].putpixel((3, 3), (1, 2, 3, 0))

@@ -61,7 +61,7 @@ def test_entering_a_stage_never_waits_for_the_device(cycles: int, monkeypatch: p
     assert clock.totals()["step"] == pytest.approx(0.200, rel=0.1)
 
 
-def test_marks_that_the_device_has_passed_are_not_kept(cycles: int) -> None:
+def test_marks_that_the_device_has_passed_are_not_kept() -> None:
     clock = StageClock(DEVICE)
     for _ in range(1000):
         clock.enter("step")

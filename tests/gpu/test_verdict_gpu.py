@@ -35,7 +35,7 @@ def _slower_forward(seconds: float) -> None:
     planted._with_model(slower)
 
 
-def slow_model(rank: int) -> None:
+def slow_model(_: int) -> None:
     """Steps of 50 ms: beside them, loading small images is nothing."""
     _slower_forward(0.05)
 

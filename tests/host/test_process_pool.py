@@ -19,11 +19,11 @@ def odd(ids: range) -> list[int]:
     return [id for id in ids if id % 2]
 
 
-def killed(ids: range) -> None:
+def killed(_: range) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def no_storage(ids: range) -> None:
+def no_storage(_: range) -> None:
     raise OSError(errno.EIO, "Input/output error", "/data/1.jpg")
 
 
@@ -49,7 +49,7 @@ def test_a_killed_process_and_a_failing_storage_are_errors() -> None:
             in_processes(examine, 100, 2, "numbers", lambda _: 0)
 
 
-def anonymous_bytes(array: NDArray[np.int64], ids: range) -> int:
+def anonymous_bytes(array: NDArray[np.int64], _: range) -> int:
     """What a process has of its own, once it has looked at all of an array."""
     assert array.sum() == len(array)
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))

@@ -97,7 +97,7 @@ def test_the_torch_loader_gives_the_same_samples(source: ImageFolder) -> None:
     assert (first["right_bottom"].float() - other["right_bottom"].float()).abs().mean() < 0.6
 
 
-def test_a_broken_file_is_named(source: ImageFolder, tmp_path: Path) -> None:
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
     good = encoded(photograph(size=(90, 60)))
     broken = files(tmp_path, **{str(i): good if i != 4 else good[:300] for i in range(14)})
     with pytest.raises(DataError, match=mentioning("4 /004/4.JPEG")):

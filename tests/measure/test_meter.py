@@ -87,7 +87,8 @@ def test_first_step_is_timed_and_loader_waits_count_after_it(now: Clock) -> None
     assert record.python_seconds == 0
 
 
-def test_losses_are_weighted_by_images(now: Clock) -> None:
+@pytest.mark.usefixtures("now")
+def test_losses_are_weighted_by_images() -> None:
     meter = make_meter()
     meter.add(torch.tensor(2.0, requires_grad=True), 10)
     meter.add(torch.tensor(4.0, dtype=torch.bfloat16), 5)
@@ -95,7 +96,8 @@ def test_losses_are_weighted_by_images(now: Clock) -> None:
     assert (record.images, record.loss_sum) == (15, 40.0)
 
 
-def test_the_sum_of_losses_keeps_small_parts_beside_a_large_one(now: Clock) -> None:
+@pytest.mark.usefixtures("now")
+def test_the_sum_of_losses_keeps_small_parts_beside_a_large_one() -> None:
     meter = make_meter()
     meter.add(torch.tensor(2.0**24), 1)
     for _ in range(100):
@@ -145,7 +147,8 @@ def test_recording_ends_nothing_and_a_reset_begins_a_new_epoch(now: Clock) -> No
     assert (record.loader_wait_seconds, record.step_seconds) == (0.0, 4.0)
 
 
-def test_nothing_measured_is_a_record_of_zeros(now: Clock) -> None:
+@pytest.mark.usefixtures("now")
+def test_nothing_measured_is_a_record_of_zeros() -> None:
     record = make_meter().record()
     assert (record.images, record.loss_sum, record.seconds) == (0, 0.0, 0.0)
     assert record.first_batch_seconds is None

@@ -279,7 +279,8 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
     assert text.endswith("the end\n")
 
 
-def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> None:
+@pytest.mark.usefixtures("on_terminal")
+def test_the_worst_stragglers_are_shown_until_a_restart() -> None:
     console = Console()
     for rank in range(20):
         console.show(figures(rank, rank / 20 if rank > 13 else 0.0))
@@ -296,7 +297,8 @@ def test_the_worst_stragglers_are_shown_until_a_restart(on_terminal: Output) -> 
     assert console._display.stragglers() == []
 
 
-def test_a_rank_with_slow_steps_is_shown_with_the_current_loss(on_terminal: Output) -> None:
+@pytest.mark.usefixtures("on_terminal")
+def test_a_rank_with_slow_steps_is_shown_with_the_current_loss() -> None:
     console = Console()
     console.show(progress(10, 320))
     for rank, seconds in enumerate((0.2, 0.21, 0.3)):

@@ -163,9 +163,8 @@ def test_a_failing_tracker_is_a_warning_and_stops_no_other(
     assert "mlflow" in of_mlflow and "ConnectionError: no answer" in of_mlflow
 
 
-def test_a_tracker_that_does_not_answer_holds_nobody_up(
-    wandb: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("wandb")
+def test_a_tracker_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, warnings = threading.Event(), list[str]()
     monkeypatch.setattr("raydali.report.tracking.END_SECONDS", 0.1)
     monkeypatch.setattr("raydali.report.tracking.WandbTracker.epoch", lambda *_: answers.wait(120))
@@ -193,7 +192,8 @@ def test_tensorboard_needs_no_asking(tmp_path: Path) -> None:
     assert not folder.exists(IDS)
 
 
-def test_names_are_a_comma_list(mlflow: Mlflow, wandb: Wandb) -> None:
+@pytest.mark.usefixtures("mlflow", "wandb")
+def test_names_are_a_comma_list() -> None:
     assert LaunchOptions().trackers == () and LaunchOptions(track="wandb").trackers == ("wandb",)
     assert LaunchOptions(track="mlflow, wandb,mlflow").trackers == ("mlflow", "wandb")
     for track, wrong in (("tensorbard", "tensorbard"), ("mlflow,", ""), ("", "")):

@@ -223,7 +223,7 @@ def test_a_folder_that_exists_but_takes_no_files_is_refused(tmp_path: Path, monk
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
 
-    def read_only(self: RunFolder, file: str, contents: bytes) -> None:
+    def read_only(self: RunFolder, file: str, _: bytes) -> None:
         raise OSError(30, "Read-only file system", self.path(file))
 
     monkeypatch.setattr(RunFolder, "write", read_only)
@@ -231,7 +231,8 @@ def test_a_folder_that_exists_but_takes_no_files_is_refused(tmp_path: Path, monk
         folder.create()
 
 
-def test_storage_that_cannot_be_reached_is_refused(s3: object) -> None:
+@pytest.mark.usefixtures("s3")
+def test_storage_that_cannot_be_reached_is_refused() -> None:
     with pytest.raises(UsageError, match=mentioning("--storage s3://no-such-bucket/runs")):
         RunFolder("s3://no-such-bucket/runs", "run").create()
     for storage in ("ftp://host/runs", "s3://a b/c", "s3:///runs", "s3://bucket/runs?nonsense=1"):
@@ -262,7 +263,8 @@ def test_a_folder_in_use_can_be_passed_on(folder: RunFolder) -> None:
     assert pickle.loads(pickle.dumps(folder)).rows("events.jsonl") == ROWS[:1]
 
 
-def test_names_of_a_folder_in_s3(s3: object) -> None:
+@pytest.mark.usefixtures("s3")
+def test_names_of_a_folder_in_s3() -> None:
     for storage in ("s3://bucket/runs", "s3://bucket/runs/"):
         folder = RunFolder(storage, "run")
         assert str(folder) == "s3://bucket/runs/run"

@@ -99,13 +99,13 @@ def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return late
 
 
-def slow_reads(rank: int) -> None:
+def slow_reads(_: int) -> None:
     """Four fifths of a second for each file, 32 at a time for each of four batches."""
     Files.dali_reads = False  # type: ignore[assignment]
     Path.read_bytes = slowed(Path.read_bytes, 0.8)  # type: ignore[method-assign]
 
 
-def slow_reads_one_by_one(rank: int) -> None:
+def slow_reads_one_by_one(_: int) -> None:
     """A twentieth of a second for each file."""
     Path.read_bytes = slowed(Path.read_bytes, 0.05)  # type: ignore[method-assign]
 
@@ -122,7 +122,7 @@ def busy(image: Any) -> Any:
     return image
 
 
-def slow_python(rank: int) -> None:
+def slow_python(_: int) -> None:
     """20 ms of Python for each image, in DALI's graph."""
     graph = TrainImages.graph
 
@@ -133,7 +133,7 @@ def slow_python(rank: int) -> None:
     TrainImages.graph = with_python  # type: ignore[method-assign]
 
 
-def slow_inputs(rank: int) -> None:
+def slow_inputs(_: int) -> None:
     """20 ms of Python for each image, before any is read."""
     inputs = TrainImages.inputs
 
@@ -161,7 +161,7 @@ def slow_rank_1(rank: int) -> None:
         _with_model(late)
 
 
-def slow_network(rank: int) -> None:
+def slow_network(_: int) -> None:
     """Gradients take a fifth of a second longer."""
     parallel = Worker.parallel
 
@@ -177,7 +177,7 @@ def slow_network(rank: int) -> None:
     Worker.parallel = late  # type: ignore[method-assign]
 
 
-def slow_first_step(rank: int) -> None:
+def slow_first_step(_: int) -> None:
     """4 s, as where a model is compiled."""
 
     def compiling(model: nn.Module) -> nn.Module:
@@ -191,7 +191,7 @@ def slow_first_step(rank: int) -> None:
     _with_model(compiling)
 
 
-def slow_start(rank: int) -> None:
+def slow_start(_: int) -> None:
     """4 s until the first batch."""
     DaliLoader._build = slowed(DaliLoader._build, 4)  # type: ignore[method-assign]
 
@@ -201,7 +201,7 @@ def slow_start_of_rank_1(rank: int) -> None:
         slow_start(rank)
 
 
-def slow_checkpoints(rank: int) -> None:
+def slow_checkpoints(_: int) -> None:
     """A second for each on rank 0, while the others go on to their next exchange, as on a cluster."""
 
     def commit(self: LocalSession, step: int, state: Any, **options: Any) -> None:

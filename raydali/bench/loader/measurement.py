@@ -93,7 +93,7 @@ def measure(task: Task, gpus: int) -> list[Delivered]:
         raise MeasurementError(f"{task.loader}, {error}") from error
 
 
-def _deliver(together: tuple[Task, Any], rank: int, port: int) -> Delivered:
+def _deliver(together: tuple[Task, Any], rank: int, _: int) -> Delivered:
     task, barrier = together
     task = replace(task, rank=rank)
     if task.gpu and task.contender.all_queues:

@@ -51,7 +51,7 @@ def mesh(ranks: int) -> Mesh:
             groups[rank] = dist.ProcessGroupGloo(client, rank, ranks, TIMEOUT)
             groups[rank].barrier().wait()
 
-        def wait(rank: int, client: Any) -> None:
+        def wait(rank: int, _: Any) -> None:
             groups[rank].barrier().wait()
 
         with _clients(ranks) as clients:

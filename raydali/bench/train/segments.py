@@ -103,9 +103,9 @@ class Segments:
         segments["ceiling"] = self._on_device(self._resident)
         if self._split:
             segments["replay"] = self._on_device(lambda i: self._step(*self._kept[i % len(self._kept)]))
-            segments["contention"] = self._with_loader(lambda batch: self._step(*self._feed.resident))
+            segments["contention"] = self._with_loader(lambda _: self._step(*self._feed.resident))
         segments["real"] = self._with_loader(lambda batch: self._step(*batch))
-        segments["alone"] = alone = self._with_loader(lambda batch: None)
+        segments["alone"] = alone = self._with_loader(lambda _: None)
         self._seconds_per_batch = max(self._seconds_per_batch, alone.seconds / self._steps)
         if self._has_host:
             next(self._on_host)  # the first one starts it
@@ -121,7 +121,7 @@ class Segments:
         """Stop the loader that decodes on the host."""
         self._on_host.close()
 
-    def _resident(self, i: int) -> None:
+    def _resident(self, _: int) -> None:
         self._step(*self._feed.resident)
 
     def _clone(self) -> "Pair":
@@ -147,7 +147,7 @@ class Segments:
         clock = StageClock(self._worker.device)
         waited = 0.0
 
-        def body(i: int) -> None:
+        def body(_: int) -> None:
             nonlocal waited
             clock.enter("loader_wait")
             began = time.perf_counter()

@@ -73,7 +73,7 @@ class Fault:
     description: str
     inject: Callable[[FaultContext], None]
     detected: Callable[[FaultContext], Detection | None]
-    repair: Callable[[FaultContext], None] = lambda context: None
+    repair: Callable[[FaultContext], None] = lambda _: None
     stops: bool = True
     resumes_undetected: bool = False
     unavailable: Callable[[], str] = lambda: ""

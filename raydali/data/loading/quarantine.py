@@ -88,7 +88,7 @@ class Quarantine:
         self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
-        self._load: Callable[[int], object] = lambda id: None
+        self._load: Callable[[int], object] = lambda _: None
         self._path: Callable[[int], str] = str
         self._storage = "the storage of the data"
 

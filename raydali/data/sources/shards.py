@@ -200,7 +200,7 @@ class Shards:
 
 # For each process, since a forked one must not use its parent's connections.
 @cache
-def _opened(path: str, size: int, process: int) -> Any:
+def _opened(path: str, size: int, _process: int) -> Any:
     file = storage.file_system(path).open_input_file(path.partition("://")[2])
     local_shards.check_size(file.size(), size)
     return file

@@ -55,7 +55,7 @@ def file_system(uri: str) -> Any:
 
 # For each process, since a forked one must not use its parent's connections.
 @cache
-def _open(scheme: str, bucket: str, endpoint: str, process: int) -> Any:
+def _open(scheme: str, bucket: str, endpoint: str, _process: int) -> Any:
     import pyarrow
     from pyarrow.fs import FileSystem, GcsFileSystem
 

@@ -31,7 +31,7 @@ class _Said(NamedTuple):
     target: bytes | None = None
 
 
-def members(read: Read, size: int, unread: Callable[[int], None] = lambda length: None) -> Iterator[Member]:
+def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: None) -> Iterator[Member]:
     """Yield the regular files of an archive in order, then the links, each with the position of its target.
 
     Args:

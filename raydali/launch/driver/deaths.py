@@ -19,7 +19,7 @@ _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 
 def silence_ray() -> None:
     """Keep Ray from printing its own description of each death in the driver."""
-    ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
 
 
 def describe_deaths(

@@ -136,5 +136,5 @@ def test_what_inputs_draws_is_the_same_on_any_rank(
     assert grey() == np.flatnonzero(monochrome).tolist() and 0 < monochrome.sum() < 48
 
 
-def _unchanged(images: Any, n: int, m: int) -> Any:
+def _unchanged(images: Any, **_: int) -> Any:
     return images

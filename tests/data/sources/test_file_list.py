@@ -151,7 +151,7 @@ def test_labels(
     assert re.search(warning, caplog.text) if warning else not caplog.text
 
 
-def test_wrong_lines_are_told_together(write: Write, tmp_path: Path) -> None:
+def test_wrong_lines_are_told_together(write: Write) -> None:
     text = 'path,label\n\ncat/1.jpg\ncat/1.jpg,\n,cat\n"cat/1.jpg,cat\ndog/a, b.jpg,dog\nhttp://host/1.jpg,cat\n'
     path = write(text + "cat/1.jpg,cat\n")
     with pytest.raises(UsageError) as error:
@@ -221,7 +221,7 @@ def test_a_label_behind_a_space(text: str, expected: list[tuple[str, str]], writ
     assert relative(FileList.from_file(write(text)), tmp_path) == expected
 
 
-def test_spaces_that_are_no_separators(write: Write, tmp_path: Path) -> None:
+def test_spaces_that_are_no_separators(write: Write) -> None:
     for line in ("my cat.jpg", "cat/1.jpg dog/2"):
         with pytest.raises(UsageError, match=mentioning("1 lines label space")):
             FileList.from_file(write(f"{line}\n"))

@@ -47,7 +47,8 @@ def test_unreadable_folder_is_an_error(nasty: Path, monkeypatch: pytest.MonkeyPa
         ImageFolder.scan(str(nasty))
 
 
-def test_s3_that_refuses(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("s3")
+def test_s3_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusal(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(403)

@@ -44,7 +44,8 @@ def test_a_store_that_is_killed_and_started_again(flaky_s3: FlakyS3) -> None:
     assert len(warnings) == 1 and "NETWORK_CONNECTION" in warnings[0]
 
 
-def test_what_is_refused_or_missing_is_not_tried_again(flaky_s3: FlakyS3) -> None:
+@pytest.mark.usefixtures("flaky_s3")
+def test_what_is_refused_or_missing_is_not_tried_again() -> None:
     warnings: list[str] = []
     folder = RunFolder("s3://bucket/runs", "run", warnings.append)
     with pytest.raises(FileNotFoundError):

@@ -95,8 +95,9 @@ def test_an_index_beside_the_runs_serves_a_new_machine(
 @pytest.mark.parametrize(
     "storage", ["s3://no-such-bucket/runs", "/proc/runs", "~/raydali-runs", "s3://b/runs?region=x"]
 )
+@pytest.mark.usefixtures("flaky_s3")
 def test_a_storage_that_takes_no_index_is_no_error(
-    storage: str, flaky_s3: FlakyS3, tar_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: str, tar_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "0.tar").write_bytes(packed(_members(20)))

@@ -180,13 +180,15 @@ def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest
     assert exclude(str(output), records)[0].path(0) == records.path(1)
 
 
-def test_preview(records: TFRecords, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("records")
+def test_preview(tmp_path: Path) -> None:
     output = tmp_path / "sheet.png"
     preview(Preview(data=f"{tmp_path}/train-*-of-*", output=str(output), device="cpu"))
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
-def test_they_are_not_copied(records: TFRecords, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("records")
+def test_they_are_not_copied(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=mentioning("train-*-of-*")):
         prepare(Prepare(source=f"{tmp_path}/train-*-of-*", target=str(tmp_path / "copy")))
 

@@ -62,7 +62,7 @@ def difference(clips: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return (clips.int() - others.int()).abs()
 
 
-def test_dali_s_frames_are_pyav_s(root: Path, clips: VideoClips) -> None:
+def test_dali_s_frames_are_pyav_s(clips: VideoClips) -> None:
     with ordered(clips, WHOLE) as loader:
         for batch in loader:
             videos, firsts = clips.places(batch.ids)

@@ -102,7 +102,8 @@ def test_elastic_groups_take_what_is_free_once_that_has_settled(
     assert started(elastic.make_decision_for_non_running_worker_group()) == 1
 
 
-def test_starts_that_time_out_get_more_time(free: dict[str, dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("free")
+def test_starts_that_time_out_get_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(START_TIMEOUT, "3")
     elastic = policy(ElasticPolicy, (1, 300), Desk(), monkeypatch)
 
@@ -123,9 +124,8 @@ def test_starts_that_time_out_get_more_time(free: dict[str, dict[str, float]], m
     assert all(isinstance(message, Placed) for message in elastic._channel.posted)
 
 
-def test_a_group_saves_a_checkpoint_before_it_is_resized(
-    free: dict[str, dict[str, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("free")
+def test_a_group_saves_a_checkpoint_before_it_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(START_TIMEOUT, "3")
     desk = Desk()
     elastic = policy(ElasticPolicy, (1, 3), desk, monkeypatch)

@@ -57,7 +57,8 @@ def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], n
     assert "\n" not in text and len(text) < 160
 
 
-def test_ranks_of_a_node_that_is_gone_are_said_together(cluster: list[str]) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_ranks_of_a_node_that_is_gone_are_said_together() -> None:
     from raydali.launch.driver.deaths import describe_deaths
 
     gone = {rank: ("0123456789abcdef", rank) for rank in range(12)}

@@ -86,18 +86,18 @@ def test_pauses_grow_with_what_a_page_takes(tmp_path: Path, clock: Clock, monkey
     assert pages == [100, 202, 304]  # 2 s are 2% of 100 s
 
 
-def gone(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def gone(_: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunFolder, "write", write)
 
 
-def broken(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(folder: RunFolder, _: pytest.MonkeyPatch) -> None:
     folder.write("epochs.jsonl", b"{\n{}\n")
 
 
-def wrong(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong(_: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def page(*_: Any, **__: Any) -> bytes:
         raise ZeroDivisionError
 

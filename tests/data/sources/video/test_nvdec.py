@@ -64,7 +64,7 @@ class Engine:
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     made: list[Engine] = []
 
-    def new_decoder(device: torch.device, codec: str, max_height: int, max_width: int) -> Engine:
+    def new_decoder(_: torch.device, codec: str, *__: int) -> Engine:
         made.append(Engine(codec, obedient=len(made) != 1))
         return made[-1]
 
@@ -121,7 +121,8 @@ def test_clips_are_decoded_without_the_file_s_header(
 
 
 @pytest.mark.parametrize("codec", ["vp8", "vp9"])
-def test_hidden_frames_do_not_count(tmp_path: Path, engines: list[Engine], codec: str) -> None:
+@pytest.mark.usefixtures("engines")
+def test_hidden_frames_do_not_count(tmp_path: Path, codec: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.webm").write_bytes(alternate_references(codec).read_bytes())
     source = VideoClips.scan(str(tmp_path), sequence_length=4, step=3)
@@ -143,7 +144,8 @@ def test_videos_of_several_sizes(tmp_path: Path, engines: list[Engine]) -> None:
     assert len(engines) == 3
 
 
-def test_missing_frames_are_counted(tmp_path: Path, engines: list[Engine]) -> None:
+@pytest.mark.usefixtures("engines")
+def test_missing_frames_are_counted(tmp_path: Path) -> None:
     write_video(tmp_path / "a" / "1.mp4", moving(8), "h264")
     source = VideoClips.scan(str(tmp_path), sequence_length=8)
     decoder = NvdecDecoder(torch.device("cpu"), "h264", 48, 64)
@@ -155,8 +157,9 @@ def test_missing_frames_are_counted(tmp_path: Path, engines: list[Engine]) -> No
 
 
 @pytest.mark.parametrize("ended", ["by an error", "by its consumer"])
+@pytest.mark.usefixtures("engines")
 def test_a_clip_that_was_broken_off_leaves_nothing_to_the_next(
-    tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, ended: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     for i in range(2):
         write_video(tmp_path / "a" / f"{i}.mp4", moving(8, start=8 * i), "h264")

@@ -22,14 +22,14 @@ from tests.support.videos import moving, write_video
 LENGTHS = {"a/1.avi": (11, "mjpeg"), "a/2.webm": (30, "vp9"), "b/1.mp4": (24, "h264"), "b/2.mp4": (7, "h264")}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/raydali/videos"
 
 
 @pytest.fixture
-def opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the videos that were opened since it was last cleared."""
     names: list[str] = []
 
@@ -65,7 +65,7 @@ def assert_same(one: VideoTable, other: VideoTable) -> None:
         np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name), field.name)
 
 
-def test_a_video_is_opened_once(videos: Path, opened: list[str], cache: Path) -> None:
+def test_a_video_is_opened_once(videos: Path, opened: list[str]) -> None:
     first = index(videos)
     assert sorted(opened) == sorted(LENGTHS) and first.frames.tolist() == [11, 30, 24, 7]
     opened.clear()
@@ -153,9 +153,7 @@ def test_broken_videos_are_looked_into_each_time(videos: Path, opened: list[str]
     assert clips.frames.tolist() == [30, 24, 7] and clips.videos.path(0).endswith("a/2.webm")
 
 
-def test_what_nobody_asks_for_is_forgotten(
-    videos: Path, opened: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_asks_for_is_forgotten(videos: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     index(videos)
     shutil.move(videos / "b", videos.parent / "b")
     monkeypatch.setattr(time, "time", lambda: 4e9)  # in a hundred years
@@ -181,7 +179,7 @@ def test_videos_in_a_bucket_are_opened_once(videos: Path, opened: list[str], s3:
     assert opened == ["a/1.avi"]
 
 
-def test_the_largest_of_a_codec_is_looked_for_once(videos: Path, cache: Path) -> None:
+def test_the_largest_of_a_codec_is_looked_for_once(videos: Path) -> None:
     write_video(videos / "b/3.mp4", moving(3, height=32, width=96), "h264")
     clips = VideoClips.scan(str(videos), sequence_length=4)
     assert clips.largest == {"h264": (48, 96), "mjpeg": (48, 64), "vp9": (48, 64)}
