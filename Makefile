@@ -1,6 +1,8 @@
 # `make demo` trains on the built-in digits, `make test` is what every commit must pass.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes with one thread each: more threads would wait for a core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,10 +21,10 @@ test-all: setup
 	@$(BIN)/python tests/support/cpu_seconds.py $(MAKE) --no-print-directory all-tests
 
 fast-tests: check
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 all-tests: check
-	$(BIN)/pytest
+	$(PYTEST)
 
 check: setup
 	$(BIN)/ruff check

@@ -1,6 +1,7 @@
 """What every test needs: no deadline on a busy machine, SIGINT in what it starts, no `gpu` test without a GPU."""
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,3 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in gpu_tests:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, a process takes a whole file, which shares its fixtures, or a whole `xdist_group`."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]  # it comes without types
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).split("::")[0]
+
+    return Scheduling(config, log)

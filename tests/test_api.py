@@ -224,6 +224,7 @@ def test_torchrun_is_killed_and_goes_on_with_other_processes(folder: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(600)
 def test_ray_train_resumes_on_another_number_of_workers(folder: Path, tmp_path: Path) -> None:
     script = (EXAMPLES / "ray_train.py").read_text()

@@ -183,6 +183,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(900)
 def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: dict[str, str], tmp_path: Path) -> None:
     code, output = run(HELP, env, tmp_path / "help")
@@ -233,6 +234,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(1200)
 def test_measuring(env: dict[str, str], tmp_path: Path) -> None:
     for command, header in zip(BENCH, ("/ torchvision", "real / ceiling"), strict=True):
@@ -241,6 +243,7 @@ def test_measuring(env: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(400)
 def test_a_cluster_on_one_machine_and_its_doctor(env: dict[str, str], tmp_path: Path) -> None:
     up, status, down = CLUSTER
@@ -257,6 +260,7 @@ def test_a_cluster_on_one_machine_and_its_doctor(env: dict[str, str], tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(900)
 def test_submitting_to_a_cluster_behind_a_token(
     home: Path,

@@ -56,6 +56,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = soak.main(SoakBench(epochs=16, json=str(tmp_path / "soak.json")))
     rows = {(row["process"], row["figure"]): row for row in result["rows"]}

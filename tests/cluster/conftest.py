@@ -13,7 +13,10 @@ def cloud(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray alone takes minutes to start where ten others want two cores."""
+    """Ray alone takes minutes to start where ten others want two cores; two at once would take even longer."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(900))
+        if item.path.is_relative_to(Path(__file__).parent):
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(900))
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.xdist_group("ray"))

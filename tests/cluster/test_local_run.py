@@ -42,6 +42,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in events]
 
 
+@pytest.mark.xdist_group("ray")
 def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
     env, folder = environment(home), RunFolder(str(home / "raydali-runs"), "demo")
     code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")

@@ -10,6 +10,7 @@ from tests.support.cluster import ROOT, environment
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_a_loop_that_stops_early_ends_the_run_with_an_error(tmp_path: Path) -> None:
     job = tmp_path / "own_job.py"
     text = (ROOT / "jobs/imagenet.py").read_text()

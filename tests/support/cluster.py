@@ -22,7 +22,7 @@ RAY = str(Path(sys.executable).with_name("ray"))
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of a user with an empty home, and no Ray."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_"))}
     cache = str(home.parent / "cache")
     return kept | {"HOME": str(home), "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)} | more
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.cluster import environment, nodes
 from tests.support.messages import mentions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 @pytest.fixture(scope="module")

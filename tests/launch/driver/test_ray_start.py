@@ -41,6 +41,7 @@ def started(home: Path, *arguments: str, **env: str) -> "subprocess.CompletedPro
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_a_start_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     raylet = tmp_path / "raylet"
     raylet.write_text("#!/bin/sh\nexit 3\n")
@@ -59,6 +60,7 @@ def test_a_start_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_agents_may_start_later_than_ray_waits_for_them(tmp_path: Path) -> None:
     """Ray alone gives them 15 s."""
     late = "import sys, time\nif 'agent' in ' '.join(sys.orig_argv):\n    time.sleep(25)\n"
