@@ -1,5 +1,6 @@
 """What every test needs: no deadline on a busy machine, SIGINT in what it starts, no `gpu` test without a GPU."""
 
+import gc
 import signal
 from typing import Any
 
@@ -13,6 +14,12 @@ settings.load_profile("raydali")
 
 # A shell script's background job ignores SIGINT, and so does what it starts; processes do not inherit a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """A loader that closes collects garbage, which takes half a second where PyTorch's modules are looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # after -m has deselected, so that torch is not imported for nothing

@@ -1,5 +1,6 @@
 """Ranks as plain gloo processes: what a training function does on several workers, without starting Ray."""
 
+import gc
 import multiprocessing
 import socket
 import traceback
@@ -128,6 +129,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
 def _rank(rank: int, world_size: int, port: int, queue: Any, function: Callable[..., Any], args: Any) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported before the fork is no garbage: loaders that close would look through it
     try:
         init = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)

@@ -45,17 +45,16 @@ class TorchLoader(Loader):
             pin_memory=self.device.type == "cuda",
             # Another method would have each worker import torch anew.
             multiprocessing_context="fork",
+            worker_init_fn=_keep_inherited,
         )
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
-        # A worker is a fork: were it to collect a DALI pipeline of this process, it would wait for threads it lacks.
-        gc.collect()
-        gc.freeze()
+        gc.disable()  # in the workers too, until `_keep_inherited`
         try:
             loaded = iter(self._loader)
         finally:
-            gc.unfreeze()
+            gc.enable()
         while True:
             try:
                 with self.waits.by(self._held_up_by):
@@ -89,6 +88,12 @@ class TorchLoader(Loader):
         workers: Any = self._loader._iterator
         if workers is not None:
             workers._shutdown_workers()
+
+
+def _keep_inherited(_worker: int) -> None:
+    """Never let a worker, a fork, collect a DALI pipeline of its parent: it would wait for threads that it lacks."""
+    gc.freeze()
+    gc.enable()
 
 
 class _Samples(Dataset[Loaded]):
