@@ -25,6 +25,7 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions
 from raydali.launch.shared_options import OptimizerOptions, require_data
 from raydali.report.console import Console
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
@@ -80,7 +81,9 @@ class Config(OptimizerOptions, ImageOptions):
         require_data(self, self.data, "annotations", "val_data", "val_annotations")
         for name in ("cuda_graph", "compile"):
             if getattr(self, name):
-                raise UsageError(f"--{name.replace('_', '-')} is not for detectors, whose shapes change: leave it out")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} does not suit detectors, whose shapes change: leave it out"
+                )
 
 
 SHAPES = Config(
@@ -172,11 +175,10 @@ def main() -> None:
         check_detector(config.model)
     data = index(config)
     if config.data is None:
-        console.print("this is the demo, on drawn shapes; --data DIR trains on COCO, or what is laid out alike")
-    console.print(
-        f"{len(data.train)} training and {len(data.val)} validation images with {len(data.train.boxes)} and "
-        f"{len(data.val.boxes)} boxes of {len(data.train.classes)} classes"
-    )
+        console.print("this is the demo, on drawn shapes; --data DIR trains on images in a folder like COCO's")
+    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
+    boxes = plural(len(data.train.boxes) + len(data.val.boxes), "box")
+    console.print(f"data: {images}, {boxes}, {plural(len(data.train.classes), 'class')}")
 
     job = Job(
         name="detection",

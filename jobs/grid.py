@@ -24,6 +24,7 @@ from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.launch.driver.command import run_main
+from raydali.text import plural
 
 
 def quarters(image: Any) -> tuple[Any, ...]:
@@ -73,7 +74,7 @@ def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") 
             for batch in loader:
                 ids += batch.ids.tolist()
         print(f"rank {rank}:", *(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.tensors.items()))
-    print(f"{len(ids)} of {len(source)} images, {len(ids) - len(set(ids))} twice; steps are of {size} images")
+    print(f"{len(ids)} of {plural(len(source), 'image')}, {len(ids) - len(set(ids))} twice, {size} in each step")
 
 
 if __name__ == "__main__":

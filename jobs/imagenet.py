@@ -24,6 +24,7 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.launch.shared_options import ClassifierOptions, RegularizationOptions, require_data
 from raydali.report.console import Console
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
@@ -169,9 +170,8 @@ def main() -> None:
         unchangeable += ["image_size"] if has_one_size(config.model) else []
     if config.data is None:
         console.print("this is the demo, on handwritten digits; --data DIR trains on images in DIR/train and DIR/val")
-    console.print(
-        f"{len(data.train)} training and {len(data.val)} validation images of {len(data.train.classes)} classes"
-    )
+    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
+    console.print(f"data: {images}, {plural(len(data.train.classes), 'class')}")
 
     job = Job(
         name="imagenet",

@@ -25,6 +25,7 @@ from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
@@ -72,7 +73,9 @@ class Config(ImageOptions):
         require(self, "channels", least=1)
         require(self, "blocks", least=0)
         if min(self.test_size) < SSIM_WINDOW:
-            raise UsageError(f"--test-size must be at least {SSIM_WINDOW} pixels, SSIM's window, not {self.test_size}")
+            raise UsageError(
+                f"--test-size must be at least {SSIM_WINDOW}, the pixels of SSIM's window, not {self.test_size}"
+            )
 
 
 BLURRED = Config(
@@ -155,10 +158,8 @@ def main() -> None:
     warn_of_overlap(data.train, data.val)
     make_pipelines(config)
     if config.data is None:
-        console.print(
-            "this is the demo, on blurred photographs; --data DIR trains on the pairs of DIR/train and DIR/test"
-        )
-    console.print(f"{len(data.train)} training and {len(data.val)} test pairs")
+        console.print("this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test")
+    console.print(f"data: {plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}")
 
     job = Job(
         name="restoration",

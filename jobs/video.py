@@ -24,6 +24,7 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import require
 from raydali.launch.shared_options import ClassifierOptions, OptimizerOptions, require_data
 from raydali.report.console import Console
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
@@ -178,11 +179,10 @@ def main() -> None:
         check_video_model(config.model, config.sequence_length, config.image_size)
     data = index(config)
     if config.data is None:
-        console.print("this is the demo, on moving discs; --data DIR trains on the videos of DIR/train and DIR/val")
-    console.print(
-        f"{len(data.train)} training and {len(data.val)} validation clips of {len(data.train.videos)} and "
-        f"{len(data.val.videos)} videos of {len(data.train.videos.classes)} classes"
-    )
+        console.print("this is the demo, on moving discs; --data DIR trains on videos in DIR/train and DIR/val")
+    clips = f"{plural(len(data.train), 'training clip')}, {plural(len(data.val), 'validation clip')}"
+    videos = plural(len(data.train.videos) + len(data.val.videos), "video")
+    console.print(f"data: {clips}, {videos}, {plural(len(data.train.videos.classes), 'class')}")
 
     job = Job(
         name="video",

@@ -78,7 +78,7 @@ def require_writable(option: str, path: str | None) -> None:
         return
     folder = Path(path).expanduser().absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
-        raise UsageError(f"{option} {path} cannot be written: give a file in a folder that exists and can be written")
+        raise UsageError(f"{option} {path} cannot be written: give a file in a folder that can be written")
 
 
 def write_json(result: dict[str, Any], path: str) -> None:

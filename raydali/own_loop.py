@@ -21,6 +21,7 @@ from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import epoch_record, segment_of
+from raydali.text import plural
 from raydali.train.worker import Worker
 
 
@@ -41,8 +42,8 @@ def measured(loader: Loader) -> Iterator["Epoch"]:
         raise TypeError(f"only a Stream has epochs to measure, not {type(stream).__name__}")
     if stream.micro_batches_per_step % loader.world_size:
         raise UsageError(
-            f"{loader.world_size} workers cannot share the {stream.micro_batches_per_step} batches of a global batch "
-            f"({stream.global_batch_size} / {stream.batch_size}) alike: take a number of workers that divides them"
+            f"{plural(loader.world_size, 'worker')} cannot share {plural(stream.micro_batches_per_step, 'batch')} of a "
+            f"step ({stream.global_batch_size} / {stream.batch_size}) equally: use a number that divides them"
         )
     return _epochs(loader, stream)
 

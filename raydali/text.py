@@ -9,9 +9,10 @@ _EXCEPTION = re.compile(r"(rank \d+: )?(\w+\.)*\w*(Error|Exception|Exit|Interrup
 
 
 def plural(count: float, noun: str) -> str:
-    """A count of something: "1 worker", "2,000 workers"."""
+    """A count of something: "1 worker", "2,000 workers", "3 classes"."""
     amount = f"{count:,.0f}" if count == round(count) else f"{count:g}"
-    return f"{amount} {noun}{'s' * (count != 1)}"
+    ending = "" if count == 1 else "es" if noun.endswith(("ss", "tch", "x")) else "s"
+    return f"{amount} {noun}{ending}"
 
 
 def summarize(

@@ -14,10 +14,16 @@ from raydali.text import duration, error_line, number, numbered, plural, summari
         (0, "0 cores"),
         (0.5, "0.5 cores"),
         (2.0, "2 cores"),
+        (1, "1 class"),
+        (2, "2 classes"),
+        (2, "2 micro-batches"),
+        (2, "2 epochs"),
+        (3, "3 boxes"),
     ],
 )
 def test_nouns_follow_their_count(count: float, expected: str) -> None:
-    assert plural(count, "core") == expected
+    noun = {"cor": "core", "cla": "class", "mic": "micro-batch", "epo": "epoch", "box": "box"}[expected.split()[1][:3]]
+    assert plural(count, noun) == expected
 
 
 def test_large_counts_keep_their_digits() -> None:

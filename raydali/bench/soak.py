@@ -175,7 +175,7 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
                 if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:
                     titles = [(each.pid, processes.command_line(each)) for each in processes.members(mark)]
                     readings.append((done, _reading(driver.pid, titles)))
-                    print(f"epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
+                    print(f"finished epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
                 time.sleep(POLL_SECONDS)
             print(file=sys.stderr)
             if driver.poll() != 0:

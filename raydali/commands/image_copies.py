@@ -138,9 +138,7 @@ def writing(path: str) -> Iterator[str]:
         yield path
     except OSError as error:
         until = "there is room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "that is fixed"
-        raise DataError(
-            f"{path} cannot be written: {error.strerror}; once {until}, the same command resumes"
-        ) from error
+        raise DataError(f"{path} cannot be written: {error.strerror}; the same command resumes once {until}") from error
 
 
 def partial_path(path: str) -> str:

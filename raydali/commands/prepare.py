@@ -26,6 +26,7 @@ from raydali.commands.verify import show
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.data.sources.files import Files
@@ -70,7 +71,7 @@ def main(options: Prepare) -> None:
     if options.shorter_side < 1:
         raise UsageError(f"--shorter-side must be at least 1, not {options.shorter_side}")
     if not 1 <= options.quality <= 100:
-        raise UsageError(f"--quality must lie in 1..100, not {options.quality}")
+        raise UsageError(f"--quality must be from 1 to 100, not {options.quality}")
     require_writable("--json", options.json)
     target = _target(options)
     source, folders = _images(options.source)
@@ -95,8 +96,8 @@ def main(options: Prepare) -> None:
     seconds = time.monotonic() - began
     show(written.broken)
     print(
-        f"{target}: {len(source)} images in {seconds:.1f} s: {written.made_smaller} made smaller, {written.copied} "
-        f"copied, {written.there_already} there already, {len(written.broken)} broken; "
+        f"{target}: {plural(len(source), 'image')} in {seconds:.1f} s: {written.made_smaller} made smaller, "
+        f"{written.copied} copied, {written.there_already} done before, {len(written.broken)} broken; "
         f"{written.bytes_before / GIGABYTE:.3f} GB became {written.bytes_after / GIGABYTE:.3f} GB"
     )
     if options.json is not None:
@@ -104,8 +105,8 @@ def main(options: Prepare) -> None:
         write_json(record | {"target": target} | asdict(written) | {"broken": broken, "seconds": seconds}, options.json)
     if written.broken:
         raise DataError(
-            f"{len(written.broken)} of {len(source)} images are broken and left out of {target}, where ids are "
-            f"therefore others: repair them, and the same command adds them"
+            f"left {plural(len(written.broken), 'broken image')} of {len(source)} out of {target}, which changes ids: "
+            f"repair them, and run the command again"
         )
 
 
@@ -114,13 +115,15 @@ def _target(options: Prepare) -> str:
 
     source, target = absolute(options.source), absolute(options.target)
     if "://" in target:
-        raise UsageError(f"{target} is no local folder: give one, and upload it afterwards")
+        raise UsageError(f"{target} is not a local folder: give one, and upload it afterwards")
     if os.path.exists(target) and not os.path.isdir(target):  # noqa: PTH110, PTH112 (never raise)
         raise UsageError(f"{target} is a file: give a folder for the copy")
     if "://" not in source:
         paths = [os.path.realpath(path) for path in (source, target)]
         if os.path.commonpath(paths) in paths:
-            raise UsageError(f"{source} and {target} are one folder, or one lies in the other: give a target beside it")
+            raise UsageError(
+                f"{source} and {target} overlap: give a target outside the source, which does not contain it"
+            )
     return target
 
 
@@ -133,21 +136,21 @@ def _images(data: str) -> tuple["Files", list[str]]:
     from raydali.data.sources.skipped_files import select_files
     from raydali.data.sources.tar import holds_shards
 
-    wanted = "give a folder with train/ and val/ of class folders, or class folders themselves"
+    wanted = "give class folders, or train/ and val/ of class folders"
     if source_kind(data) != "folder" or holds_shards(data):
-        raise UsageError(f"{data} is a list, tar shards or TFRecord files, which are not copied: {wanted}")
+        raise UsageError(f"{data} is a list or shards, which cannot be made smaller: {wanted}")
     root = absolute(data)
     listing = list_tree(root, of="class folders")
     del listing[""]
     if any(name.startswith("instances_") for name in listing.get("annotations", ())):
-        raise UsageError(f"{data} holds boxes, in annotations/, which would not fit smaller images: {wanted}")
+        raise UsageError(f"{data} has boxes, which would not fit smaller images: {wanted}")
     if any({f"{split}img", f"{split}gt"} <= listing.keys() for split in ("", "train/", "test/")):
-        raise UsageError(f"{data} holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}")
+        raise UsageError(f"{data} has pairs, whose pixels are the training targets: {wanted}")
     selected, skipped = select_files(listing, EXTENSIONS)
     images = {folder: sorted(selected.pop(folder)) for folder in sorted(selected)}
     skipped.warn(root, EXTENSIONS)
     if not any(images.values()):
-        raise UsageError(f"no images in the folders of {data}, {', '.join(EXTENSIONS)}: {wanted}")
+        raise UsageError(f"{data} has no images in folders ({', '.join(EXTENSIONS)}): {wanted}")
     folders = [*images]
     return Files.from_folders(root, ((folder, images.pop(folder)) for folder in folders)), folders
 
@@ -159,11 +162,11 @@ def _locked(target: str) -> Iterator[None]:
         Path(target).mkdir(parents=True, exist_ok=True)
         folder = os.open(target, os.O_RDONLY)
     except OSError as error:
-        raise UsageError(f"{target} cannot be made: {error.strerror}; give another target") from error
+        raise UsageError(f"{target} cannot be created: {error.strerror}; give another target") from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UsageError(f"another `raydali prepare` writes to {target}: wait for its end") from error
+        raise UsageError(f"another `raydali prepare` is writing to {target}: wait until it ends") from error
     except OSError:
         pass
     try:
@@ -181,12 +184,12 @@ def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
     try:
         earlier = json.loads(Path(target, RECORD).read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{target} is not empty, and holds no {RECORD}: give a new folder") from error
+        raise UsageError(f"{target} is not empty, and has no {RECORD}: give a new folder") from error
     for name, value in record.items():
         if earlier.get(name) != value:
             remedy = "give another target, or remove it"
             if name in ("images", "fingerprint"):
-                raise UsageError(f"{options.source} has other files than when {target} was made of it: {remedy}")
+                raise UsageError(f"{options.source} has changed since {target} was made of it: {remedy}")
             option = "" if name == "source" else f"--{name.replace('_', '-')} "
             raise UsageError(f"{target} was made of {option}{earlier.get(name)}, not of {option}{value}: {remedy}")
     return bool(earlier.get(TIMES))

@@ -20,6 +20,7 @@ import tyro
 from raydali.errors import DataError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.output import devices, gpu_names, require_writable
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.data.sources.labeled import LabeledSource
@@ -75,7 +76,7 @@ def main(options: Preview) -> None:
     device = _device(options)
     for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
         if not 1 <= getattr(options, name) <= most:
-            raise UsageError(f"--{name} must lie in 1..{most}, not {getattr(options, name)}")
+            raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
     if options.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {options.batch_size}")
     source, place = _images(options)
@@ -86,7 +87,7 @@ def main(options: Preview) -> None:
         raise UsageError(f"--output {options.output} cannot be written: {error.strerror}; give another file") from error
     print(f"{options.output}: the first batch of {_ranks(options.workers)}: {sheet.verdict}")
     if not sheet.good:
-        raise DataError(f"{sheet.verdict}: each must come once")
+        raise DataError(f"{sheet.verdict}: each must occur once")
 
 
 def _drawing(options: Preview) -> Any:
@@ -95,7 +96,7 @@ def _drawing(options: Preview) -> Any:
     ending = Path(options.output).suffix.lower()
     require_writable("--output", options.output)
     if ending not in (".png", ".html"):
-        raise UsageError(f"--output {options.output} is neither .png nor .html: give a file with one of these endings")
+        raise UsageError(f"--output must end in .png or .html, not {options.output}")
     return as_png if ending == ".png" else as_html
 
 
@@ -106,7 +107,7 @@ def _device(options: Preview) -> str:
     if asked == "cpu":
         return asked
     if not asked.isdecimal():
-        raise UsageError(f"--device {asked} is no device: give cpu, or the number of a GPU, from 0")
+        raise UsageError(f"--device must be cpu or the number of a GPU from 0, not {asked}")
     if int(asked) >= available:
         there = f"has {devices(available)}, numbered from 0" if available else "has no GPU that CUDA can use"
         raise UsageError(f"--device {asked}: this machine {there}: give cpu or a lower number")
@@ -187,7 +188,7 @@ def _order(options: Preview, source: "LabeledSource") -> "Order":
     needed = size * workers if options.pipeline == "train" else size * (workers - 1) + 1
     if samples < needed:
         raise UsageError(
-            f"--workers {workers} with --batch-size {size} needs {needed} images, there are {samples}: lower one"
+            f"--workers {workers} with --batch-size {size} needs {plural(needed, 'image')}, not {samples}: lower one"
         )
     if options.pipeline == "val":
         return OrderedPass(samples=samples, batch_size=size)

@@ -74,12 +74,12 @@ def _folder(run: str) -> "RunFolder":
     try:
         folder = RunFolder(storage or "/", name)
     except UsageError:
-        raise UsageError(f"{run} names no run: give the folder of one, such as ~/raydali-runs/pets") from None
+        raise UsageError(f"{run} is not a run: give a run's folder, such as ~/raydali-runs/pets") from None
     try:
         folder.path()
     except UsageError as error:
         why = error.__cause__
-        raise UsageError(f"{run} cannot be reached: check its name, credentials and endpoint: {why}") from error
+        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {why}") from error
     return folder
 
 
@@ -90,12 +90,12 @@ def _history(folder: "RunFolder", run: str) -> "History":
 
     try:
         if not (folder.exists(CONFIG) or folder.exists(EPOCHS)):
-            raise UsageError(f"{run} is no run: it has no {CONFIG}; give a folder that has one")
+            raise UsageError(f"{run} is not a run, since it has no {CONFIG}: give a run's folder")
         return History.read(folder)
     except OSError as error:
-        raise UsageError(f"{run} cannot be read: check the storage and its credentials: {reason(error)}") from error
+        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
     except ValueError as error:
-        raise UsageError(f"{run}/{CONFIG} is broken: {error}; mend it") from error
+        raise UsageError(f"{run}/{CONFIG} is broken: {error}; correct it") from error
 
 
 def _write_to(folder: "RunFolder", contents: bytes) -> None:

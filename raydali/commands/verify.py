@@ -21,6 +21,7 @@ import tyro
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
+from raydali.text import plural, summarize
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -111,11 +112,11 @@ def main(options: Verify) -> None:
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
     if found.transparent:
-        also += f"; {found.transparent} with transparent pixels: alpha is dropped, and the colours beneath it show"
+        also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
     if broken:
-        remedy = f"a job leaves them out by --exclude {options.output}" if options.output else "-o FILE lists them"
-        raise DataError(f"{len(broken)} of {samples} samples are broken: {remedy}{also}")
-    print(f"{samples} samples, none broken{also}")
+        remedy = f"a job leaves them out with --exclude {options.output}" if options.output else "-o FILE lists them"
+        raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}")
+    print(f"{plural(samples, 'sample')}, none broken{also}")
 
 
 def _sources(options: Verify) -> list[Any]:
@@ -130,15 +131,13 @@ def _sources(options: Verify) -> list[Any]:
     splits = ("train", "test") if options.kind == "pairs" else ("train", "val")
     wanted = [split for split in splits if options.split in (split, "all")]
     if not wanted:
-        raise UsageError(
-            f"--split {options.split}: --kind {options.kind} has {' and '.join(splits)}: give one of these"
-        )
+        raise UsageError(f"--split must be {' or '.join(splits)} with --kind {options.kind}, not {options.split}")
     check_root(options.root, data)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
     there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
     if options.split != "all" and not there:
-        raise UsageError(f"--split {options.split}: {options.data} does not hold {' and '.join(splits)}: leave it out")
+        raise UsageError(f"--split {options.split}: {options.data} lacks {' or '.join(splits)}: leave it out")
     roots = [os.path.join(data, split) for split in wanted] if there else [data]  # noqa: PTH118
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
@@ -148,10 +147,8 @@ def _sources(options: Verify) -> list[Any]:
 
 def show(broken: Sequence["BrokenSample"]) -> None:
     """Print the first broken samples, and the number of the others."""
-    for sample in broken[:SHOWN]:
-        print(str(sample).encode("utf-8", "backslashreplace").decode())  # names may be any bytes
-    if len(broken) > SHOWN:
-        print(f"and {len(broken) - SHOWN} more")
+    if broken:
+        print(summarize(broken, SHOWN, separator="\n").encode("utf-8", "backslashreplace").decode())  # any bytes
 
 
 def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
@@ -169,7 +166,7 @@ def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
             reason = why_broken(partial(examine, id))
             if reason is not None:
                 path = source.path(id)
-                for prefix in (f"cannot read {path}: ", f"{path}: "):
+                for prefix in (f"{path} cannot be read: ", f"{path}: "):
                     reason = reason.removeprefix(prefix)
                 found.broken.append(BrokenSample(id, path, reason))
     return found
@@ -189,7 +186,7 @@ def _load_pair(source: "ImagePairs", id: int) -> bool:
         sizes.add(f"{image.width}x{image.height}")
         transparent |= has_alpha
     if len(sizes) > 1:
-        raise DataError(f"{' and '.join(sorted(sizes))} pixels: the two of a pair must have one size")
+        raise DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
     return transparent
 
 

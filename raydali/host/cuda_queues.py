@@ -21,8 +21,8 @@ def set_max_connections() -> None:
         return
     if torch.cuda.is_initialized():
         warnings.warn(
-            f"{VARIABLE} is {os.environ.get(VARIABLE, 'unset')} and CUDA is in use already: decoding will be held up "
-            f"by training; set {VARIABLE}={HARDWARE_QUEUES} in the environment of the process",
+            f"{VARIABLE} is {os.environ.get(VARIABLE, 'unset')} and CUDA is initialized, so decoding waits for "
+            f"training: set {VARIABLE}={HARDWARE_QUEUES} in the environment",
             stacklevel=3,
         )
         return

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from raydali.errors import DataError, UsageError
 from raydali.host.cpu_times import usable_cores
+from raydali.text import plural
 
 SAMPLES_AT_ONCE = 32
 """Samples that a process gets at a time."""
@@ -75,9 +76,9 @@ def in_processes(
                     tell(part.stop, take(found.result()))
                     under_way.extend((part, processes.submit(_examined, part)) for part in islice(parts, 1))
         except OSError as error:
-            raise DataError(f"cannot go on: {error}") from error
+            raise DataError(f"the samples cannot be read: {error}") from error
         except BrokenProcessPool as error:
-            raise DataError("cannot go on: a process was killed; if memory ran out, lower --workers") from error
+            raise DataError("a process was killed, perhaps because memory ran out: lower --workers") from error
         finally:
             processes.shutdown(cancel_futures=True)
 
@@ -114,7 +115,7 @@ def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
         nonlocal last
         if done == samples or time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            print(f"{name}: {done} of {samples} read, {broken} broken", file=sys.stderr)
+            print(f"{name}: read {done} of {plural(samples, 'sample')}, {broken} broken", file=sys.stderr)
 
     yield line
 

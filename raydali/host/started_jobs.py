@@ -14,7 +14,7 @@ def job_script(name: str, command: str) -> Path:
     for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():
             return script
-    raise UsageError(f"there is no jobs/{name} in {Path.cwd()}: run {command} in a checkout of raydali")
+    raise UsageError(f"{Path.cwd()} has no jobs/{name}: run {command} in a checkout of raydali")
 
 
 def log_tail(log: Path, lines: int = 15) -> str:

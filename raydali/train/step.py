@@ -90,7 +90,9 @@ class ForwardBackward:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self._loss = self._run(*self._inputs)
         except RuntimeError as error:
-            _log.warning("the model cannot be captured as a CUDA graph, its kernels are launched one by one: %s", error)
+            _log.warning(
+                "the model cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", error
+            )
             for parameter in self._parameters:
                 parameter.grad = None
             return

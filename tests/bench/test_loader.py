@@ -119,7 +119,7 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     assert rows.keys() == images.keys()
     assert (rows["raydali", "uint8"]["to_torchvision"], rows["raydali", "float32"]["to_torchvision"]) == (1.5, 2.5)
     assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
-    with pytest.raises(UsageError, match=mentioning("--pixels uint8,half half")):
+    with pytest.raises(UsageError, match=mentioning("--pixels half")):
         command.main(replace(options, pixels="uint8,half"))
 
 
@@ -228,7 +228,7 @@ def test_the_published_table(
         ({"gpus": "4"}, "--gpus 4 1"),
         ({"gpus": "one"}, "--gpus one"),
         ({"gpus": "-1"}, "--gpus -1"),
-        ({"loaders": "raydali,dalli"}, "--loaders raydali,dalli dalli raydali,native"),
+        ({"loaders": "raydali,dalli"}, "--loaders dalli raydali,native"),
         ({"loaders": ","}, "--loaders"),
         ({"batch_size": 65}, "64 65 --batch-size --make"),
         ({"batch_size": 0}, "--batch-size 1 0"),

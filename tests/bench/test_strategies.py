@@ -240,7 +240,7 @@ def test_names() -> None:
         ({"workers": 0}, "--workers 1 0"),
         ({"timeout": math.inf}, "--timeout 0"),
         ({"loaders": "torch,native"}, "native torch,dali"),
-        ({"strategies": "one,fsdp"}, "--strategies one,fsdp fsdp one,dp,ddp,sync-bn"),
+        ({"strategies": "one,fsdp"}, "--strategies fsdp one,dp,ddp,sync-bn"),
         ({"strategies": ","}, "--strategies one,dp,ddp,sync-bn"),
         ({"precisions": "bf16"}, "--precisions bf16 fp32,amp"),
         ({"strategies": "dp,sync-bn"}, "--strategies dp,sync-bn 2"),

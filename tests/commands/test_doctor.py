@@ -148,7 +148,7 @@ def test_the_exit_code_says_whether_a_row_fails(
 
 def test_without_a_cluster_or_an_answer_it_is_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UsageError, match="set RAY_ADDRESS"):
+    with pytest.raises(UsageError, match=mentioning("--cluster RAY_ADDRESS")):
         main(Doctor(cluster=True))
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     with pytest.raises(UsageError, match=mentioning("RAY_ADDRESS=http://127.0.0.1:9")):

@@ -125,7 +125,7 @@ def test_broken_images_are_left_out(source: Path, tmp_path: Path, capsys: pytest
     broken = dict(zip(sorted((source / "train").rglob("000*.jpg")), [*CONTENTS, "dangling-link"], strict=False))
     for path, kind in broken.items():
         damage(path, kind)
-    with pytest.raises(DataError, match=mentioning("9 16 images broken")):
+    with pytest.raises(DataError, match=mentioning("9 16 broken")):
         prepare(source, target, json=str(tmp_path / "done.json"))
     out = capsys.readouterr().out
     assert all(f"{path}: " in out for path in broken) and mentions(out, "6 smaller 1 copied")
@@ -153,7 +153,7 @@ def test_what_has_changed_is_made_again(source: Path, tmp_path: Path, capsys: py
     older.write_bytes(jpeg((70, 90)))
     os.utime(older, (1e9, 1e9))  # restored from a backup
     broken.write_bytes(b"")
-    with pytest.raises(DataError, match=mentioning("1 16 images broken")):
+    with pytest.raises(DataError, match=mentioning("1 16 broken")):
         prepare(source, target)
     assert mentions(capsys.readouterr().out, "2 smaller 0 copied 13 1 broken")
     shapes = [decoded((target / path.relative_to(source)).read_bytes()).size for path in (changed, older)]
@@ -198,7 +198,7 @@ def test_a_run_that_was_ended_goes_on(how: signal.Signals, tmp_path: Path, capsy
 
     prepare(source, target, 320, workers=2)
     told = capsys.readouterr().out
-    assert f"{301 - len(made)} made smaller, 0 copied, {len(made) - 1} there already" in told
+    assert f"{301 - len(made)} made smaller, 0 copied, {len(made) - 1} done before" in told
     assert all(path.stat().st_mtime_ns == at for path, at in times.items() if path != emptied)
     assert len({path.read_bytes() for path in target.glob("*/*.jpg")}) == 1
     assert ImageFolder.scan(str(target)).fingerprint == ImageFolder.scan(str(source)).fingerprint
@@ -218,7 +218,7 @@ def test_other_settings_or_sources_are_refused(source: Path, tmp_path: Path) -> 
         with pytest.raises(UsageError, match=message):
             prepare(other, target, **options)
     grow(source, {"train/1/another.jpg": jpeg()})
-    with pytest.raises(UsageError, match=mentioning("other files target")):
+    with pytest.raises(UsageError, match=mentioning("changed target")):
         prepare(source, target)
     assert contents(target) == was
     (tmp_path / "full").mkdir()
@@ -239,16 +239,11 @@ def test_two_at_once_are_refused(source: Path, tmp_path: Path) -> None:
 
 def test_places_that_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
-    one_folder = "are one folder, or one lies in the other: give a target beside it"
     for target in (source, tmp_path, source / "train/new", tmp_path / "link", tmp_path / "link/new/deep"):
-        with pytest.raises(UsageError, match=one_folder):
+        with pytest.raises(UsageError, match=mentioning(f"{source} {target}")):
             prepare(source, target)
-    for place, message in (
-        ("s3://bucket/folder", "s3://bucket/folder is no local folder: give one, and upload it afterwards"),
-        (RAYDALI, "is a file: give a folder"),
-        ("/proc/none", "/proc/none cannot be made: .*; give another target"),
-    ):
-        with pytest.raises(UsageError, match=message):
+    for place in ("s3://bucket/folder", RAYDALI, "/proc/none"):
+        with pytest.raises(UsageError, match=mentioning(place)):
             prepare(source, place)
     assert not (source / "train/new").exists()
 
@@ -259,19 +254,18 @@ def test_data_that_is_refused(tmp_path: Path) -> None:
     grow(tmp_path, {"flat/1.jpg": jpeg(), "texts/a/1.txt": b"", "coco/train2017/1.jpg": jpeg()})
     grow(tmp_path, {"coco/annotations/instances_train2017.json": b"{}"})
     grow(tmp_path, {f"pairs/{split}/{side}/1.jpg": jpeg() for split in ("train", "test") for side in ("img", "gt")})
-    wanted = "give a folder with train/ and val/ of class folders, or class folders themselves"
-    for name, message in (
-        ("list.csv", f"list.csv is a list, tar shards or TFRecord files, which are not copied: {wanted}"),
-        ("shards", f"shards is a list, tar shards or TFRecord files, which are not copied: {wanted}"),
-        ("shards/a-{0..9}.tar", "is a list, tar shards or TFRecord files"),
-        ("flat", f"no images in the folders of .*flat, .jpg, .*: {wanted}"),
-        ("texts", "no images in the folders of "),
-        ("coco", f"coco holds boxes, in annotations/, which would not fit smaller images: {wanted}"),
-        ("pairs", f"pairs holds pairs, in img/ and gt/, whose pixels are what is to be learnt: {wanted}"),
-        ("pairs/test", "test holds pairs, in img/ and gt/"),
-        ("nothing", "nothing is missing: give a folder of class folders"),
+    for name, values in (
+        ("list.csv", "list.csv"),
+        ("shards", "shards"),
+        ("shards/a-{0..9}.tar", "shards/a-{0..9}.tar"),
+        ("flat", "flat images .jpg"),
+        ("texts", "texts images .jpg"),
+        ("coco", "coco boxes"),
+        ("pairs", "pairs pixels"),
+        ("pairs/test", "pairs/test pixels"),
+        ("nothing", "nothing class folders"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, match=mentioning(values)):
             prepare(tmp_path / name, tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
@@ -279,8 +273,8 @@ def test_data_that_is_refused(tmp_path: Path) -> None:
 def test_options_that_are_refused(source: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"side": 0}, "--shorter-side must be at least 1, not 0"),
-        ({"quality": 0}, r"--quality must lie in 1\.\.100, not 0"),
-        ({"quality": 101}, r"--quality must lie in 1\.\.100, not 101"),
+        ({"quality": 0}, "--quality must be from 1 to 100, not 0"),
+        ({"quality": 101}, "--quality must be from 1 to 100, not 101"),
         ({"workers": 0}, "--workers must be at least 1, not 0"),
         ({"json": "/no/folder/file"}, "--json /no/folder/file cannot be written"),
     ):
@@ -303,7 +297,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert all(decoded(path.read_bytes()) for path in made)
         disk.clear()
         prepare(source, target)
-        assert f"{len(made)} there already" in capsys.readouterr().out
+        assert f"{len(made)} done before" in capsys.readouterr().out
         assert len([*target.rglob("*.jpg")]) == 16
 
 
@@ -322,7 +316,7 @@ def test_objects_in_s3(
     assert of_s3 == of_files and np.all([len(data) for data in of_s3.values()])
     capsys.readouterr()
     prepare("s3://prepared/pets/", tmp_path / "of-s3")
-    assert "16 there already" in capsys.readouterr().out
+    assert "16 done before" in capsys.readouterr().out
     time.sleep(1.1)  # S3's times are whole seconds
     boto3.client("s3").put_object(Bucket="prepared", Key="pets/train/1/small.jpg", Body=jpeg((21, 31)))
     prepare("s3://prepared/pets/", tmp_path / "of-s3")

@@ -172,7 +172,7 @@ def test_drawing_is_a_part_of_validation_on_all_ranks(tmp_path: Path, pairs: Dat
 USAGE = {
     "nothing": ([], "--data {root}", "{root}/train/img is missing: give a folder of images"),
     "no-test": (["train/img/1.png", "train/gt/1.png"], "--data {root}/", "{root}/test/img is missing"),
-    "no-images": (["train/img/1.txt"], "--data {root}", "no images in {root}/train/img"),
+    "no-images": (["train/img/1.txt"], "--data {root}", "{root}/train/img has no images"),
     "other-folders": (
         ["train/img/1.png", "train/gt/1.png"],
         "--data {root} --inputs blurry --targets sharp",
@@ -187,8 +187,8 @@ USAGE = {
     "test-size": ([], "--test-size 8 64", "--test-size must be at least 11 pixels, SSIM's window, not .8, 64."),
     "channels": ([], "--channels 0", "--channels must be at least 1, not 0"),
     "blocks": ([], "--blocks -1", "--blocks must be at least 0, not -1"),
-    "flips": ([], "--flip-probability 2", "flip_probability must lie in 0..1, not 2"),
-    "seed": ([], "--seed -1", "seed must lie in 0..2.63-1, not -1"),
+    "flips": ([], "--flip-probability 2", "flip_probability must be from 0 to 1, not 2"),
+    "seed": ([], "--seed -1", "seed must be from 0 to 2.63-1, not -1"),
 }
 
 

@@ -73,10 +73,10 @@ def check_names(option: str, listed: str, choice: Collection[str]) -> list[str]:
     """
     found = names(listed)
     if not found:
-        raise UsageError(f"--{option} names none: choose from {','.join(choice)}")
+        raise UsageError(f"--{option} is empty: choose from {','.join(choice)}")
     for name in found:
         if name not in choice:
-            raise UsageError(f"--{option} {listed}: {name!r} is none of them: choose from {','.join(choice)}")
+            raise UsageError(f"--{option} {name} is unknown: choose from {','.join(choice)}")
     return found
 
 
@@ -108,7 +108,7 @@ def check(options: Any, **choices: Collection[str]) -> None:
         check_names(name, getattr(options, name), choice)
     data, plot = getattr(options, "data", None), getattr(options, "plot", None)
     if data is not None and "://" in data:
-        raise UsageError(f"--data {data}: the other loaders read local folders only: give a copy on a disk")
+        raise UsageError(f"--data {data} is not local, as the other loaders need it: give a copy on a disk")
     require_writable("--json", options.json)
     require_writable("--plot", plot)
     if plot:
@@ -126,10 +126,10 @@ def gpu_counts(gpus: str | None) -> list[int]:
         return [min(1, available)]
     counts = integers(gpus)
     if not counts or counts[0] < 0:
-        raise UsageError(f"--gpus must be numbers of GPUs such as 1,2,4, not {gpus!r}: 0 is the CPU alone")
+        raise UsageError(f"--gpus must be numbers of GPUs such as 1,2,4, or 0 for the CPU, not {gpus!r}")
     if counts[-1] > available:
         there = f"has {devices(available)}" if available else "has no GPU that CUDA can use"
-        raise UsageError(f"--gpus {gpus}: this machine {there}: ask for {available} at most (0 is the CPU alone)")
+        raise UsageError(f"--gpus {gpus}: this machine {there}: give at most {available}, or 0 for the CPU")
     return counts
 
 
@@ -158,6 +158,6 @@ def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit
         where = f" in {options.data}" if options.data else ""
         remedy = "" if options.data else f", or --make {needed} of them" if unit == "images" else ", or --make more"
         raise UsageError(
-            f"{count} {unit}{where} are fewer than the {needed} that batches of {options.batch_size} on {on} take at "
-            f"once: lower --batch-size{remedy}"
+            f"batches of {options.batch_size} on {on} need {needed} {unit}, not {count}{where}: lower "
+            f"--batch-size{remedy}"
         )

@@ -18,7 +18,7 @@ from raydali.bench.common.processes import MeasurementError
 from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandError, UsageError
 from raydali.output import JsonFile, show
-from raydali.text import number
+from raydali.text import number, plural
 
 MAX_RANKS = 16_384
 MAX_MESHED = 128
@@ -61,8 +61,8 @@ def main(options: ScaleBench) -> dict[str, Any]:
         raise UsageError(f"--ranks must be numbers from 1 to {MAX_RANKS} such as 1,64,1024, not {options.ranks!r}")
     if options.samples < options.batch_size * ranks[-1]:
         raise UsageError(
-            f"{options.samples} samples are fewer than the {options.batch_size * ranks[-1]} of one step of {ranks[-1]} "
-            f"workers: raise --samples, or lower --ranks or --batch-size"
+            f"--samples must be at least {options.batch_size * ranks[-1]}, one step of {plural(ranks[-1], 'worker')}, "
+            f"not {options.samples}: raise it, or lower --ranks or --batch-size"
         )
     rows: list[dict[str, Any]] = []
     failed: list[str] = []

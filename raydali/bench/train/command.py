@@ -59,7 +59,7 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     common.check(options, loaders=CHOICE)
     if not common.names(options.models):
-        raise UsageError("--models names none: give some such as resnet50,resnet18")
+        raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in common.names(options.models):
         if model not in COMMON_MODELS:
             from raydali.train.models.classification import check_model  # imports torchvision, which takes seconds

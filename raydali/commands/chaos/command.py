@@ -17,7 +17,7 @@ from typing import Any
 
 from raydali.errors import CommandError, UsageError
 from raydali.output import JsonFile, machine, require_writable, show, write_json
-from raydali.text import number
+from raydali.text import number, plural
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16
@@ -106,7 +106,7 @@ def _show(result: dict[str, Any]) -> None:
     show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", columns, lines)
     losses, left = result["losses"], result["left"]
     epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
-    print(f"losses of {epochs} epochs differ from the undisturbed run's by {largest:.2g} at most")
+    print(f"the losses of {plural(epochs, 'epoch')} differ from the undisturbed run's by at most {largest:.2g}")
     print(", ".join(f"{name.replace('_', ' ')} left: {len(what)}" for name, what in left.items()))
 
 
@@ -114,9 +114,9 @@ def _faults(listed: str) -> list[str]:
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
         if name not in NAMES:
-            raise UsageError(f"no fault is called {name!r}: --faults takes {','.join(NAMES)}")
+            raise UsageError(f"--faults {name} is unknown: choose from {','.join(NAMES)}")
     if not names:
-        raise UsageError(f"--faults names none: choose from {','.join(NAMES)}")
+        raise UsageError(f"--faults is empty: choose from {','.join(NAMES)}")
     return names
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from raydali.errors import UsageError
 from raydali.host.checks import Node, Row, rows
 from raydali.output import JsonFile, require_writable, write_json
-from raydali.text import summarize
+from raydali.text import error_line, summarize
 
 NAMED = 3
 """Maximum number of nodes that a row names."""
@@ -46,7 +46,7 @@ def main(options: Doctor) -> None:
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if options.cluster and not address:
-        raise UsageError("--cluster needs a cluster: set RAY_ADDRESS, such as http://head:8265, or leave it out")
+        raise UsageError("--cluster needs RAY_ADDRESS, such as http://head:8265: set it, or leave --cluster out")
     require_writable("--json", options.json)
     if options.cluster and address.startswith("http"):
         sys.exit(_as_a_job(options, address))
@@ -116,7 +116,7 @@ def _as_a_job(options: Doctor, address: str) -> int:
         job = client.submit_job(entrypoint=shlex.join(arguments), runtime_env=PACKAGE)
     except (ConnectionError, RuntimeError) as error:
         raise UsageError(
-            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error}"
+            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
         ) from error
     try:
         while not client.get_job_status(job).is_terminal():

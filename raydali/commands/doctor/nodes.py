@@ -50,7 +50,10 @@ def nodes_of_cluster(storage: str | None) -> list[Node]:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=send)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
+        address = os.environ["RAY_ADDRESS"]
+        raise UsageError(
+            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
+        ) from error
     try:
         return _inspect([node for node in ray.nodes() if node["Alive"]], storage)
     finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 from raydali.commands.local_cluster import state
 from raydali.errors import UsageError
 from raydali.output import JsonFile, require_writable, write_json
+from raydali.text import duration, plural
 
 STANDARD = "cluster/local.yaml"
 
@@ -82,7 +83,7 @@ def _up(options: Up, folder: Path) -> None:
     earlier = state.read(folder)
     if earlier is not None:
         if processes.members(earlier.mark):
-            raise UsageError(f"a cluster runs in {folder}: run raydali cluster down, or give another --folder")
+            raise UsageError(f"a cluster is up in {folder}: run raydali cluster down, or give another --folder")
         state.remove(folder)
     file = options.file or _standard_file()
     config = head.config_of(file)
@@ -103,8 +104,8 @@ def _up(options: Up, folder: Path) -> None:
     finally:
         if not up:
             processes.end(cluster.mark)
-    print(f"up: {cluster.dashboard}, and {cluster.head} for ray start; files in {folder}")
-    print(f"to use it: source {folder}/env")
+    print(f"the cluster is up: {cluster.dashboard}, and {cluster.head} for ray start; its files are in {folder}")
+    print(f"to use it, run: source {folder}/env")
 
 
 def _down(folder: Path) -> None:
@@ -112,16 +113,16 @@ def _down(folder: Path) -> None:
 
     cluster = state.read(folder)
     if cluster is None:
-        print(f"no cluster in {folder}")
+        print(f"there is no cluster in {folder}")
         return
     number = len(processes.members(cluster.mark))
     left = processes.end(cluster.mark)
     if left:
         listed = "; ".join(f"{process.pid} {processes.command_line(process)[:60]}" for process in left)
-        print(f"error: {len(left)} processes do not end: {listed}", file=sys.stderr)
+        print(f"error: {plural(len(left), 'process')} cannot be ended: {listed}", file=sys.stderr)
         sys.exit(1)
     state.remove(folder)
-    print(f"down: {number} processes ended, {folder} is gone")
+    print(f"the cluster is down: {plural(number, 'process')} ended, {folder} is deleted")
 
 
 def _status(options: Status, folder: Path) -> None:
@@ -132,18 +133,18 @@ def _status(options: Status, folder: Path) -> None:
     cluster = state.read(folder)
     running = processes.members(cluster.mark) if cluster is not None else []
     if cluster is None or not running:
-        print(f"no cluster is up in {folder}: raydali cluster up starts one")
+        print(f"no cluster is up in {folder}: start one with raydali cluster up")
         sys.exit(1)
     try:
         nodes = head.nodes(cluster.dashboard, state.token(folder))
     except OSError as error:
-        print(f"{len(running)} processes in {folder}, but {cluster.dashboard} does not answer: {error}")
+        print(f"{cluster.dashboard} does not answer ({plural(len(running), 'process')}, files in {folder}): {error}")
         sys.exit(1)
     if options.json:
         found = {"dashboard": cluster.dashboard, "head": cluster.head, "processes": len(running)}
         write_json(found | {"nodes": [asdict(node) for node in nodes]}, options.json)
-    minutes = (time.time() - cluster.started) / 60
-    print(f"up for {minutes:.0f} min: {cluster.dashboard}, {len(running)} processes, files in {folder}")
+    up = duration(time.time() - cluster.started)
+    print(f"up for {up}: {cluster.dashboard}, {plural(len(running), 'process')}, files in {folder}")
     for node in sorted(nodes, key=lambda node: not node.head):
         kind = "head" if node.head else "node"
-        print(f"{kind}  {node.id[:4]}...{node.id[-4:]}  {node.cpus:g} CPUs, {node.gpus:g} GPUs")
+        print(f"{kind}  {node.id[:4]}...{node.id[-4:]}  {plural(node.cpus, 'CPU')}, {plural(node.gpus, 'GPU')}")

@@ -53,7 +53,9 @@ class Ports:
                     server = stack.enter_context(socket.create_server(("", port)))
                 except (OSError, OverflowError) as error:
                     reason = getattr(error, "strerror", None) or str(error)
-                    raise UsageError(f"--{option} {port} cannot be used: {reason}; use another, or 0 for any") from None
+                    raise UsageError(
+                        f"--{option} {port} cannot be used: {reason}; give another one, or 0 for any"
+                    ) from None
                 taken.append(server.getsockname()[1])
         return cls(ray=taken[0], dashboard=taken[1], client=taken[2])
 
@@ -79,14 +81,12 @@ def config_of(file: str) -> dict[str, Any]:
     try:
         config = yaml.safe_load(Path(file).expanduser().read_text())
     except OSError as error:
-        raise UsageError(
-            f"--file {file} cannot be read: {error.strerror}; give one such as cluster/local.yaml"
-        ) from None
+        raise UsageError(f"--file {file} cannot be read: {error.strerror}; give one like cluster/local.yaml") from None
     except yaml.YAMLError as error:
-        raise UsageError(f"--file {file} is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"--file {file} is not YAML: {' '.join(str(error).split())}") from None
     provider = config.get("provider", {}) if isinstance(config, dict) else {}
     if not str(provider.get("module", "")).endswith(".FakeMultiNodeProvider") or "head_node_id" not in provider:
-        raise UsageError(f"--file {file} is not for one machine, as cluster/local.yaml is: start it with ray up")
+        raise UsageError(f"--file {file} is for several machines, unlike cluster/local.yaml: start it with ray up")
     assert isinstance(config, dict)
     if config.get("head_node_type") not in config.get("available_node_types", {}):
         raise UsageError(f"--file {file}: head_node_type must be one of available_node_types")

@@ -70,7 +70,7 @@ def make(folder: Path) -> None:
     except FileExistsError:
         there = folder.lstat()
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or any(folder.iterdir()):
-            raise UsageError(f"--folder {folder} exists and has other contents: give another one") from None
+            raise UsageError(f"--folder {folder} has other contents: give another one") from None
         folder.chmod(0o700)
     except OSError as error:
         raise UsageError(f"--folder {folder} cannot be created: {error.strerror}; give another one") from error

@@ -28,6 +28,7 @@ from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
+from raydali.text import plural, summarize
 
 SAMPLES_TRIED = 100
 BATCHES_AHEAD = 2
@@ -213,4 +214,6 @@ class Loader(ABC):
                 raise
             except Exception as error:
                 unreadable.append(f"{self.source.path(id)}: {error}")
-        raise DataError(f"the first {len(unreadable)} samples cannot be read: {'; '.join(unreadable[:3])}")
+        raise DataError(
+            f"the first {plural(len(unreadable), 'sample')} cannot be read: {summarize(unreadable, separator='; ')}"
+        )

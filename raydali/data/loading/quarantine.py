@@ -257,8 +257,8 @@ class Quarantine:
                 self._first_stand_in(id, other)
                 return other
         raise DataError(
-            f"sample {id} cannot be read, and neither can the {SUBSTITUTES_TRIED} that could stand in for it: "
-            f"{self.known[id]}; check that the data are where they were"
+            f"sample {id} and its {SUBSTITUTES_TRIED} substitutes cannot be read: {self.known[id]}; check whether the "
+            f"data were moved"
         )
 
     def _first_stand_in(self, id: int, other: int) -> None:

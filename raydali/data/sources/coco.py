@@ -19,7 +19,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import numbered, plural
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Coco(Files):
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
         if not kept.all():
             left_out = [annotated[i]["id"] for i in np.flatnonzero(~kept).tolist()]
-            _log.warning("%s: left out %d boxes of no extent: annotations %s", path, len(left_out), summarize(left_out))
+            _log.warning("%s: left out boxes without width or height, of %s", path, numbered("annotation", left_out))
         by_image = np.flatnonzero(kept)[np.argsort(owners[kept], kind="stable")]
         counts = np.bincount(owners[kept], minlength=len(images))
         names_of_classes = _column(path, "category", categories, "name", str)
@@ -135,18 +135,18 @@ def _read(path: str) -> tuple[Items, Items, Items]:
     try:
         data = storage.read(path)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from error
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error}): {remedy}") from error
+        raise UsageError(f"{path} is not JSON ({error}): {remedy}") from error
     parts = []
     for key in ("images", "annotations", "categories"):
         items = content.get(key) if isinstance(content, dict) else None
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise UsageError(f'{path} has no list of "{key}": {remedy}')
         if not items and key != "annotations":
-            raise UsageError(f'{path} lists no "{key}": {remedy}')
+            raise UsageError(f'{path} has an empty list of "{key}": {remedy}')
         parts.append(items)
     return parts[0], parts[1], parts[2]
 
@@ -155,9 +155,9 @@ def _column(path: str, kind: str, items: Items, key: str, type_: type) -> list[A
     values = [item.get(key) for item in items]
     for item, value in zip(items, values, strict=True):
         if type(value) is not type_:
-            what = f"is {value!r}" if key in item else "is missing"
             wanted = {int: "a whole number", str: "a text"}[type_]
-            raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} {what}: it must be {wanted}')
+            given = repr(value) if key in item else "missing"
+            raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} must be {wanted}, not {given}')
     return values
 
 
@@ -165,7 +165,7 @@ def _ids(path: str, kind: str, items: Items) -> NDArray[np.int64]:
     ids = np.array(_column(path, kind, items, "id", int), np.int64)
     found, counts = np.unique(ids, return_counts=True)
     if (counts > 1).any():
-        raise UsageError(f"{path}: {kind} {found[counts > 1][0]} stands there twice: each needs an id of its own")
+        raise UsageError(f"{path}: {kind} {found[counts > 1][0]} occurs twice: give each its own id")
     return ids
 
 
@@ -177,7 +177,7 @@ def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> ND
     if unknown:
         raise UsageError(
             f"{path}: annotation {annotated[unknown[0]]['id']} is of {kind} {named[unknown[0]]}, which is not listed "
-            f"({len(unknown)} such annotations): add the {kind}, or leave them out"
+            f"({len(unknown)} such in all): add the {kind}, or remove the annotation"
         )
     return np.array([index[id] for id in named], np.int64)
 
@@ -189,8 +189,8 @@ def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
     if boxes is None or boxes.shape != (len(given), 4):
         i = next(i for i, box in enumerate(given) if (one := _numbers(box)) is None or one.shape != (4,))
         raise UsageError(
-            f'{path}: "bbox" of annotation {annotated[i]["id"]} is {given[i]!r}: '
-            f"it must be four numbers x, y, width, height"
+            f'{path}: "bbox" of annotation {annotated[i]["id"]} must be four numbers x, y, width, height, not '
+            f"{given[i]!r}"
         )
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).astype(np.float32)
 
@@ -221,7 +221,7 @@ def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
     )
     if len(missing) == len(names):
         raise UsageError(
-            f"none of the {len(names)} images of {path} is there, {root}/{names[0]} for one: "
-            f"give the folder that their names begin at"
+            f"{plural(len(names), 'image')} of {path} cannot be found, such as {root}/{names[0]}: "
+            f"give the folder where their names begin"
         )
     return missing

@@ -31,21 +31,21 @@ def train_and_val(
         train, val = Coco.from_file(annotations, data), Coco.from_file(val_annotations, val_data)
     elif annotations or val_data or val_annotations:
         raise UsageError(
-            "--annotations, --val-data and --val-annotations go together, and --data is then the training images: "
-            "give all four, or --data alone"
+            "--annotations, --val-data and --val-annotations need each other, with training images in --data: give "
+            "all four, or only --data"
         )
     else:
         train, val = (one_split(absolute(data), split) for split in ("train", "val"))
     for images in (train, val):
         if images.crowd.all():
             raise UsageError(
-                f"the annotations of {images} hold no boxes but of crowds: give others, nothing is to learn"
+                f"all boxes of {images} are of crowds, so there is nothing to learn: give other annotations"
             )
     if train.classes != val.classes or not np.array_equal(train.category_ids, val.category_ids):
         one, other = ({*zip(a.category_ids.tolist(), a.classes, strict=True)} for a in (train, val))
         raise UsageError(
-            f"the categories of {val} are not those of {train}, {min(one ^ other)} is in one alone: "
-            f"both need the same ids and names"
+            f"the categories of {val} and {train} differ, such as {min(one ^ other)}, which only one has: "
+            f"give both the same ids and names"
         )
     warn_of_overlap(train, val)
     return train, val
@@ -61,6 +61,6 @@ def one_split(root: str, split: str) -> Coco:
     names = list_tree(folder, of="annotations such as instances_train.json")[""]
     found = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
     if len(found) != 1:
-        what = f"{' and '.join(found)}, of which one is meant" if found else f"no instances_{split}.json"
-        raise UsageError(f"{folder} holds {what}: give --annotations, --val-data and --val-annotations too")
+        what = " and ".join(found) if found else f"no instances_{split}.json"
+        raise UsageError(f"{folder} has {what}: give --annotations, --val-data and --val-annotations too")
     return Coco.from_file(f"{folder}/{found[0]}", f"{root}/{found[0].removeprefix('instances_').removesuffix('.json')}")

@@ -20,7 +20,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
 _MEANT = {escape[1]: character for character, escape in _ESCAPES.items()}
@@ -72,12 +72,12 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
         matched.update(*found.values())
         out = list(found)
         if len(out) == len(source):
-            raise UsageError(f"--exclude {file} names all {len(out)} samples of {source}: give another file")
+            raise UsageError(f"--exclude {file} lists all {plural(len(out), 'sample')} of {source}: give another file")
         left.append(source.drop(out) if out else source)
     if named and not matched:
-        raise UsageError(f"--exclude {file} names none of the samples: paths must be those that `raydali verify` tells")
+        raise UsageError(f"--exclude {file} lists no sample of the data: give paths as `raydali verify` prints them")
     if others := sorted(named - matched):
-        _log.warning("%s: lines that name no sample, or none any more: %d, among them %s", file, len(others), others[0])
+        _log.warning("%s: skipped %s without a sample, such as %s", file, plural(len(others), "line"), others[0])
     _require_files(left)
     return left
 
@@ -87,8 +87,8 @@ def _require_files(sources: Iterable[Index]) -> None:
         if isinstance(source, Files) and source.missing:
             shown = summarize(map(source.path, source.missing), show=repr)
             raise UsageError(
-                f"{len(source.missing)} of the {len(source)} files of {source} are missing: {shown}: restore them, or "
-                f"leave them out by --exclude FILE, with a path a line"
+                f"{len(source.missing)} of {plural(len(source), 'file')} of {source} cannot be found: {shown}; restore "
+                f"them, or leave them out with --exclude FILE, which has a path in each line"
             )
 
 

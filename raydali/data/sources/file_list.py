@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.files import Files, absolute
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
 from raydali.data.sources.list_lines import NUMBER, Lines, read_lines
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural
 
 ENDINGS = (".csv", ".tsv", ".txt")
 """Endings of a list's name, in any case, which tell it from a folder that does not exist locally."""
@@ -74,9 +74,8 @@ class FileList(LabeledFiles):
             names = [*map(repr, lines.names)]
             shown = lines.shown(unknown, lambda id: names[lines.labels[id]])
             raise UsageError(
-                f"{len(unknown)} of the {len(lines.labels)} lines of {path} have labels that are none of the "
-                f"{len(found)} classes of the training set: {shown}: correct them, or leave these "
-                f"lines out"
+                f"{path}: the training set lacks the labels of {len(unknown)} of {plural(len(lines.labels), 'line')} "
+                f"({shown}): correct or remove these lines"
             )
         missing, twice = _missing(lines, root)
         lines.hashes = array("q")  # a fifth of the memory
@@ -84,11 +83,11 @@ class FileList(LabeledFiles):
         files = cls(*lines.paths.packed(), labels=labels, classes=found, missing=tuple(missing))
         if len(missing) == len(files):
             raise UsageError(
-                f"none of the {len(files)} files that {path} lists is there: {lines.shown(missing, files.path)}: "
-                f"relative paths begin at {root}, or where --root says"
+                f"{path}: {plural(len(files), 'file')} cannot be found ({lines.shown(missing, files.path)}): relative "
+                f"paths begin at {root}; give --root to change that"
             )
         if twice:
-            _log.warning("%s: lines that repeat a file: %d", path, twice)
+            _log.warning("%s repeats files in %s", path, plural(twice, "line"))
         return files
 
 
@@ -102,8 +101,7 @@ def _classes(path: str, labels: set[str]) -> tuple[str, ...]:
     numbers = [label for label in labels if NUMBER.fullmatch(label)]
     classes = sorted(labels, key=lambda label: (float(label), label)) if len(numbers) == len(labels) else sorted(labels)
     if numbers and classes != [str(i) for i in range(len(classes))]:
-        most, named = len(classes) - 1, summarize(classes, show=repr)
-        _log.warning("%s: labels are not 0..%d: classes 0..%d are, in this order, %s", path, most, most, named)
+        warn_of_renumbering(path, classes)
     return tuple(classes)
 
 

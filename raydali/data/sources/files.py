@@ -104,7 +104,7 @@ class Files:
             UsageError: an unknown kind of root; the index has no root, since it holds absolute paths or URIs.
         """
         if not self.root:
-            raise UsageError(f"cannot move {self} to {root}: list paths relative to a root")
+            raise UsageError(f"{self} cannot be moved to {root}: list paths relative to a root")
         return replace(self, root=absolute(root))
 
     def drop(self, ids: Iterable[int]) -> Self:
@@ -188,7 +188,7 @@ class PathPacker:
         """
         joined = "\0".join(paths)
         if joined.count("\0") != max(0, len(paths) - 1):
-            raise UsageError(f"{next(path for path in paths if chr(0) in path)!r} is no path: it holds a NUL")
+            raise UsageError(f"{next(path for path in paths if chr(0) in path)!r} is not a path: remove its NUL")
         some_whole = joined.startswith("/") or "\0/" in joined or "://" in joined
         if self.root and some_whole and any(map(_WHOLE.match, paths)):
             prefix, self.root = os.fsencode(os.path.join(self.root, "")), ""
@@ -233,7 +233,7 @@ def absolute(root: str) -> str:
         # Not os.path.abspath: it resolves `link/..` as text, to another folder than the kernel does.
         return str(Path(os.path.expanduser(root)).absolute())
     if not re.match(r"(s3|gs)://[\w.-]+(/|$)", root):
-        raise UsageError(f"cannot read {root}: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
+        raise UsageError(f"{root} cannot be read: give a local path, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER")
     return root.rstrip("/")
 
 

@@ -57,7 +57,7 @@ def labeled_images(
         return TarShards.scan(data, classes)
     images = ImageFolder.scan(data)
     if {"train"} < {*images.classes} <= _SPLITS:
-        raise UsageError(f"{data} holds {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
+        raise UsageError(f"{data} has {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
     return images
 
 
@@ -91,9 +91,9 @@ def train_and_val(
     if val_data is None:
         kind = source_kind(data)
         if kind == "list":
-            raise UsageError(f"--data {data} lists training images alone: give --val-data too, a list or a folder")
+            raise UsageError(f"--data {data} lists only training images: give --val-data too, a list or a folder")
         if kind != "folder":
-            raise UsageError(f"--data {data} names training shards alone: give --val-data too, shards or a folder")
+            raise UsageError(f"--data {data} names only training shards: give --val-data too, shards or a folder")
         _check_splits(data)
         data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
     check_root(root, data, val_data)
@@ -113,20 +113,20 @@ def _check_splits(data: str) -> None:
     if "://" in data or (train and val):
         return
     if not folder.exists():
-        raise UsageError(f"--data {data} does not exist (it would be {folder.absolute()}): check the path")
+        here = "" if folder.is_absolute() else f" in {Path.cwd()}, where the job runs"
+        raise UsageError(f"--data {data} does not exist{here}: give {'another' if not here else 'an absolute'} path")
     if train:
         like = [name for name in ("validation", "valid", "test") if (folder / name).exists()]
         other = f"{data.rstrip('/')}/{like[0]}" if like else "FOLDER"
         raise UsageError(
-            f"--data {data} holds train/ but no val/: give --data {data.rstrip('/')}/train --val-data {other}"
+            f"--data {data} has train/ but no val/: give --data {data.rstrip('/')}/train --val-data {other}"
         )
     if folder.is_dir() and any(folder.glob("*.tar")):
-        raise UsageError(f"--data {data} holds tar shards but no train/: name them, --data '{data}/train-*.tar'")
+        raise UsageError(f"--data {data} has tar shards but no train/: give their names, --data '{data}/train-*.tar'")
     above = folder.absolute().parent
-    here = f": {above} is such a folder" if (above / "train").exists() and (above / "val").exists() else ""
-    raise UsageError(
-        f"--data {data} holds no train/: give the folder that train/ and val/ are in, or --val-data too{here}"
-    )
+    has_both = (above / "train").exists() and (above / "val").exists()
+    instead = f"give --data {above}" if has_both else "give a folder with train/ and val/"
+    raise UsageError(f"--data {data} has no train/: {instead}, or --val-data too")
 
 
 def check_root(root: str | None, *data: str) -> None:
@@ -136,4 +136,4 @@ def check_root(root: str | None, *data: str) -> None:
         UsageError: names both.
     """
     if root is not None and "list" not in map(source_kind, data):
-        raise UsageError(f"--root {root} is of no use to {' and '.join(data)}: only lists have paths below a root")
+        raise UsageError(f"--root {root} is only for lists, not for {' and '.join(data)}: leave it out")

@@ -45,7 +45,7 @@ class ImagePairs:
         of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
         skipped.warn(root, EXTENSIONS)
         alone = [
-            f"{len(stems)} in {folder} without a partner in {other}: {summarize(sorted(stems), show=repr)}"
+            f"{len(stems)} of {folder} are not in {other}: {summarize(sorted(stems), show=repr)}"
             for folder, other, stems in (
                 (inputs, targets, of_inputs.keys() - of_targets.keys()),
                 (targets, inputs, of_targets.keys() - of_inputs.keys()),
@@ -54,8 +54,8 @@ class ImagePairs:
         ]
         if alone:
             raise UsageError(
-                f"{root} holds images that are no pairs ({'; '.join(alone)}): each needs one of the same path in the "
-                f"other folder, with any extension"
+                f"{root} has images without a partner ({'; '.join(alone)}): give each one of the same name, with any "
+                f"extension"
             )
         order = sorted(of_inputs)
         return cls(
@@ -112,8 +112,8 @@ def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
             stem = path.rpartition(".")[0]
             if stem in found:
                 one, other = sorted((found[stem], f"{folder}/{path}"))
-                raise UsageError(f"{root} holds {one!r} and {other!r}: a pair needs one of them, remove the other")
+                raise UsageError(f"{root} has both {one!r} and {other!r}: remove one of them")
             found[stem] = f"{folder}/{path}"
     if not found:
-        raise UsageError(f"no images in {root}/{folder} or its folders: need {', '.join(EXTENSIONS)}")
+        raise UsageError(f"{root}/{folder} has no images: give files that end in {', '.join(EXTENSIONS)}")
     return found

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -15,7 +15,7 @@ from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import describe_skipped, select_files, skip_root
 from raydali.data.sources.source import Source
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class LabeledFiles(Files):
         listing, skipped = select_files(list_tree(root, of="class folders"), extensions)
         skip_root(listing, skipped)
         if not listing:
-            raise UsageError(f"{root} holds no class folders: give a folder that holds one folder of {kind} a class")
+            raise UsageError(f"{root} has no class folders: give a folder with a folder of {kind} for each class")
 
         classes = sorted({folder.partition("/")[0] for folder in listing})
         counts = dict.fromkeys(classes, 0)
@@ -104,11 +104,17 @@ class LabeledFiles(Files):
         if not any(counts.values()):
             instead = f" ({describe_skipped(skipped.kinds)})" if skipped.kinds else ""
             needed = ", ".join(extensions)
-            raise UsageError(f"no {kind} in the {len(classes)} class folders of {root}: need {needed}{instead}")
+            folders = plural(len(classes), "class folder")
+            raise UsageError(f"{root} has {folders} without {kind}{instead}: give files that end in {needed}")
         skipped.warn(root, extensions)
         if empty := [class_ for class_ in classes if not counts[class_]]:
             _log.warning(
-                "%s: no %s in %d of %d classes: %s", root, kind, len(empty), len(classes), summarize(empty, show=repr)
+                "%s: %d of %s without %s: %s",
+                root,
+                len(empty),
+                plural(len(classes), "class"),
+                kind,
+                summarize(empty, show=repr),
             )
 
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
@@ -125,6 +131,12 @@ class LabeledFiles(Files):
         return digest(classes, self.packed_paths.data, labels.data)
 
 
+def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
+    """Warn that class indices differ from the labels, which are numbers."""
+    order = plural(len(labels), "class"), summarize(labels, show=repr)
+    _log.warning("%s: the labels are not class indices from 0: %s are numbered in this order: %s", data, *order)
+
+
 def check_classes(train: LabeledSource, val: LabeledSource) -> None:
     """Refuse a validation set whose classes differ from the training set's: its labels would mean something else.
 
@@ -133,15 +145,15 @@ def check_classes(train: LabeledSource, val: LabeledSource) -> None:
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
     parts = [
-        f"{what} {summarize(names, show=repr)}" for what, names in (("lacks", missing), ("has besides", extra)) if names
+        f"{what} {summarize(names, show=repr)}" for what, names in (("lacks", missing), ("also has", extra)) if names
     ]
     if parts:
         raise UsageError(
-            f"{val} {' and '.join(parts)}, against the {len(train.classes)} classes of {train}: "
-            f"both need the same class folders, of which some may be empty"
+            f"{val} {' and '.join(parts)}, unlike the {plural(len(train.classes), 'class')} of {train}: "
+            f"give both the same class folders; a folder may be empty"
         )
     if train.classes != val.classes:
         raise UsageError(
-            f"{val} and {train} have the same classes in another order, folders by name and numbers in lists by value: "
-            f"give two lists, or two folders"
+            f"{val} and {train} have the same classes in different order: folders are sorted by name, numbers in lists "
+            "by value; give two lists or two folders"
         )

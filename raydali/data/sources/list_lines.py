@@ -14,7 +14,7 @@ from typing import IO
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, PathPacker
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 LINES_SHOWN = 3
 _LETTERS_SHOWN = 60
@@ -110,11 +110,11 @@ def read_lines(path: str, root: str) -> Lines:
         wrong += len(reasons)
         shown += [f"line {number}: {reasons[number]}" for number in sorted(reasons)[: LINES_SHOWN - len(shown)]]
     if not count:
-        raise UsageError(f"{path} lists no files: write a line path,label for each")
+        raise UsageError(f"{path} lists no files: write a line path,label for each file")
     if wrong:
         raise UsageError(
-            f"{wrong} of the {count} lines of {path} are wrong: "
-            f"{summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}: a line must read path,label"
+            f"{path}: {wrong} of {plural(count, 'line')} cannot be read "
+            f"({summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}): write lines path,label"
         )
     return lines
 
@@ -127,11 +127,11 @@ def _parts(path: str) -> Iterator[tuple[int, list[str]]]:
         with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape") as file:
             while part := file.readlines(_CHARACTERS_AT_ONCE):
                 if "\0" in "".join(part):
-                    raise UsageError(f"{path} is no list in UTF-8, it holds NUL bytes: save it as UTF-8 text")
+                    raise UsageError(f"{path} is not UTF-8 text, since it has NUL bytes: save it as UTF-8 text")
                 yield number, part
                 number += len(part)
     except OSError as error:
-        raise UsageError(f"cannot read the list {path}: {error.strerror or error}; give a file") from error
+        raise UsageError(f"the list {path} cannot be read: {error.strerror or error}; give another one") from error
 
 
 def _opened(path: str) -> IO[bytes]:
@@ -153,7 +153,7 @@ def _fields(line: str, separator: str) -> tuple[str, str] | str:
     if separator == " ":
         match = _BEFORE_SPACES.fullmatch(line.strip())
         if match is None:
-            return "no label behind a space" if '"' not in line else "its quotes do not match"
+            return "no label after a space" if '"' not in line else "its quotes do not match"
         quoted, plain, label = match.groups()
         return plain or quoted.replace('""', '"'), label
     if '"' not in line:
@@ -168,7 +168,7 @@ def _fields(line: str, separator: str) -> tuple[str, str] | str:
             fields.append(plain.strip() if quoted is None else quoted.replace('""', '"'))
             rest = rest[match.end() :]
     if len(fields) > 2:
-        return f"{len(fields)} fields (a path with a separator stands in double quotes)"
+        return f"{len(fields)} fields (put a path with a separator in double quotes)"
     return (fields[0], fields[1]) if len(fields) == 2 and all(fields) else "no label" if fields[0] else "no path"
 
 

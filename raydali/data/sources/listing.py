@@ -33,7 +33,7 @@ def list_tree(root: str, *, of: str) -> Listing:
 
 def _list_files(root: str, of: str) -> Listing:
     if not os.path.isdir(root):
-        raise UsageError(f"{root} is {'a file' if os.path.exists(root) else 'missing'}: give a folder of {of}")
+        raise UsageError(f"{root} {'is a file' if os.path.exists(root) else 'does not exist'}: give a folder of {of}")
     listing: Listing = {}
     # Last: the real paths of the folder and of those whose links lead to it.
     pending: list[tuple[str, str, tuple[str, ...]]] = [("", root, (os.path.realpath(root),))]
@@ -54,11 +54,11 @@ def _list_files(root: str, of: str) -> Listing:
                     if entry.is_symlink():
                         below = (os.path.realpath(entry.path), *reals)
                         if any(os.path.commonpath([real, below[0]]) == below[0] for real in reals):
-                            _log.warning("left out %r: it links to %r, which holds it", entry.path, below[0])
+                            _log.warning("left out %r, which links to a parent, %r", entry.path, below[0])
                             continue
                     pending.append((f"{folder}/{entry.name}".lstrip("/"), entry.path, below))
         except OSError as error:
-            raise UsageError(f"cannot list {path!r}: {error.strerror}; make it readable or move it away") from error
+            raise UsageError(f"{path!r} cannot be listed: {error.strerror}; make it readable or move it") from error
     return listing
 
 
@@ -70,7 +70,7 @@ def _list_objects(root: str) -> Listing:
         found: Iterable[Any] = storage.file_system(root).get_file_info(FileSelector(base, recursive=True))
     except OSError as error:
         reason = storage.reason(error)
-        raise UsageError(f"cannot list {root}: check the name, credentials and endpoint: {reason}") from error
+        raise UsageError(f"{root} cannot be listed: check name, credentials and endpoint: {reason}") from error
 
     listing: Listing = {"": []}
     for info in found:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _SPECIAL = re.compile(r"[{*?\[]")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
@@ -52,8 +52,8 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
             missing.append(path)
     if missing:
         raise UsageError(
-            f"{len(missing)} of the {len(names)} files {pattern} are missing in {root}: "
-            f"{summarize(missing, show=repr)}: give those that exist"
+            f"{len(missing)} of {plural(len(names), 'file')} {pattern} cannot be found in {root}: "
+            f"{summarize(missing, show=repr)}; give those that exist"
         )
     return root, list(found.values())
 
@@ -79,7 +79,7 @@ def _listing(folder: str) -> dict[str, FoundFile]:
         return {file.name: file for file in folder_entries(folder) if file is not None}
     except OSError as error:
         reason = storage.reason(error) if "://" in folder else error.strerror
-        raise UsageError(f"cannot list {folder}: {reason}: give a folder that can be read") from error
+        raise UsageError(f"{folder} cannot be listed: {reason}; give a folder that can be read") from error
 
 
 def folder_entries(folder: str) -> Iterator[FoundFile | None]:

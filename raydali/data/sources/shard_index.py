@@ -23,7 +23,7 @@ from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import digest
 from raydali.data.sources.patterns import FoundFile
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
@@ -152,10 +152,10 @@ def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Pa
             found.append(part)
             if time.monotonic() - told >= _LINE_SECONDS:
                 told = time.monotonic()
-                print(f"indexing {root}: {len(found)} of {len(shards)} shards", file=sys.stderr)
+                print(f"indexing {root}: {len(found)} of {plural(len(shards), 'shard')}", file=sys.stderr)
     if broken := [reason for reason in found if isinstance(reason, str)]:
         raise UsageError(
-            f"{len(broken)} of the {len(shards)} shards in {root} cannot be indexed: "
+            f"{len(broken)} of {plural(len(shards), 'shard')} in {root} cannot be indexed: "
             f"{summarize(broken, separator='; ')}"
         )
     return [part for part in found if isinstance(part, _Packed)]
@@ -176,9 +176,9 @@ def _joined(root: str, parts: Sequence[_Packed], needed: str) -> ShardIndex:
     numbers = {value for value in values if isinstance(value, int)}
     if numbers and numbers != values:
         number, name = next(iter(numbers)), next(iter(values - numbers))
-        raise UsageError(f"{root}: some labels are numbers, such as {number}, and some names, such as {name!r}: unify")
+        raise UsageError(f"{root} has both numbers and names as labels, such as {number} and {name!r}: unify them")
     if not values:
-        raise UsageError(f"no images in the {len(parts)} shards in {root}: need {needed}")
+        raise UsageError(f"{root} has {plural(len(parts), 'shard')} without images: give {needed}")
     ordered: list[Any] = sorted(values)
     places = {value: place for place, value in enumerate(ordered)}
     labels = [np.array([places[value] for value in part.label_values], np.int64)[part.labels] for part in parts]

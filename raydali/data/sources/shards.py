@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import local_shards, storage
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
+from raydali.data.sources.labeled import warn_of_renumbering
 from raydali.data.sources.patterns import FoundFile, find_files
 from raydali.data.sources.read_timing import reading
 from raydali.data.sources.shard_index import ShardIndex
 from raydali.data.sources.skipped_files import describe_skipped
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _log = logging.getLogger(__name__)
 
@@ -85,28 +86,21 @@ class Shards:
         if skipped:
             _log.warning("%s: %s", data, describe_skipped(skipped))
         if index.unread:
-            _log.warning("%s: bytes behind the ends of archives, which are not read: %d", data, index.unread)
+            _log.warning("%s: skipped %s after the ends of archives", data, plural(int(index.unread), "byte"))
         found = os.fsdecode(index.label_names.tobytes()).split("\0")
         labels = index.labels
         if classes is not None:
             known = {name: place for place, name in enumerate(classes)}
             if unknown := [name for name in found if name not in known]:
                 raise UsageError(
-                    f"{data}: {summarize(unknown, show=repr)} is none of the {len(known)} classes of the training set: "
-                    f"label both alike"
+                    f"{data} has labels that the training set lacks, {summarize(unknown, show=repr)}: give both the "
+                    "same classes"
                 )
             labels = np.array([known[name] for name in found])[labels]
         elif index.numbered:
             whole = {(str(first), str(first + len(found) - 1)) for first in cls.first_labels}
             if (found[0], found[-1]) not in whole:
-                most = len(found) - 1
-                _log.warning(
-                    "%s: labels are not 0..%d: classes 0..%d are, in this order, %s",
-                    data,
-                    most,
-                    most,
-                    summarize(found, show=repr),
-                )
+                warn_of_renumbering(data, found)
         return cls(
             root=root,
             shards=tuple(shard.name for shard in shards),
@@ -176,7 +170,7 @@ class Shards:
                 return local_shards.read(path, size, begin, length)
             return bytes(_opened(path, size, os.getpid()).read_at(length, begin))
         except OSError as error:
-            raise storage.StoreError(f"cannot read {self.path(id)}: {storage.reason(error)}") from error
+            raise storage.StoreError(f"{self.path(id)} cannot be read: {storage.reason(error)}") from error
 
     def read(self, id: int) -> bytes:
         """The content of an image.

@@ -35,9 +35,8 @@ def refuse_secrets(text: str) -> None:
     """
     if "://" in text and _SECRET.search(text):
         raise UsageError(
-            f"the URI {re.findall(r'[a-zA-Z0-9+.-]*://', text)[0]}... holds a user or a key, which would be shown and "
-            "written down: leave it out, and use the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "GOOGLE_APPLICATION_CREDENTIALS) or a role of the machine"
+            f"the URI {re.findall(r'[a-zA-Z0-9+.-]*://', text)[0]}... has a user or a key, which would be recorded: "
+            "use the environment instead (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS)"
         )
 
 

@@ -54,7 +54,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         if len(header) < BLOCK and position == 0:
             raise ValueError(_NO_TAR)
         if not ended and len(header) < BLOCK:
-            raise ValueError(f"it is cut off after {size} bytes, without the zeros at an archive's end")
+            raise ValueError(f"it is cut off after {size} bytes, since the zeros at its end are missing")
         if not any(header):
             ended = True
             position += len(header)
@@ -78,7 +78,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         if kind in _WITHOUT_CONTENT:
             length = 0
         if begin + length > size:
-            raise ValueError(f"it is cut off: {os.fsdecode(name)} ends {begin + length - size} bytes behind its end")
+            raise ValueError(f"it is cut off: {os.fsdecode(name)} ends {begin + length - size} bytes after its end")
         if kind == b"L":
             said = said._replace(name=read(begin, length).rstrip(b"\0"))
         elif kind == b"K":
@@ -140,7 +140,7 @@ def _pax(records: bytes, said: _Said) -> _Said:
     while position < len(records):
         digits = records[position : position + 20].partition(b" ")[0]
         if not digits.isdigit():
-            raise ValueError("it is damaged: a pax header without its lengths")
+            raise ValueError("it is damaged: a pax header has no lengths")
         end = position + int(digits)
         key, _, value = records[position + len(digits) + 1 : end - 1].partition(b"=")
         if key == b"path":

@@ -28,7 +28,7 @@ from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.skipped_files import kind_of
 from raydali.data.sources.tar_headers import members
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
 _LABELS = frozenset((b"cls", b"json", b"txt"))
@@ -85,8 +85,8 @@ def _part(path: str, size: int) -> Part:
     labels = [_label(key, said.get(key, {})) for key, _ in in_order]
     if none := [os.fsdecode(key) for (key, _), label in zip(in_order, labels, strict=True) if label is None]:
         raise ValueError(
-            f"{len(none)} of {len(labels)} samples have no label: {summarize(none, separator='; ')}: "
-            f'give each a .cls with a number, a .json with a "label", or a key that begins with its class and a slash'
+            f"{len(none)} of {plural(len(labels), 'sample')} cannot be labelled: {summarize(none, separator='; ')}: "
+            f'give each a .cls number, a .json "label", or a key CLASS/NAME'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
     alone = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
@@ -108,7 +108,7 @@ def _label(key: bytes, said: dict[bytes, bytes]) -> Label | None:
         try:
             held = json.loads(said[b"json"])
         except ValueError as error:
-            raise ValueError(f"{os.fsdecode(key)}.json is no JSON: {error}") from error
+            raise ValueError(f"{os.fsdecode(key)}.json is not JSON: {error}") from error
         label = held.get("label") if isinstance(held, dict) else None
         if isinstance(label, int):
             return _number(key, "json", str(label).encode())
@@ -124,11 +124,11 @@ def _label(key: bytes, said: dict[bytes, bytes]) -> Label | None:
 
 def _number(key: bytes, extension: str, text: bytes) -> int:
     if not text.strip().isdigit():
-        raise ValueError(f"{os.fsdecode(key)}.{extension} holds {text[:20]!r}: a label must be a whole number from 0")
+        raise ValueError(f"{os.fsdecode(key)}.{extension} must be a whole number from 0, not {text[:20]!r}")
     return int(text)
 
 
 def _name(key: bytes, extension: str, text: str) -> str:
     if not text or "\n" in text or "\0" in text:
-        raise ValueError(f"{os.fsdecode(key)}.{extension} holds {text[:20]!r}: a class's name must be one line")
+        raise ValueError(f"{os.fsdecode(key)}.{extension} must be a class name of one line, not {text[:20]!r}")
     return text

@@ -41,8 +41,8 @@ def records(read: Callable[[int, int], bytes], size: int) -> Iterator[Span]:
             if position:
                 raise ValueError(f"it is damaged in record {number}, at byte {position}: write it again")
             if head.startswith(_COMPRESSED):
-                raise ValueError("it is compressed, and cannot be read at random: write it without compression")
-            raise ValueError("it is no TFRecord file: give only such files")
+                raise ValueError("it is compressed, which prevents random access: write it without compression")
+            raise ValueError("it is not a TFRecord file: give only such files")
         end = position + _HEADER + length
         if len(head) < _HEADER or end + _FOOTER > size:
             raise ValueError(f"it is cut off in record {number}, at byte {position} of {size}: write it again")

@@ -19,8 +19,7 @@ IMAGES = b"image/encoded", b"image"
 LABELS = b"image/class/label", b"label"
 
 _REMEDY = (
-    "an Example must have the image's file, one bytes value, under 'image/encoded' or 'image', and its class, one "
-    "int64 from 0, under 'image/class/label' or 'label'"
+    "an Example needs one bytes value 'image/encoded' or 'image', and one int64 'image/class/label' or 'label' from 0"
 )
 
 # Tags of protobuf: a field's number and wire type.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
+from raydali.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +116,18 @@ class Stream:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed must lie in 0..2^63-1, not {self.seed}")
+            raise UsageError(f"seed must be from 0 to 2^63-1, not {self.seed}")
         for name in ("shuffle_block", "shuffle_window"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.global_batch_size % self.batch_size:
             raise UsageError(
-                f"global batch size {self.global_batch_size} is not a multiple of batch size {self.batch_size}: "
+                f"global_batch_size must be a multiple of batch_size {self.batch_size}, not {self.global_batch_size}: "
                 f"try {-(-self.global_batch_size // self.batch_size) * self.batch_size}"
             )
         if self.samples < self.global_batch_size:
             raise UsageError(
-                f"{self.samples} samples are fewer than one global batch of {self.global_batch_size}: "
+                f"{plural(self.samples, 'sample')} cannot fill one global batch of {self.global_batch_size}: "
                 f"lower --batch-size or --global-batch-size"
             )
 
@@ -168,8 +169,8 @@ class Stream:
         """
         if world_size > self.micro_batches_per_step:
             raise UsageError(
-                f"{world_size} workers are more than the {self.micro_batches_per_step} micro-batches of a global batch "
-                f"({self.global_batch_size} / {self.batch_size}): ask for fewer workers, or raise --global-batch-size"
+                f"{plural(world_size, 'worker')} cannot share {plural(self.micro_batches_per_step, 'micro-batch')} "
+                f"({self.global_batch_size} / {self.batch_size}): lower --workers, or raise --global-batch-size"
             )
         return len(range(rank, self.micro_batches_per_step, world_size))
 
@@ -209,8 +210,8 @@ class Stream:
         steps, rest = divmod(state["samples_consumed"], self.global_batch_size)
         if rest or steps > self.steps:
             raise UsageError(
-                f"the checkpoint's {state['samples_consumed']} samples consumed are no whole number of global batches "
-                f"of {self.global_batch_size} within {self.epochs} epochs: it was made with other settings"
+                f"the checkpoint's {state['samples_consumed']} samples do not fit global batches of "
+                f"{self.global_batch_size} in {plural(self.epochs, 'epoch')}: it was made with other settings"
             )
         return steps
 

@@ -24,7 +24,7 @@ def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers
     if counts.max() > max_boxes:
         id = int(ids[counts.argmax()])
         raise DataError(
-            f"{source.path(id)} has {counts.max()} boxes, more than the {max_boxes} of max_boxes: "
+            f"{source.path(id)} has {counts.max()} boxes, more than max_boxes, {max_boxes}: "
             f"raise it to {source.most_boxes}"
         )
     columns = np.arange(max_boxes)

@@ -207,8 +207,8 @@ def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
     if differs(source.sizes[[id]], shape[None])[0]:
         height, width = source.sizes[id].tolist()
         raise DataError(
-            f"{image.width}x{image.height} pixels, its orientation applied, but {width}x{height} in the annotations: "
-            f"its boxes would lie anywhere; correct the annotations or the image"
+            f"{image.width}x{image.height} pixels after rotation, but {width}x{height} in the annotations: correct "
+            f"the annotations or the image"
         )
     return image, shape
 

@@ -106,7 +106,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
         image, target = _image(source.inputs, id), _image(source.targets, id)
         if image.size != target.size:
-            raise DataError(f"{_size(image)} and {_size(target)} pixels: the two of a pair must have one size")
+            raise DataError(f"{_size(image)} and {_size(target)} pixels: both images of a pair must have the same size")
         height, width = self.crop_size
         if image.height < height or image.width < width:
             raise DataError(

@@ -27,7 +27,7 @@ class DecoderSettings:
 
     def __post_init__(self) -> None:
         load, largest = self.hw_decoder_load, self.largest_image
-        require(0 <= load <= 1, f"hw_decoder_load must lie in 0..1, not {load}")
+        require(0 <= load <= 1, f"hw_decoder_load must be from 0 to 1, not {load}")
         require(min(largest) >= 0, f"largest_image must not be negative, is {largest}")
 
     def decoder(self, device: Device) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def require_draws(seed: int, **probabilities: float) -> None:
     Raises:
         UsageError: naming the setting and its value.
     """
-    require(0 <= seed < 1 << 63, f"seed must lie in 0..2^63-1, not {seed}")
+    require(0 <= seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {seed}")
     for name, value in probabilities.items():
-        require(0 <= value <= 1, f"{name} must lie in 0..1, not {value}")
+        require(0 <= value <= 1, f"{name} must be from 0 to 1, not {value}")
 
 
 def require_crops(random_area: Range, random_aspect: Range) -> None:

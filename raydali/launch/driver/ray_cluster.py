@@ -17,7 +17,7 @@ from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups,
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
 from raydali.launch.driver.ray_start import allow_slow_start, start_ray, tidy
 from raydali.launch.options import LaunchOptions
-from raydali.text import plural
+from raydali.text import error_line, plural
 
 WORKERS_PER_CORE = 8
 """CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
@@ -107,7 +107,10 @@ def _joined() -> Iterator[Cluster]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"no Ray answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}") from error
+        address = os.environ["RAY_ADDRESS"]
+        raise UsageError(
+            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
+        ) from error
     try:
         yield _cluster()
     finally:

@@ -170,7 +170,7 @@ class BrokenSamples:
         raise DataError(
             f"broken {name} samples:\n  {shown}\n"
             f"{len(broken)} of {samples} {name} samples are broken, but --max-bad-fraction {share:g} allows {most}: "
-            f"raise it, or leave out what `raydali verify -o FILE` finds with --exclude FILE"
+            f"raise it, or --exclude the FILE of `raydali verify -o FILE`"
         )
 
 

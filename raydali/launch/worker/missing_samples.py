@@ -8,6 +8,7 @@ from functools import partial
 
 from raydali.data.loading.loader import Loader
 from raydali.errors import NodeError
+from raydali.text import plural
 from raydali.train.worker import Worker
 
 CHECKED_AHEAD = 8
@@ -28,8 +29,8 @@ def check_samples(loader: Loader, worker: Worker) -> None:
     most = [2 * found > asked for found in worker.exchange(len(missing))]
     if most[worker.rank] and not all(most):
         raise NodeError(
-            f"{len(missing)} of {asked} samples that were looked for are missing on node {worker.node}, while other "
-            f"nodes have them, such as {loader.source.path(missing[0])}: mount or copy the data there"
+            f"node {worker.node} lacks {len(missing)} of {plural(asked, 'sample')} that other nodes have, such as "
+            f"{loader.source.path(missing[0])}: mount or copy the data there"
         )
 
 

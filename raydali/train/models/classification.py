@@ -26,7 +26,7 @@ def check_model(name: str, image_size: int = 224) -> None:
     if why := _unfit(name, image_size):
         nearest = sorted(SIZES_TRIED, key=lambda size: abs(size - image_size))
         fit = next((f"--image-size {size}" for size in nearest if not _unfit(name, size)), "another --model")
-        raise UsageError(f"--model {name} cannot take images of {image_size} x {image_size} pixels ({why}): try {fit}")
+        raise UsageError(f"--model {name} cannot take images of {image_size}x{image_size} pixels ({why}): try {fit}")
 
 
 def _unfit(name: str, size: int) -> str:
@@ -41,7 +41,7 @@ def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
         except NotImplementedError:  # RegNet looks at the numbers that it begins with
             return ""
         except (RuntimeError, AssertionError, ValueError) as error:
-            return " ".join(str(error).split())[:200]
+            return " ".join(str(error).split()).partition(". ")[0][:80]
     return ""
 
 
@@ -57,7 +57,8 @@ def check_known(name: str, known: Sequence[str], usual: str) -> None:
         UsageError: naming models that resemble it.
     """
     if name not in known:
-        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or usual
+        longer = sorted(other for other in known if other.startswith(name))[:3]
+        near = ", ".join(longer or difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or usual
         raise UsageError(f"--model {name} is not a model of torchvision {version('torchvision')}: try {near}")
 
 

@@ -22,7 +22,7 @@ def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
     check_known(name, ["clips", *torchvision.models.list_models(module=torchvision.models.video)], "r2plus1d_18")
     if why := why_unfit(partial(build_video_model, name, 2), 3, sequence_length, image_size, image_size):
         raise UsageError(
-            f"--model {name} cannot take clips of {sequence_length} frames of {image_size} x {image_size} pixels "
+            f"--model {name} cannot take clips of {sequence_length} frames of {image_size}x{image_size} pixels "
             f"({why}): try --sequence-length 16 --image-size 224"
         )
 

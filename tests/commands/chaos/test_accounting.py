@@ -11,7 +11,7 @@ from raydali.commands.chaos.command import NAMES, Chaos, failures
 from raydali.commands.chaos.faults import FAULTS
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
-from tests.support.messages import mentions
+from tests.support.messages import mentioning, mentions
 
 STREAM = Stream(samples=10, epochs=3, batch_size=2, global_batch_size=4, seed=0)
 BATCHES = list(STREAM.micro_batches(0, 1))
@@ -114,19 +114,18 @@ def test_every_fault_that_can_be_asked_for_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "values"),
     [
-        (Chaos(faults="worker,meteor"), "no fault is called 'meteor': --faults takes worker,node,link"),
-        (Chaos(faults=","), "--faults names none: choose from worker"),
-        (Chaos(nodes=1), "--nodes must be from 2 to 16, not 1"),
-        (Chaos(epochs=0), "--epochs must be at least 1, not 0"),
-        (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json cannot be written"),
+        (Chaos(faults="worker,meteor"), "--faults meteor worker,node,link"),
+        (Chaos(faults=","), "--faults worker"),
+        (Chaos(nodes=1), "--nodes 2 16 1"),
+        (Chaos(epochs=0), "--epochs 1 0"),
+        (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
     ],
 )
-def test_refusals(options: Chaos, message: str) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_refusals(options: Chaos, values: str) -> None:
+    with pytest.raises(UsageError, match=mentioning(values)):
         command.main(options)
-    assert str(refused.value).startswith(message)
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,4 +135,4 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     line = next(line for line in shown.splitlines() if "link" in line)
     assert [cell.strip() for cell in line.split("│")[1:-1]] == ["link", "15.3 s", "hang", "85.6 s", "12", "0", "1"]
-    assert mentions(shown, "1 epochs") and "shared memory left: 0" in shown
+    assert mentions(shown, "1 epoch") and "shared memory left: 0" in shown

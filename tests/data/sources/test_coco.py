@@ -73,7 +73,7 @@ def test_boxes_of_no_extent_are_left_out_and_counted(tmp_path: Path, caplog: pyt
     ]
     with caplog.at_level(logging.WARNING):
         coco = source(tmp_path, annotations=[*flat, *ANNOTATIONS])
-    assert mentions(caplog.text, "3 boxes annotations 10 11 12")
+    assert mentions(caplog.text, "annotations 10 11 12")
     assert coco.boxes.tolist() == source(tmp_path).boxes.tolist()
 
 
@@ -95,34 +95,34 @@ def changed(index: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 WRONG = {
-    "no-json": ("{", r"boxes.json is no JSON .*instances_"),
-    "no-object": ("[1]", r'boxes.json has no list of "images"'),
-    "no-annotations": ({"images": IMAGES, "categories": CATEGORIES}, r'has no list of "annotations"'),
-    "no-images": (content(images=[]), r'lists no "images"'),
-    "no-categories": (content(categories=[]), r'lists no "categories"'),
-    "no-name": (content(images=[{"id": 5}]), r'"file_name" of image 5 is missing: it must be a text'),
-    "no-id": (content(categories=[{"name": "cat"}]), r'"id" of category None is missing: it must be a whole number'),
-    "id-of-a-word": (content(images=[{"id": "x", "file_name": "b.jpg"}]), r"\"id\" of image x is 'x'"),
-    "image-twice": (content(images=[IMAGES[0], *IMAGES]), r"image 90 stands there twice"),
-    "category-twice": (content(categories=[*CATEGORIES, CATEGORIES[0]]), r"category 7 stands there twice"),
-    "annotation-twice": (content(annotations=[*ANNOTATIONS, ANNOTATIONS[0]]), r"annotation 1 stands there twice"),
-    "unknown-image": (changed(image_id=4), r"annotation 1 is of image 4, which is not listed \(1 such annotations\)"),
-    "unknown-category": (changed(1, category_id=8), r"annotation 2 is of category 8, which is not listed"),
-    "no-box": (changed(bbox=None), r'"bbox" of annotation 1 is None: it must be four numbers'),
-    "box-of-three": (changed(2, bbox=[1, 2, 3]), r'"bbox" of annotation 3 is \[1, 2, 3\]'),
-    "box-of-words": (changed(bbox=["1", "2", "3", "4"]), r'"bbox" of annotation 1 is'),
-    "box-of-nan": (changed(bbox=[1, 2, 3, float("nan")]), r'"bbox" of annotation 1 is \[1, 2, 3, nan\]'),
+    "no-json": ("{", "boxes.json JSON"),
+    "no-object": ("[1]", 'boxes.json "images"'),
+    "no-annotations": ({"images": IMAGES, "categories": CATEGORIES}, 'boxes.json "annotations"'),
+    "no-images": (content(images=[]), 'boxes.json "images"'),
+    "no-categories": (content(categories=[]), 'boxes.json "categories"'),
+    "no-name": (content(images=[{"id": 5}]), '"file_name" image 5 missing'),
+    "no-id": (content(categories=[{"name": "cat"}]), '"id" category None missing'),
+    "id-of-a-word": (content(images=[{"id": "x", "file_name": "b.jpg"}]), "\"id\" image x 'x'"),
+    "image-twice": (content(images=[IMAGES[0], *IMAGES]), "image 90"),
+    "category-twice": (content(categories=[*CATEGORIES, CATEGORIES[0]]), "category 7"),
+    "annotation-twice": (content(annotations=[*ANNOTATIONS, ANNOTATIONS[0]]), "annotation 1"),
+    "unknown-image": (changed(image_id=4), "annotation 1 image 4"),
+    "unknown-category": (changed(1, category_id=8), "annotation 2 category 8"),
+    "no-box": (changed(bbox=None), '"bbox" annotation 1 None'),
+    "box-of-three": (changed(2, bbox=[1, 2, 3]), '"bbox" annotation 3 [1, 2, 3]'),
+    "box-of-words": (changed(bbox=["1", "2", "3", "4"]), '"bbox" annotation 1'),
+    "box-of-nan": (changed(bbox=[1, 2, 3, float("nan")]), '"bbox" annotation 1 nan'),
     "missing-files": (
         content(images=[image | {"file_name": f"gone/{image['file_name']}"} for image in IMAGES]),
-        r"none of the 3 images of .*boxes.json is there, .*/images/gone/b.jpg for one: give the folder",
+        "3 images boxes.json /images/gone/b.jpg",
     ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_annotations_are_refused_by_name(case: str, tmp_path: Path) -> None:
-    made, message = WRONG[case]
-    with pytest.raises(UsageError, match=message):
+    made, values = WRONG[case]
+    with pytest.raises(UsageError, match=mentioning(values)):
         Coco.from_file(write(tmp_path, made), str(tmp_path / "images"))
 
 
@@ -140,7 +140,7 @@ def test_a_missing_image_can_be_left_out(tmp_path: Path) -> None:
 def test_missing_annotations_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=mentioning("none.json instances_train2017.json")):
         Coco.from_file(str(tmp_path / "none.json"), str(tmp_path))
-    with pytest.raises(UsageError, match=mentioning("nowhere missing images")):
+    with pytest.raises(UsageError, match=mentioning("nowhere images")):
         Coco.from_file(write(tmp_path, content()), str(tmp_path / "nowhere"))
 
 
@@ -171,7 +171,7 @@ def test_four_paths(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_not_as_coco_ships_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=mentioning("annotations missing folder")):
+    with pytest.raises(UsageError, match=mentioning("annotations folder")):
         train_and_val(str(tmp_path))
     root = shipped(tmp_path, "train2017", "val2017")
     write(root, content(), "annotations/instances_train2014.json")

@@ -12,6 +12,7 @@ from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.errors import DataError
 from tests.support.broken import jpeg
+from tests.support.messages import mentioning
 from tests.support.trees import grow
 
 NAMES = ["\n.jpg", "a\tb.jpg", "\r.jpg", "a\n#b.jpg", '"q".jpg', '"\t"\\t.jpg', "\\n.jpg", " .jpg", "#.jpg", "b\r.jpg"]
@@ -22,7 +23,7 @@ def test_any_name_survives(tmp_path: Path) -> None:
     grow(tmp_path / "data", [f"class\t{i % 2}/{name}" for i, name in enumerate(NAMES)])
     (tmp_path / "data/class\t0/sound.jpg").write_bytes(jpeg())
     output = tmp_path / "broken.txt"
-    with pytest.raises(DataError, match=f"{len(NAMES)} of {len(NAMES) + 1} samples are broken"):
+    with pytest.raises(DataError, match=mentioning(f"{len(NAMES)} {len(NAMES) + 1} samples --exclude")):
         main(Verify(data=str(tmp_path / "data"), output=str(output), workers=1))
     assert len(output.read_bytes().splitlines()) >= len(NAMES) + 1
     (rest,) = exclude(str(output), ImageFolder.scan(str(tmp_path / "data")))

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,11 +126,12 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
     [
         (["cat", "dog", "ape"], ("ape", "cat", "dog"), ""),
         ([10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], tuple(map(str, range(11))), ""),
-        ([1, 2, 10], ("1", "2", "10"), r"labels are not 0\.\.2: classes 0\.\.2 are, in this order, '1', '2', '10'"),
-        (["01", "1.0", "0", "1"], ("0", "01", "1", "1.0"), r"labels are not 0\.\.3"),
-        ([-1, 1], ("-1", "1"), r"labels are not 0\.\.1: classes 0\.\.1 are, in this order, '-1', '1'"),
-        (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), r"labels are not 0\.\.3"),
-        ([0, 1, "l"], ("0", "1", "l"), r"labels are not 0\.\.2"),
+        ([1, 2, 10], ("1", "2", "10"), "3 classes '1' '2' '10'"),
+        (["01", "1.0", "0", "1"], ("0", "01", "1", "1.0"), "4 classes"),
+        ([-1, 1], ("-1", "1"), "2 classes '-1' '1'"),
+        (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), "4 classes"),
+        ([0, 1, "l"], ("0", "1", "l"), "3 classes"),
+        (["7"], ("7",), "1 class '7'"),
         (["nan", "inf"], ("inf", "nan"), ""),
     ],
 )
@@ -148,7 +148,7 @@ def test_labels(
         files = FileList.from_file(str(tmp_path / "list.csv"))
     assert files.classes == classes
     assert [files.classes[label] for label in files.labels] == [str(label) for label in labels]
-    assert re.search(warning, caplog.text) if warning else not caplog.text
+    assert mentions(caplog.text, warning) if warning else not caplog.text
 
 
 def test_wrong_lines_are_told_together(write: Write) -> None:
@@ -172,7 +172,7 @@ def test_of_many_wrong_lines_the_first_are_shown_in_short(write: Write) -> None:
     with pytest.raises(UsageError) as error:
         FileList.from_file(write(text))
     said = str(error.value)
-    assert said.startswith("500 of the 1000 lines") and mentions(said, "500 497")
+    assert mentions(said, "500 of 1,000 lines 497")
     assert "\n" not in said and len(said) < 500
 
 
@@ -182,7 +182,7 @@ def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
         FileList.from_file(path)
     told = str(error.value)
     assert (
-        mentions(told, f"2100 files {path} 1 2 3 {tmp_path}/images/0.png {tmp_path}/images/2.png --root")
+        mentions(told, f"2,100 files {path} 1 2 3 {tmp_path}/images/0.png {tmp_path}/images/2.png --root")
         and "2097 more" in told
     )
 
@@ -191,8 +191,8 @@ def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Pat
     path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
     files = FileList.from_file(path)
     assert files.missing == (1, 2, 3, 5) and files.drop([0, 2]).missing == (0, 1, 3)
-    message = f"4 of the 6 files of .* are missing: '{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more: "
-    with pytest.raises(UsageError, match=message):
+    named = f"'{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more"
+    with pytest.raises(UsageError, match=mentioning(f"4 of 6 files {named} --exclude")):
         exclude(None, files)
     (tmp_path / "broken.txt").write_text("/no/1.jpg\n")
     with pytest.raises(UsageError, match=mentioning("3 5 --exclude")):
@@ -246,7 +246,7 @@ def test_memory_of_many_lines(tmp_path: Path) -> None:
 
 def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,1\n"))) == 3
-    assert mentions(caplog.text, "repeat file 1")
+    assert mentions(caplog.text, "list.csv 1 line")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_files_in_a_folder_that_cannot_be_listed(write: Write, monkeypatch: pyte
 
     monkeypatch.setattr("os.scandir", refuse)
     assert len(FileList.from_file(write("cat/1.jpg,0\n"))) == 1
-    with pytest.raises(UsageError, match=mentioning("1 files line 1 cat/9")):
+    with pytest.raises(UsageError, match=mentioning("1 file line 1 cat/9")):
         FileList.from_file(write("cat/9.jpg,0\n"))
 
 
@@ -327,22 +327,23 @@ def test_training_and_validation(write: Write, tmp_path: Path) -> None:
         train_and_val(train)
     with pytest.raises(UsageError, match=mentioning(f"--root /x {folders}/train {folders}/val")):
         train_and_val(folders, root="/x")
-    with pytest.raises(UsageError, match=mentioning("2 classes line 1 cow")):
+    with pytest.raises(UsageError, match=mentioning("val.csv 1 line 1 cow")):
         train_and_val(train, write("2.jpg,cow\n", "val.csv"))
 
 
 def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(grow(tmp_path, ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "c/val/x/1.jpg"]))
-    for data, message in (
-        ("a", "a holds train/ but no val/: give --data a/train --val-data a/test"),
-        ("b/", "b/ holds train/ but no val/: give --data b/train --val-data FOLDER"),
-        ("none", f"none does not exist .it would be {tmp_path}/none.: check the path"),
-        ("c/val", "c/val holds no train/: give the folder that train/ and val/ are in, or --val-data too$"),
+    for data, values in (
+        ("a", "a train/ val/ --data a/train --val-data a/test"),
+        ("b/", "b/ train/ val/ --data b/train --val-data FOLDER"),
+        ("none", f"none {tmp_path}"),
+        (f"{tmp_path}/none", f"{tmp_path}/none"),
+        ("c/val", "c/val train/ --val-data"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, match=mentioning(values)):
             train_and_val(data)
     grow(tmp_path, ["c/train/x/1.jpg"])
-    with pytest.raises(UsageError, match=mentioning(f"c/train train/ {tmp_path}/c")):
+    with pytest.raises(UsageError, match=mentioning(f"c/train train/ --data {tmp_path}/c")):
         train_and_val("c/train")
 
 

@@ -85,7 +85,7 @@ def test_a_list_with_absolute_paths_and_uris(root: str) -> None:
     ]
     assert files.dali_reads
     assert str(files) == f"the list of {root}/a/1.jpg and 3 more"
-    with pytest.raises(UsageError, match=mentioning("move /elsewhere paths relative")):
+    with pytest.raises(UsageError, match=mentioning("/elsewhere paths relative")):
         files.relocate("/elsewhere")
 
 

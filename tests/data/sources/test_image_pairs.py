@@ -88,7 +88,7 @@ MANY = [f"{folder}/{i}.png" for folder in ("img", "gt") for i in range(9)]
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "img missing"),
+        ([], "img images"),
         (["img/1.jpg"], "images"),
         (["img/1.jpg", "gt"], "file images"),
         (["img/1.txt", "gt/1.txt"], "/img .jpg"),

@@ -61,7 +61,7 @@ def test_patterns(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found("val-0.tar") == found("val-[0].tar") == ["d/x/val-0.tar"]
     with pytest.raises(UsageError, match=mentioning("3 5 val-2.tar val-3.tar val-4")):
         find_files("val-{0..4}.tar")
-    with pytest.raises(UsageError, match=mentioning("cannot list /none")):
+    with pytest.raises(UsageError, match=mentioning("/none")):
         find_files("none/val-{0..4}.tar")
 
 
@@ -256,7 +256,7 @@ def test_shards_in_s3(s3: PutObjects, shards: TarShards) -> None:
         TarShards.scan("s3://shards/data/broken")
     with pytest.raises(UsageError, match=mentioning("1 s3://shards/data/train x.tar")):
         TarShards.scan("s3://shards/data/train/x.tar")
-    with pytest.raises(UsageError, match="cannot list s3://nobucket"):
+    with pytest.raises(UsageError, match=mentioning("s3://nobucket")):
         TarShards.scan("s3://nobucket/train-{0..3}.tar")
-    with pytest.raises(OSError, match=r"cannot read s3://shards/gone/shard-000000\.tar:cat/000000\.jpg"):
+    with pytest.raises(OSError, match=mentioning("s3://shards/gone/shard-000000.tar:cat/000000.jpg")):
         remote.relocate("s3://shards/gone").read(0)

@@ -91,7 +91,7 @@ def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
     with pytest.raises(UsageError, match=mentioning("--root /x")):
         train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*", "/x")
     pack(tmp_path, folders, 1, "validation", first_label=0)
-    with pytest.raises(UsageError, match=mentioning("0 3 classes training")):
+    with pytest.raises(UsageError, match=mentioning("labels training '0'")):
         train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
 
 
@@ -168,7 +168,7 @@ def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest
     Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
     records = pack(tmp_path, folders)
     data, output = f"{tmp_path}/train-*-of-*", tmp_path / "broken.txt"
-    with pytest.raises(DataError, match=mentioning("1 30 samples broken")):
+    with pytest.raises(DataError, match=mentioning("1 30 broken")):
         verify(Verify(data=data, output=str(output), workers=1))
     assert mentions(capsys.readouterr().out, f"{tmp_path}/train-00001-of-00003#4")
     (rest,) = exclude(str(output), records)
@@ -212,5 +212,5 @@ def test_files_in_s3(s3: PutObjects, records: TFRecords, tmp_path: Path) -> None
     assert remote.path(12) == "s3://records/data/train-00001-of-00003#2"
     ids = np.random.default_rng(0).permutation(SAMPLES)
     assert [content.tobytes() for content in remote.files(ids)] == [records.read(id) for id in ids.tolist()]
-    with pytest.raises(UsageError, match="cannot list s3://nobucket"):
+    with pytest.raises(UsageError, match=mentioning("s3://nobucket")):
         labeled_images("s3://nobucket/train-{0..3}.tfrecord")

@@ -5,6 +5,7 @@ import torch
 
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model, check_model
+from tests.support.messages import mentioning
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,11 @@ def test_a_model_is_built_for_the_size_that_is_asked_for(name: str, size: int) -
     [("vit_b_16", 40, 32), ("vit_h_14", 32, 28), ("maxvit_t", 64, 224), ("inception_v3", 32, 96)],
 )
 def test_a_refused_image_size_names_a_possible_one(name: str, size: int, fit: int) -> None:
-    with pytest.raises(UsageError, match=rf"--model {name} .* {size} x {size} pixels .*: try --image-size {fit}$"):
+    with pytest.raises(UsageError, match=mentioning(f"--model {name} {size}x{size} --image-size {fit}")):
         check_model(name, size)
     check_model(name, fit)
+
+
+def test_a_beginning_of_a_name_is_completed() -> None:
+    with pytest.raises(UsageError, match=mentioning("vit vit_b_16 vit_b_32")):
+        check_model("vit")

@@ -24,7 +24,7 @@ from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.packets import ClipPackets, VideoInfo, read_clip_packets
 from raydali.data.sources.video.table import video_table
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 EXTENSIONS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ivf", ".ts", ".mts")
 
@@ -100,17 +100,17 @@ class VideoClips:
             named = summarize(broken.values(), limit=5, separator="; ")
             if not skip_broken or not len(table):
                 raise UsageError(
-                    f"{len(broken)} of {len(videos)} videos are broken: move them away, or leave them out with "
-                    f"--skip-broken: {named}"
+                    f"{len(broken)} of {plural(len(videos), 'video')} cannot be read ({named}): move them away, or "
+                    f"leave them out with --skip-broken"
                 )
-            _log.warning("left out %d broken of %d videos: %s", len(broken), len(videos), named)
+            _log.warning("left out %d of %s that cannot be read: %s", len(broken), plural(len(videos), "video"), named)
             videos = videos.drop(broken)
         if short := int((table.frames < span).sum()):
             _log.warning(
-                "%s: %d of %d videos have fewer than the %d frames that a clip spans: their last frame is repeated",
+                "%s: %d of %s have fewer than the %d frames of a clip: their last frame is repeated",
                 videos,
                 short,
-                len(videos),
+                plural(len(videos), "video"),
                 span,
             )
         return cls(
@@ -189,7 +189,7 @@ class VideoClips:
                 yield found
         except OSError as error:
             reason = str(error).removeprefix(f"cannot read {path}: ")
-            raise OSError(f"sample {id} cannot be read: {self.path(id)}: {reason}") from error
+            raise OSError(f"{self.path(id)} cannot be read: {reason}") from error
 
     def path(self, id: int) -> str:
         """Return, for messages, the video's absolute path or URI and the clip's first frame in it."""

@@ -166,7 +166,7 @@ def _library() -> Any:
         import PyNvVideoCodec as nvc
     except (ImportError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        _log.warning("this GPU's video engines cannot be used, and FFmpeg decodes on the host: %s", reason)
+        _log.warning("this GPU's video engines cannot be used, so FFmpeg decodes on the CPU: %s", reason)
         return None
     return nvc
 

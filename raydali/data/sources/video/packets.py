@@ -170,7 +170,7 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
             yield container, container.streams.best("video")
     except (OSError, ValueError, av.FFmpegError) as error:
         reason = error.strerror if isinstance(error, av.FFmpegError) else error
-        raise OSError(f"cannot read {path}: {' '.join(str(reason).split())}") from error
+        raise OSError(f"{path} cannot be read: {' '.join(str(reason).split())}") from error
 
 
 def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
@@ -198,7 +198,7 @@ def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) 
             break
         packet = next(found, None)
     if not packets:
-        raise ValueError("it is shorter than when it was indexed: index the data again")
+        raise ValueError("it is shorter than its index says: index the data again")
     return packets, shown
 
 
