@@ -4,10 +4,14 @@ mkdocs calls `on_page_markdown` (mkdocs.yml, `hooks`). Links become names; with 
 """
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
 
 
-def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: "Page", config: "MkDocsConfig", **_: object) -> str:
     """Rewrite links such as `[jobs/video.py](../jobs/video.py)` of a page."""
     repository = (config.repo_url or "").rstrip("/")
     out_of_docs = "../" * (page.file.src_uri.count("/") + 1)

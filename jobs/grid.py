@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
+from numpy.typing import NDArray
 from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
@@ -27,7 +29,7 @@ from raydali.launch.driver.command import run_main
 from raydali.text import plural
 
 
-def quarters(image: Any) -> tuple[Any, ...]:
+def quarters(image: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Left top, right top, left bottom and right bottom of an image (H, W, 3)."""
     y, x = image.shape[0] // 2, image.shape[1] // 2
     return image[:y, :x], image[:y, x:], image[y:, :x], image[y:, x:]
@@ -39,11 +41,11 @@ class Grid(Pipeline[LabeledFiles]):
     image_files = 1
     outputs = "whole", "left_top", "right_top", "left_bottom", "right_bottom", "labels"
 
-    def inputs(self, source: LabeledFiles, ids: Any, epochs: Any) -> Inputs:
+    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         """Return files and labels."""
         return source.files(ids), source.labels[ids]
 
-    def graph(self, source: LabeledFiles, *inputs: Any, device: str) -> tuple[Any, ...]:
+    def graph(self, source: LabeledFiles, *inputs: DataNode, device: str) -> tuple[DataNode, ...]:
         """Decode and cut on the CPU, resize on the device."""
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
         cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")

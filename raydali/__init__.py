@@ -5,7 +5,7 @@ asked for, so that `import raydali` is quick, with no torch, Ray or DALI.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raydali.data.loading.make import make_loader
@@ -45,7 +45,7 @@ _HOME = {
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -36,6 +36,9 @@ from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.output import mark_warnings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DESCRIPTION = """Measure and check the data, the machines and the runs of raydali's jobs.
 
@@ -81,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _print_json(run: Callable[[Any], object], options: Any) -> None:
+def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> None:
     """Run a command with its JSON on standard output and everything else on standard error."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "found.json")

@@ -9,11 +9,11 @@ and batch size.
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -25,7 +25,10 @@ from raydali.text import plural
 if TYPE_CHECKING:
     from raydali.data.sources.labeled import LabeledSource
     from raydali.data.stream.stream import MicroBatch, Order
+    from raydali.data.tasks.classification import TrainImages, ValidationImages
     from raydali.report.contact_sheet import Picture, Sheet
+
+    Images = TrainImages | ValidationImages
 
 MAX_WORKERS = 64
 """Maximum number of rows of a legible picture."""
@@ -90,7 +93,7 @@ def main(options: Preview) -> None:
         raise DataError(f"{sheet.verdict}: each must occur once")
 
 
-def _drawing(options: Preview) -> Any:
+def _drawing(options: Preview) -> Callable[["Sheet"], bytes]:
     from raydali.report.contact_sheet import as_html, as_png
 
     ending = Path(options.output).suffix.lower()
@@ -167,7 +170,7 @@ def _ranks(workers: int) -> str:
     return "1 rank" if workers == 1 else f"each of {workers} ranks"
 
 
-def _pipeline(options: Preview) -> Any:
+def _pipeline(options: Preview) -> "Images":
     from raydali.data.tasks.classification import TrainImages, ValidationImages
 
     if options.pipeline == "val":
@@ -210,7 +213,12 @@ class _First:
 
 
 def _first_batch(
-    options: Preview, source: "LabeledSource", pipeline: Any, order: "Order", rank: int, device: str
+    options: Preview,
+    source: "LabeledSource",
+    pipeline: "Images",
+    order: "Order",
+    rank: int,
+    device: str,
 ) -> tuple[list["Picture"], list[int]]:
     """Load a rank's first batch; return the pictures to draw, and all its ids."""
     from raydali.data.loading.loader import LoaderOptions

@@ -11,7 +11,10 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pynvml import c_nvmlDevice_t
 
 PACKAGES = ("ray", "torch", "torchvision", "nvidia-dali-cuda120", "raydali")
 """Packages whose versions must be the same on all nodes."""
@@ -123,7 +126,7 @@ def driver_and_gpus() -> tuple[str, tuple[Gpu, ...]]:
     return driver, gpus
 
 
-def _gpu(handle: Any) -> Gpu:
+def _gpu(handle: "c_nvmlDevice_t") -> Gpu:
     import pynvml as nvml
 
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)

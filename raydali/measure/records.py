@@ -106,7 +106,7 @@ def epoch_record(
     validation: Mapping[str, Any] | None,
     quarantined: int,
     ceiling_images_per_second: float | None,
-    options: Any = None,
+    options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
     """Return a row of `epochs.jsonl`; arguments with the name of a column are copied.

@@ -65,7 +65,7 @@ class Verdict:
 
 
 def verdict(
-    record: Mapping[str, Any], options: Any = None, useful_block: Callable[[], int] = lambda: 0
+    record: Mapping[str, Any], options: object = None, useful_block: Callable[[], int] = lambda: 0
 ) -> Verdict | None:
     """Return the verdict on an epoch, or None if nothing was trained.
 

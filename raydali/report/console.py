@@ -51,7 +51,7 @@ QUARANTINED_SHOWN = 5
 """Limit of broken samples that have a warning of their own."""
 
 
-def _cell(value: Any, form: str) -> str:
+def _cell(value: float | None, form: str) -> str:
     if value is None:
         return "-"
     return rate_text(value) if form == "rate" else format(value, form)

@@ -41,6 +41,8 @@ CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
 
 Row = dict[str, Any]
+Json = Any
+"""A value as `json.loads` returns it."""
 T = TypeVar("T")
 
 
@@ -209,11 +211,11 @@ class RunFolder:
         self.fence()
         self._with_retry(lambda: self.filesystem.delete_dir(self.path(folder)))
 
-    def read_json(self, file: str) -> Any:
+    def read_json(self, file: str) -> Json:
         """Return the value of a JSON file."""
         return json.loads(self.read(file))
 
-    def write_json(self, file: str, value: Any) -> None:
+    def write_json(self, file: str, value: object) -> None:
         """Write a value as an indented JSON file."""
         self.write(file, _indented(value))
 
@@ -222,7 +224,7 @@ class RunFolder:
         if self._local:
             local_files.remove_partial(Path(self.path()))
 
-    def create_json(self, file: str, value: Any) -> None:
+    def create_json(self, file: str, value: object) -> None:
         """Write a JSON file that must not exist yet.
 
         pyarrow cannot ask an object store to refuse, so it is checked before: two writers at the same moment may both
@@ -284,7 +286,7 @@ class RunFolder:
             self.write(file, _lines(kept))
 
 
-def _indented(value: Any) -> bytes:
+def _indented(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
@@ -292,7 +294,7 @@ def _lines(rows: Iterable[Row]) -> bytes:
     return b"".join(json.dumps(_finite(row), allow_nan=False).encode() + b"\n" for row in rows)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Json) -> Json:
     """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

@@ -65,7 +65,7 @@ class SampleTrace:
         self._micro_batches = []
 
 
-def _replaced_by(batches: Sequence[MicroBatch]) -> Any:
+def _replaced_by(batches: Sequence[MicroBatch]) -> pa.Array:
     none = -1
     ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
     joined = np.concatenate(ids)

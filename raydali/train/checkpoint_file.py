@@ -10,13 +10,15 @@ import torch
 
 FILE_NAME = "state.pt"
 MANIFEST = "manifest.json"
+State = Any
+"""Mappings, lists and tuples, nested, of tensors and plain values."""
 
 
 class BadCheckpointError(Exception):
     """A checkpoint that cannot be used; the message says why."""
 
 
-def snapshot(state: Any) -> Any:
+def snapshot(state: State) -> State:
     """A copy of a nested state on the CPU that later steps do not change; waits for the device once."""
     copy = with_tensors(state, _copy)
     if torch.cuda.is_available():
@@ -24,7 +26,7 @@ def snapshot(state: Any) -> Any:
     return copy
 
 
-def is_finite(state: Any) -> bool:
+def is_finite(state: State) -> bool:
     """Return whether all tensors of a nested state are finite; waits for the device once."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in _tensors(state):
@@ -33,7 +35,7 @@ def is_finite(state: Any) -> bool:
     return all(bool(torch.stack(of_device).isfinite().all()) for of_device in sums.values())
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: State) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -41,7 +43,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def with_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
     """A nested state with each tensor changed, one after the other in the state's order."""
     if isinstance(value, torch.Tensor):
         return change(value)

@@ -9,17 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raydali.train.checkpoint_file import packed, with_tensors
+from raydali.train.checkpoint_file import State, packed, with_tensors
 
 HIGHEST_PRIORITY = -5
 """Of a CUDA stream; a GPU that has fewer takes its highest."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Worker:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it.
 
         Args:
@@ -80,7 +81,7 @@ class Worker:
         dist.gather(mine, parts)
         return _cut(parts or [], sizes)
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: T) -> T:
         """Return rank 0's value (see `gather`) on every rank. All ranks must call it."""
         content = json.dumps(value).encode()
         if self.world_size > 1:
@@ -89,9 +90,10 @@ class Worker:
             first = _tensor(content if self.rank == 0 else bytes(int(size)))
             dist.broadcast(first, 0)
             (content,) = _cut([first], [len(first)])
-        return json.loads(content)
+        value_of_first: T = json.loads(content)
+        return value_of_first
 
-    def state_from_first(self, state: Any) -> Any:
+    def state_from_first(self, state: State) -> State:
         """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
 
         Tensors are sent one by one: no rank holds more than its own copy. Nothing that is sent is executed.
@@ -114,7 +116,7 @@ class Worker:
 
         return with_tensors(state, broadcast)
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: object) -> list[Any]:
         """Return every rank's value (see `gather`), in order of rank, on every rank. All ranks must call it."""
         contents = [json.dumps(value).encode()]
         if self.world_size > 1:

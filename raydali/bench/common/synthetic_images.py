@@ -19,6 +19,7 @@ from raydali.host.cpu_times import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.random import Generator
     from numpy.typing import NDArray
 
 CLASSES = 16
@@ -85,7 +86,7 @@ def _jpeg(i: int) -> bytes:
     return data.getvalue()
 
 
-def _random_crop(texture: "NDArray[np.float32]", random: Any, height: int, width: int) -> "NDArray[np.float32]":
+def _random_crop(texture: "NDArray[np.float32]", random: "Generator", height: int, width: int) -> "NDArray[np.float32]":
     y, x = random.integers(0, _TEXTURE_SIDE - SIDES[1], 2)
     return texture[y : y + height, x : x + width][:: random.choice([-1, 1]), :: random.choice([-1, 1])]
 

@@ -96,7 +96,7 @@ def _inspect(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
     return nodes
 
 
-def _skew(probe: Any) -> tuple[float, float]:
+def _skew(probe: Any) -> tuple[float, float]:  # noqa: ANN401 (an actor of Ray)
     """Return how far the node's clock is ahead of this one's, and the bound of the error, half the shortest call."""
     import ray
 

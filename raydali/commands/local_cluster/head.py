@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -18,6 +18,9 @@ from raydali.commands.local_cluster.state import State
 from raydali.errors import UsageError
 from raydali.host.processes import MARK
 from raydali.host.started_jobs import log_tail
+
+if TYPE_CHECKING:
+    from raydali.run.folder import Json
 
 NOT_INHERITED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 HEAD_ENVIRONMENT = {
@@ -188,7 +191,7 @@ def nodes(dashboard: str, token: str) -> list[NodeOfCluster]:
     ]
 
 
-def _get(url: str, token: str) -> Any:
+def _get(url: str, token: str) -> "Json":
     request = Request(url, headers={"Authorization": f"Bearer {token}"})
     try:
         with urlopen(request, timeout=10) as reply:

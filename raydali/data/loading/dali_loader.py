@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import nvidia.dali as dali
@@ -27,6 +27,9 @@ from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, read
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
 from raydali.host import cuda_queues
+
+if TYPE_CHECKING:
+    from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 PREFETCHED_BATCHES = 4
 """Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
@@ -296,7 +299,7 @@ class DaliLoader(Loader):
         except Exception:  # of what is thrown away; where it is asked for it will come again
             self._discard()
 
-    def _to_torch(self, output: Any) -> torch.Tensor:
+    def _to_torch(self, output: "TensorListCPU | TensorListGPU") -> torch.Tensor:
         tensor = from_dlpack(output.as_tensor())
         layout = output.layout()
         return self._to_device(tensor.movedim(layout.index("C") + 1, 1) if layout.endswith("HWC") else tensor)
@@ -313,6 +316,6 @@ class UndecodableError(Exception):
     """DALI failed on the contents of a batch."""
 
 
-def _content(read: Any, place: int) -> NDArray[np.uint8]:
+def _content(read: "TensorListCPU", place: int) -> NDArray[np.uint8]:
     content: NDArray[np.uint8] = np.asarray(read[place])
     return content

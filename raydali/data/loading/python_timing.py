@@ -4,11 +4,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nvidia.dali import fn
 
 from raydali.data.sources.read_timing import PythonCpuTime
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -21,7 +27,7 @@ def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iter
     """
     original = fn.python_function
 
-    def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> Any:
+    def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> "DataNode":
         of_users = not (getattr(function, "__module__", None) or "").startswith("raydali.")
         return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
 
@@ -32,9 +38,9 @@ def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iter
         fn.python_function = original
 
 
-def _timed(function: Callable[..., Any], add: Callable[[float], None], computing: PythonCpuTime) -> Callable[..., Any]:
+def _timed(function: Callable[..., T], add: Callable[[float], None], computing: PythonCpuTime) -> Callable[..., T]:
     @wraps(function)
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> T:
         began = time.perf_counter()
         try:
             with computing.running():

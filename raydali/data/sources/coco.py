@@ -195,7 +195,7 @@ def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).astype(np.float32)
 
 
-def _numbers(value: Any) -> NDArray[np.float64] | None:
+def _numbers(value: object) -> NDArray[np.float64] | None:
     """The value as an array of finite numbers, or None."""
     try:
         numbers = np.array(value)

@@ -121,7 +121,7 @@ def _spelled(name: str) -> set[str]:
     return {name, re.sub(r"\\(.)", lambda match: _MEANT.get(match[1], match[0]), name[1:-1])}
 
 
-def _found(source: Any, named: set[str]) -> dict[int, set[str]]:
+def _found(source: Any, named: set[str]) -> dict[int, set[str]]:  # noqa: ANN401 (an Index; but for pairs it has a root)
     """The names that a source has, by sample id."""
     if isinstance(source, ImagePairs):
         parts = [_found(files, named) for files in (source.inputs, source.targets)]

@@ -3,8 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
 
 Cause = Literal["storage", "python", "cpu decode", "gpu decode"]
 """Causes of a loader's waits: reading files; Python; decoding and further processing of pixels, on either device."""
@@ -33,7 +33,7 @@ class WaitTimer:
                 self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
             self._inner[-1] += whole
 
-    def on(self, cause: Cause) -> Any:
+    def on(self, cause: Cause) -> AbstractContextManager[None]:
         """Attribute the time of the `with` block to one cause."""
         return self.by(lambda seconds: {cause: seconds})
 

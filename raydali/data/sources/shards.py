@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from raydali.data.sources.shard_index import ShardIndex
 from raydali.data.sources.skipped_files import describe_skipped
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +197,7 @@ class Shards:
 
 # For each process, since a forked one must not use its parent's connections.
 @cache
-def _opened(path: str, size: int, _process: int) -> Any:
+def _opened(path: str, size: int, _process: int) -> "NativeFile":
     file = storage.file_system(path).open_input_file(path.partition("://")[2])
     local_shards.check_size(file.size(), size)
     return file

@@ -5,9 +5,12 @@ import re
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydali.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 CONNECTIONS = 128
 """Limit of connections of a process to S3."""
@@ -40,7 +43,7 @@ def refuse_secrets(text: str) -> None:
         )
 
 
-def file_system(uri: str) -> Any:
+def file_system(uri: str) -> "FileSystem":
     """The pyarrow FileSystem of an `s3://` or `gs://` URI; its paths are URIs without their scheme.
 
     S3 is configured by AWS_ENDPOINT_URL and the other variables and files of AWS, Google's storage by its default
@@ -54,7 +57,7 @@ def file_system(uri: str) -> Any:
 
 # For each process, since a forked one must not use its parent's connections.
 @cache
-def _open(scheme: str, bucket: str, endpoint: str, _process: int) -> Any:
+def _open(scheme: str, bucket: str, endpoint: str, _process: int) -> "FileSystem":
     import pyarrow
     from pyarrow.fs import FileSystem, GcsFileSystem
 

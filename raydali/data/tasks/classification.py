@@ -12,7 +12,7 @@ window is scaled down: there DALI's filter repeats the border, and Pillow's cuts
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from raydali.data.tasks.settings import (
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali.data_node import DataNode
     from PIL import Image
 
 Ids = NDArray[np.int64]
@@ -89,7 +90,7 @@ class TrainImages(Images):
             flips = corners
         return starts.astype(np.int32), sizes.astype(np.int32), flips, labels
 
-    def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, resize them with antialiasing, and flip them."""
         from nvidia.dali import fn
 
@@ -161,7 +162,7 @@ class ValidationImages(Images):
         scale = originals / resized
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
 
-    def graph(self, source: LabeledSource, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode, and resize only what the centre crop shows."""
         from nvidia.dali import fn
 

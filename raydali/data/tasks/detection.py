@@ -11,7 +11,7 @@ as classification.py says.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali.data_node import DataNode
     from PIL import Image
 
 Floats = NDArray[np.float64]
@@ -40,7 +41,7 @@ class Images(Pipeline[Coco], SquareImages):
 
     image_files: ClassVar[int] = 1
 
-    def graph(self, source: Coco, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: Coco, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, fit them into the square with antialiasing, and flip them."""
         from nvidia.dali import fn
 

@@ -23,6 +23,7 @@ from raydali.data.sources.source import Source
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali.data_node import DataNode
 
 Device = Literal["cpu", "gpu"]
 Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
@@ -73,7 +74,7 @@ class Pipeline(Protocol[AnySource]):
         """
         return inputs
 
-    def graph(self, source: AnySource, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: AnySource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
 
         Args:

@@ -6,7 +6,7 @@ DALI's own CPU kernel takes, which besides repeats the border under its filter w
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
@@ -17,6 +17,9 @@ from nvidia.dali.pipeline import do_not_convert
 from torch.nn import functional as F
 
 from raydali.data.tasks.pillow import centre, is_thin
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
 
 Image = NDArray[np.uint8]
 
@@ -39,7 +42,7 @@ def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
 
 
 @do_not_convert  # type: ignore[untyped-decorator]
-def each(images: Any, function: Callable[[Image], Image]) -> Any:
+def each(images: "DataNode", function: Callable[[Image], Image]) -> "DataNode":
     """A DALI node whose samples are those of `images`, each put through the function, on as many threads as torch's."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads)

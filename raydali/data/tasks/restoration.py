@@ -10,7 +10,7 @@ on a GPU those of JPEGs differ by the rounding of its decoder.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali.data_node import DataNode
     from PIL import Image
 
 Ids = NDArray[np.int64]
@@ -83,14 +84,14 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         starts[self.unfit(shapes, inputs)] = -1
         return starts.astype(np.int32), flips
 
-    def graph(self, source: ImagePairs, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: ImagePairs, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, and flip them."""
         from nvidia.dali import fn
 
         encoded, targets, starts, flips = inputs
         options = self.decoder(device)
 
-        def cropped(encoded: Any) -> Any:
+        def cropped(encoded: "DataNode") -> "DataNode":
             images = fn.decoders.image_slice(encoded, start=starts, shape=self.crop_size, axes=[0, 1], **options)
             return fn.flip(images, vertical=flips[0], horizontal=flips[1])
 

@@ -11,7 +11,7 @@ requested; and on a GPU it makes a decoder for each clip, which takes a tenth of
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from raydali.data.tasks.settings import default_resize_size, require, require_dr
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali.data_node import DataNode
 
 Ids = NDArray[np.int64]
 
@@ -105,7 +106,7 @@ class Clips(Pipeline[VideoClips]):
             clips = list(threads.map(partial(rgb_clip, source), ids.tolist(), regions.parts))
         return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
 
-    def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Resize, with antialiasing, only what the crop shows, and flip it."""
         from nvidia.dali import fn
 

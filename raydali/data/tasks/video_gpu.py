@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from raydali.data.sources.video.packets import ClipPackets, Part
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.video import Clips, Ids
 from raydali.data.tasks.video_pyav import decoded
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from nvidia.dali.data_node import DataNode
 
 _NV12 = ("yuv420p", "yuvj420p", "nv12")
 _BT601 = 0.299, 0.114
@@ -82,7 +86,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         beside = regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips, source.labels(ids)
         return list(luma), list(chroma), *beside
 
-    def graph(self, source: VideoClips, *inputs: Any, device: Device) -> tuple[Any, ...]:
+    def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Resize, with antialiasing, only what the crop shows; convert the small frames to RGB; flip them."""
         return planes_graph(self.clips.image_size, *inputs, device=device)
 
@@ -157,17 +161,17 @@ class Planes:
 
 def planes_graph(
     side: int,
-    luma: Any,
-    chroma: Any,
-    starts: Any,
-    ends: Any,
-    matrices: Any,
-    offsets: Any,
-    flips: Any,
-    labels: Any,
+    luma: "DataNode",
+    chroma: "DataNode",
+    starts: "DataNode",
+    ends: "DataNode",
+    matrices: "DataNode",
+    offsets: "DataNode",
+    flips: "DataNode",
+    labels: "DataNode",
     *,
     device: Device,
-) -> tuple[Any, Any]:
+) -> tuple["DataNode", "DataNode"]:
     """Build the graph from luma (frames, height, width, 1) and chroma at half the size (..., 2) to RGB (side, side)."""
     size = [side] * 2
     luma, chroma = fn.reshape(luma, layout="FHWC"), fn.reshape(chroma, layout="FHWC")
@@ -188,11 +192,12 @@ def colours_of(cut: ClipPackets) -> Colours:
     return Colours(context.pix_fmt or "", int(context.colorspace), int(context.color_range))
 
 
-def nv12(frame: Any, colours: Colours) -> torch.Tensor:
+def nv12(frame: "VideoFrame", colours: Colours) -> torch.Tensor:
     """A frame of PyAV's, luma above chroma: uint8 (height * 3 / 2, width), an odd width less one."""
     whole = {"src_color_range": colours.range, "dst_color_range": colours.range} if colours.range else {}
     planes = frame.reformat(format="nv12", **whole).planes
-    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in planes]
+    # A plane is a buffer.
+    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in planes]  # type: ignore[call-overload]
     return torch.from_numpy(np.concatenate([plane[:, : frame.width // 2 * 2] for plane in rows]))
 
 

@@ -1,7 +1,7 @@
 """Decodes clips by FFmpeg, through PyAV."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from av.video.reformatter import Interpolation
@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.packets import ClipPackets, Part, pts
+
+if TYPE_CHECKING:
+    from av import VideoFrame
 
 # FFmpeg's own default is to repeat the colours, which are coded at half the size.
 COLOURS = int(Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND)
@@ -23,15 +26,15 @@ def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uin
         OSError: the video cannot be read or decoded; names its path.
     """
 
-    def rgb(frame: Any) -> NDArray[np.uint8]:
-        pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24", interpolation=COLOURS)
+    def rgb(frame: "VideoFrame") -> NDArray[np.uint8]:
+        pixels = np.asarray(frame.to_ndarray(format="rgb24", interpolation=COLOURS), np.uint8)
         return pixels[part].copy()
 
     with source.cut(id) as cut:
         return np.stack(decoded(cut, rgb))
 
 
-def decoded(cut: ClipPackets, convert: Callable[[Any], T]) -> list[T]:
+def decoded(cut: ClipPackets, convert: Callable[["VideoFrame"], T]) -> list[T]:
     """Return what `convert` makes of the clip's frames, which are PyAV's.
 
     Raises:

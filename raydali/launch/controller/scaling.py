@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.train.v2._internal.execution.controller import TrainController
@@ -41,6 +41,11 @@ from raydali.launch.controller.group_end import end_of, only_waits
 from raydali.run.events import GroupEnded, Resize, WorkerAddress
 from raydali.run.messages import Placed
 
+if TYPE_CHECKING:
+    from ray.air.result import Result
+    from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
+    from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState
+
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -61,7 +66,7 @@ class Trainer(TorchTrainer):
         super().__init__(*args, **options)
         self._channel = channel
 
-    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+    def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
         of_ray = arguments["scaling_policy"]
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
         arguments["scaling_policy"] = policy(of_ray.scaling_config, self._channel)
@@ -73,7 +78,9 @@ class Trainer(TorchTrainer):
 class _Controller(TrainController):
     """Shuts a failed worker group down at once; Ray's keeps its remains and resources until the next start."""
 
-    def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(
+        self, controller_state: TrainControllerState
+    ) -> "TrainControllerLoopIterationResult":
         if self._worker_group is not None:
             try:
                 self._worker_group.shutdown()
@@ -113,7 +120,7 @@ class _Supervised(ScalingPolicy):
         return decision
 
     def make_decision_for_running_worker_group(
-        self, worker_group_state: Any, worker_group_status: Any
+        self, worker_group_state: "WorkerGroupState", worker_group_status: "WorkerGroupPollStatus"
     ) -> ScalingDecision:
         """See the base class; also records where the workers run."""
         self._places = {
@@ -176,7 +183,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         self._timeout: float | None = None
 
     def make_decision_for_running_worker_group(
-        self, worker_group_state: Any, worker_group_status: Any
+        self, worker_group_state: "WorkerGroupState", worker_group_status: "WorkerGroupPollStatus"
     ) -> ScalingDecision:
         """See the base class; a group that has not completed its first step is not resized."""
         self._own = Counter(worker.metadata.node_id for worker in worker_group_state.workers)

@@ -34,6 +34,7 @@ from raydali.text import error_line
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
+    from raydali.launch.controller.scaling import Trainer
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 20
@@ -175,7 +176,7 @@ class _DriverLoop:
         self._console.print(f"finished: {self._folder}")
 
 
-def _trainer(run: Run, channel: "DriverChannel") -> Any:
+def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
     """Return Ray Train's trainer of the run."""
     import ray
     from ray.train import RunConfig, ScalingConfig

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,6 +29,7 @@ WARN_SECONDS = 20.0
 """Interval between two warnings that it is still starting."""
 KEPT_DAYS = 7
 """How long the logs of a Ray that failed are kept."""
+T = TypeVar("T")
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
@@ -96,8 +97,8 @@ def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
     from ray._private import node, parameter, services
     from ray._raylet import persist_port  # type: ignore[attr-defined]
 
-    def waiting(call: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def wait(*args: Any, **options: Any) -> Any:
+    def waiting(call: Callable[..., T], what: str) -> Callable[..., T]:
+        def wait(*args: Any, **options: Any) -> T:
             while True:
                 try:
                     return call(*args, **options)

@@ -5,12 +5,15 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+
+if TYPE_CHECKING:
+    from ray.train._internal.base_worker_group import BaseWorkerGroup
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
@@ -30,7 +33,7 @@ class WorkerProcesses(TorchConfig):
 
 
 class _Backend(_TorchBackend):
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+    def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
         try:
             worker_group.execute(listen_at_node_address)
             super().on_start(worker_group, backend_config)
@@ -38,7 +41,7 @@ class _Backend(_TorchBackend):
             # For example a connection that was reset. Ray Train only continues after this type; the driver counts it.
             raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
 
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+    def on_shutdown(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]
         """Do nothing: the processes end anyway, and NCCL would wait 5 s for one that is dead."""
 
 

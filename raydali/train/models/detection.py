@@ -21,12 +21,15 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.ssd import SSDHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from raydali.data.tasks.boxes import PADDING
 from raydali.train.models.classification import check_known
 from raydali.train.models.normalized import Normalized
 
 Targets = list[dict[str, torch.Tensor]]
+Nested = Any
+"""A tensor, or mappings and sequences of them."""
 
 _STRIDE = 8
 _HEADS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead, FastRCNNPredictor
@@ -97,7 +100,7 @@ class _OneSize(nn.Module):
         own: the detector's `GeneralizedRCNNTransform`, for mean, deviation and what sides must be multiples of.
     """
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: GeneralizedRCNNTransform) -> None:
         super().__init__()
         self.normalized = Normalized(nn.Identity(), tuple(own.image_mean), tuple(own.image_std))
         self.multiple: int = own.size_divisible
@@ -107,7 +110,7 @@ class _OneSize(nn.Module):
         padded = F.pad(self.normalized(images), (0, -width % self.multiple, 0, -height % self.multiple))
         return ImageList(padded, [(height, width)] * len(images)), targets
 
-    def postprocess(self, found: Targets, *_: Any) -> Targets:
+    def postprocess(self, found: Targets, *_: object) -> Targets:
         return found
 
 
@@ -120,11 +123,11 @@ def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tenso
     return images, [_full(features[:1, :1]) for features in maps]
 
 
-def _output_in_full_precision(_: nn.Module, __: Any, output: Any) -> Any:
+def _output_in_full_precision(_: nn.Module, __: object, output: Nested) -> Nested:
     return _full(output)
 
 
-def _full(value: Any) -> Any:
+def _full(value: Nested) -> Nested:
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, Mapping):

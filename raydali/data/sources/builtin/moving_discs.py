@@ -11,6 +11,7 @@ from raydali.extras import require_extra
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.random import Generator
     from numpy.typing import NDArray
 
 FRAMES = 16
@@ -45,7 +46,7 @@ def _write(folder: Path) -> None:
                 _encode(below / f"{i:03}.avi", _frames(np.random.default_rng([split, label, i]), y, x))
 
 
-def _frames(random: Any, y: int, x: int) -> "NDArray[np.uint8]":
+def _frames(random: "Generator", y: int, x: int) -> "NDArray[np.uint8]":
     """Draw a bright disc on a dark background, (FRAMES, SIDE, SIDE, 3)."""
     import numpy as np
 

@@ -5,9 +5,12 @@ Colours are random, so that only the shape shows the class.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.builtin.cache import built_in_folder
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 CLASSES = "disc", "rectangle", "triangle"
 _IMAGES = {"train": 300, "val": 60}
@@ -53,7 +56,7 @@ def _write(folder: Path) -> None:
         (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(content))
 
 
-def _draw(random: Any) -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]]:
+def _draw(random: "Generator") -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]]:
     """Draw an image; returns it with category and box (left, top, right, bottom) of each shape."""
     import numpy as np
     from PIL import Image, ImageDraw

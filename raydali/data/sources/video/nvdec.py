@@ -6,13 +6,17 @@ Making a decoder takes 50 to 100 ms, one at a time on a host; reusing it for the
 import logging
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data.sources.video.packets import ClipPackets, is_displayed, pts
+
+if TYPE_CHECKING:
+    from PyNvVideoCodec import PyNvDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +94,7 @@ class _OtherShapeError(ValueError):
     """Frames have another shape than in the index."""
 
 
-def _decode(decoder: Any, packets: list[tuple[bytes, int]]) -> Iterator[Any]:
+def _decode(decoder: "PyNvDecoder", packets: list[tuple[bytes, int]]) -> Iterator[Any]:
     import PyNvVideoCodec as nvc
 
     for content, time in packets:
@@ -104,7 +108,7 @@ def _decode(decoder: Any, packets: list[tuple[bytes, int]]) -> Iterator[Any]:
     yield from decoder.Decode(packet)
 
 
-def _new_decoder(device: torch.device, codec: str, max_height: int, max_width: int) -> Any:
+def _new_decoder(device: torch.device, codec: str, max_height: int, max_width: int) -> "PyNvDecoder":
     import PyNvVideoCodec as nvc
 
     return nvc.CreateDecoder(
@@ -160,7 +164,7 @@ def capabilities(device: torch.device, codec: str) -> dict[str, int]:
 
 
 @cache
-def _library() -> Any:
+def _library() -> ModuleType | None:
     """PyNvVideoCodec, or None if it is not installed or the driver lacks what it needs."""
     try:
         import PyNvVideoCodec as nvc
@@ -168,7 +172,8 @@ def _library() -> Any:
         reason = str(error).strip().splitlines()[0]
         _log.warning("this GPU's video engines cannot be used, so FFmpeg decodes on the CPU: %s", reason)
         return None
-    return nvc
+    library: ModuleType = nvc
+    return library
 
 
 def _context() -> int:

@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
+
+if TYPE_CHECKING:
+    import av
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+    Packet = av.Packet[VideoStream]
 
 _NOT_SHOWN = 0x10
 """Bit in the first byte of a VP8 packet, unset if the frame is only a reference (RFC 6386, section 9.1)."""
@@ -69,8 +76,8 @@ class ClipPackets:
             the video is too short.
     """
 
-    stream: Any
-    packets: list[Any]
+    stream: "VideoStream"
+    packets: list["Packet"]
     times: list[int]
 
 
@@ -173,7 +180,9 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
         raise OSError(f"{path} cannot be read: {' '.join(str(reason).split())}") from error
 
 
-def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) -> tuple[list[Any], list[int]]:
+def _packets(
+    container: "InputContainer", stream: "VideoStream", info: VideoInfo, key: int, last: int
+) -> tuple[list["Packet"], list[int]]:
     """Read packets from a keyframe on until the `last`-th displayed frame is known.
 
     Returns them, and the sorted times of the displayed ones.
@@ -184,7 +193,7 @@ def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) 
     if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
         found = _from_start(container, stream, int(info.key_frames[key]))
         packet = next(found, None)
-    packets: list[Any] = []
+    packets: list[Packet] = []
     shown: list[int] = []
     # With true decoding times, no later packet is displayed before them.
     tells_order = container.format.name in _WITH_ORDER or stream.codec_context.codec.canonical_name in _IN_ORDER
@@ -202,11 +211,11 @@ def _packets(container: Any, stream: Any, info: VideoInfo, key: int, last: int) 
     return packets, shown
 
 
-def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
+def _from(container: "InputContainer", stream: "VideoStream", time: int) -> Iterator["Packet"]:
     """The packets from the time of a keyframe on; others if the container cannot seek."""
     import av
 
-    def at(sought: int) -> Iterator[Any]:
+    def at(sought: int) -> Iterator["Packet"]:
         container.seek(sought, stream=stream)
         return (packet for packet in container.demux(stream) if packet.size)
 
@@ -219,7 +228,7 @@ def _from(container: Any, stream: Any, time: int) -> Iterator[Any]:
         return iter(())
 
 
-def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
+def _from_start(container: "InputContainer", stream: "VideoStream", frames: int) -> Iterator["Packet"]:
     """The packets from the keyframe with this number of frames before it, found by reading from the start."""
     container.seek(0)
     for packet in container.demux(stream):
@@ -231,7 +240,7 @@ def _from_start(container: Any, stream: Any, frames: int) -> Iterator[Any]:
             frames -= _counts(packet, stream)
 
 
-def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
+def _needed(packet: "Packet", stream: "VideoStream", begin: int, clip: set[int]) -> bool:
     """Whether decoding the clip's frames requires this packet.
 
     It does if it is in the clip, or a reference frame after the keyframe at `begin`.
@@ -240,7 +249,7 @@ def _needed(packet: Any, stream: Any, begin: int, clip: set[int]) -> bool:
     return time >= begin and (time in clip or is_reference(packet, stream))
 
 
-def is_reference(packet: Any, stream: Any) -> bool:
+def is_reference(packet: "Packet", stream: "VideoStream") -> bool:
     """Whether a packet may be a reference for other frames.
 
     False is certain, and known only for H.264 in MP4, MOV and Matroska: nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all
@@ -259,20 +268,20 @@ def is_reference(packet: Any, stream: Any) -> bool:
     return False
 
 
-def pts(packet: Any) -> int:
+def pts(packet: "Packet") -> int:
     """The presentation time of a packet's frame, in units of the stream's time base."""
-    return int(packet.dts if packet.pts is None else packet.pts)
+    return int(packet.dts if packet.pts is None else packet.pts)  # type: ignore[arg-type]  # it has one
 
 
-def _time(packet: Any) -> int:
+def _time(packet: "Packet") -> int:
     """The time by which containers are sought."""
-    return int(packet.pts if packet.dts is None else packet.dts)
+    return int(packet.pts if packet.dts is None else packet.dts)  # type: ignore[arg-type]  # it has one
 
 
-def _counts(packet: Any, stream: Any) -> bool:
+def _counts(packet: "Packet", stream: "VideoStream") -> bool:
     return not packet.is_discard and is_displayed(packet, stream)
 
 
-def is_displayed(packet: Any, stream: Any) -> bool:
+def is_displayed(packet: "Packet", stream: "VideoStream") -> bool:
     """Return whether a packet's frame is displayed, and not only a reference."""
     return stream.codec_context.codec.canonical_name != "vp8" or bool(memoryview(packet)[0] & _NOT_SHOWN)
