@@ -98,7 +98,7 @@ def test_the_demo_is_the_one_shown() -> None:
     (shown,) = blocks("text")
     train, val = (len(ImageFolder.scan(f"{digits_folder()}/{split}")) for split in ("train", "val"))
     steps = DIGITS.epochs * train // (2 * DIGITS.batch_size)
-    assert mentions(shown, f"{train} {val} 10 classes")
+    assert mentions(shown, f"{train:,} {val} 10 classes")
     assert mentions(shown, f"step 0 {steps} 2 workers")
     assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.MULTILINE)) == DIGITS.epochs
 
