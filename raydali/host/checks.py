@@ -1,5 +1,6 @@
 """Checks of hosts: each result is a row with its status, the value found, and the remedy if it failed."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -144,16 +145,16 @@ NVDEC_REMEDY = "in a container, add video to NVIDIA_DRIVER_CAPABILITIES; else in
 @_on_gpu("GPU memory")
 def _memory(node: Node, host: Host) -> Row:
     if not host.gpus:
-        return _row(node, "GPU memory", "none", "the driver does not tell")
+        return _row(node, "GPU memory", "none", "the driver does not report it")
     names = sorted({gpu.name for gpu in host.gpus})
     gpus = f"{len(host.gpus)} x {' and '.join(names)}"
     full = [str(index) for index, gpu in enumerate(host.gpus) if gpu.free < LEAST_FREE * gpu.total]
     if full:
         least = min(gpu.free for gpu in host.gpus) / GIB
-        remedy = "end what holds it, which nvidia-smi lists, or wait for that job's end"
+        remedy = "end the processes that use it, which nvidia-smi lists"
         return _row(node, "GPU memory", "fail", f"{gpus}; {least:.0f} GiB free on {', '.join(full)}", remedy)
     free = min(gpu.free / gpu.total for gpu in host.gpus)
-    return _row(node, "GPU memory", "ok", f"{gpus}, {free:.0%} or more free")
+    return _row(node, "GPU memory", "ok", f"{gpus}, at least {math.floor(100 * free)}% free")
 
 
 def _shared_memory(node: Node, host: Host) -> Row:

@@ -40,8 +40,8 @@ BLAMED_FROM: dict[Kind, float] = {
 SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 """An epoch of fewer steps in less time consists mostly of costs that each epoch has, whatever its length."""
 _EACH_EPOCH: tuple[Kind, ...] = "start-up", "validation", "checkpoint"
-TOO_SHORT_SECONDS = 2.0
-"""Too little time to attribute to causes: what is measured is a few delays of each kind."""
+TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 50, 2.0
+"""Of fewer steps in less time, what is measured is a few delays of each kind: too little to name a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def verdict(
     finding = Finding(
         cause=cause,
         cost=cost,
-        largest=max(by_kind.items(), key=lambda item: item[1], default=None),
+        largest=max(((cost, kind) for kind, cost in by_kind.items() if kind != "validation"), default=None),
         steps=max(rank["steps"] for rank in ranks),
         seconds=whole,
         wait=wait / trained,
@@ -126,7 +126,7 @@ def _by_kind(costs: Mapping[str, float]) -> dict[Kind, float]:
 def _largest(by_kind: Mapping[Kind, float], ranks: Sequence[Rank], whole: float) -> tuple[Kind, float]:
     """Return the kind to name, and what it costs."""
     each_epoch = sum(by_kind.get(kind, 0.0) for kind in _EACH_EPOCH)
-    if whole < TOO_SHORT_SECONDS:
+    if _is_short(ranks, whole, TOO_SHORT_STEPS, TOO_SHORT_SECONDS):
         return "short epochs", each_epoch
     of: dict[Kind, float] = {**by_kind, **({"short epochs": each_epoch} if _is_short(ranks, whole) else {})}
     blamed = {kind: cost for kind, cost in of.items() if cost >= BLAMED_FROM[kind]}
@@ -134,5 +134,5 @@ def _largest(by_kind: Mapping[Kind, float], ranks: Sequence[Rank], whole: float)
     return (kind, blamed[kind]) if kind is not None else ("step-bound", 0.0)
 
 
-def _is_short(ranks: Sequence[Rank], whole: float) -> bool:
-    return whole < SHORT_SECONDS and max(rank["steps"] for rank in ranks) < SHORT_STEPS
+def _is_short(ranks: Sequence[Rank], whole: float, steps: int = SHORT_STEPS, seconds: float = SHORT_SECONDS) -> bool:
+    return whole < seconds and max(rank["steps"] for rank in ranks) < steps

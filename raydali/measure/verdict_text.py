@@ -19,7 +19,7 @@ class Finding:
 
     Attributes:
         cost: share of the epoch that the cause costs.
-        largest: the largest cost, whether or not it is large enough to be named, and its share; None if there is none.
+        largest: the largest cost of training, which may be too small for a verdict of its own, and its kind.
         seconds: duration of the epoch.
         wait: share of the training time for which a rank waited for its loader, the first batch not counted.
         mutual_wait: share of the training time for which a rank waited, in an all-reduce, for others that waited so.
@@ -34,7 +34,7 @@ class Finding:
 
     cause: str
     cost: float
-    largest: tuple[str, float] | None
+    largest: tuple[float, str] | None
     steps: int
     seconds: float
     wait: float
@@ -170,7 +170,7 @@ def _step_bound(found: Finding) -> Words:
     elif found.of_ceiling >= AT_CEILING or found.largest is None:
         what = f"{found.of_ceiling:.0%} of the ceiling, so nothing but the step itself takes time"
     else:
-        kind, cost = found.largest
+        cost, kind = found.largest
         named = _COSTS.get(kind, kind)
         what = f"{found.of_ceiling:.0%} of the ceiling; the largest other cost is {named}, {cost:.0%} of the epoch"
     return "step-bound", what, faster

@@ -16,7 +16,7 @@ from tests.support.messages import mentions
 JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
 FOUND: dict[str, Any] = {
     "cost": 0.5,
-    "largest": ("validation", 0.1),
+    "largest": (0.1, "checkpoint"),
     "steps": 5,
     "seconds": 9.0,
     "wait": 0.4,
@@ -69,7 +69,7 @@ def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
 
 
 def test_what_a_job_refuses_is_not_advised() -> None:
-    with pytest.raises(UsageError, match="not for detectors"):
+    with pytest.raises(UsageError, match="--compile"):
         detection.Config(compile=True)
     assert advice("step-bound", detection.Config(), device="cuda", steps=200) == "more GPUs"
 
@@ -110,7 +110,7 @@ def test_a_verdict_fits_two_lines_of_a_terminal(options: TrainingOptions | None,
 
 
 def test_costs_below_those_that_are_named_are_told() -> None:
-    facts = FOUND | {"cause": "step-bound", "options": None, "largest": ("loader-bound", 0.09)}
+    facts = FOUND | {"cause": "step-bound", "options": None, "largest": (0.09, "loader-bound")}
     assert mentions(describe(Finding(**facts)), "90% data 9%")
     assert not mentions(describe(Finding(**facts | {"of_ceiling": 0.96})), "9%")
 
