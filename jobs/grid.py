@@ -2,10 +2,10 @@
 
     python jobs/grid.py --data train.csv --workers 3
 
-reads an epoch, one rank after another; to train, `Grid` can stand for TrainImages in a copy of jobs/imagenet.py.
+reads an epoch, one rank after another; to train, `Grid` can replace TrainImages in a copy of jobs/imagenet.py.
 
 The function works on the CPU, on numpy arrays. One for torch takes `torch.from_numpy(image)` and gives `.numpy()`. A
-random one takes numbers beside the image: `uniforms(2, seed, epochs, ids)` from `inputs`, the same on any rank.
+random one takes numbers in addition to the image: `uniforms(2, seed, epochs, ids)` from `inputs`, the same on any rank.
 """
 
 from io import BytesIO
@@ -53,7 +53,7 @@ class Grid(Pipeline[LabeledFiles]):
         return *(fn.resize(part, size=(112, 112)) for part in parts), labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """The same without DALI: for the torch loader, and to tell which file is broken."""
+        """Make the same without DALI: for the torch loader, and to find out which file is broken."""
         image = np.array(ImageOps.exif_transpose(Image.open(BytesIO(source.read(id)))).convert("RGB"))
         parts = [torch.from_numpy(part).permute(2, 0, 1) for part in (image, *quarters(image))]
         return *(resize(part, [112, 112]) for part in parts), torch.tensor(source.labels[id])

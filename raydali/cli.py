@@ -4,7 +4,7 @@ A subcommand is a dataclass of options with a function `main(options)` in the sa
 those import torch, Ray or DALI, so that --help answers at once.
 
 0    done
-1    something failed, or a check did; the last line says what
+1    a command or a check failed; the last line names it
 2    bad usage: one line that names the value, the limit and the remedy
 130  interrupted
 """

@@ -1,4 +1,4 @@
-"""Measuring for a training loop of your own: what Ray Train, torchrun or a plain process runs beside raydali's loader.
+"""Measuring for a training loop of your own, with raydali's loader, in Ray Train, torchrun or a plain process.
 
     for epoch in measured(loader):
         for batch in epoch:              waiting for a batch is the loader's time, all until the next one the step's
@@ -35,7 +35,7 @@ def measured(loader: Loader) -> Iterator["Epoch"]:
 
     Raises:
         TypeError: the loader's order is no Stream.
-        UsageError: ranks would get unequal numbers of batches, at which DistributedDataParallel waits for ever.
+        UsageError: ranks would get unequal numbers of batches, and DistributedDataParallel would hang.
     """
     stream = loader.order
     if not isinstance(stream, Stream):

@@ -92,7 +92,7 @@ class Gcp:
         preempted, self._etag = _request(request, GCP_POLL_SECONDS + REQUEST_SECONDS)
         if preempted.strip() != "TRUE":
             return None
-        self._etag = ""  # whoever asks again must not wait
+        self._etag = ""  # the next poll must not wait
         return time.time() + GCP_NOTICE_SECONDS
 
 
@@ -138,7 +138,7 @@ def nodes_of_this_machine() -> set[str]:
 
 
 def drain(address: str, node_id: str, deadline: float) -> None:
-    """Do as `ray drain-node` does: the node takes no more work, and those that use it are told the deadline.
+    """Do as `ray drain-node` does: the node takes no more work, and its users learn the deadline.
 
     Args:
         address: of the cluster's head, as host:port.

@@ -45,7 +45,7 @@ def numbered(noun: str, numbers: Sequence[int], limit: int = 8) -> str:
 
 
 def error_line(error: object) -> str:
-    """The line of an error, or of a traceback, that says what happened; empty if no line has a word.
+    """Return the line of an error, or of a traceback, that names the cause; empty if no line has a word.
 
     It is the last one that begins with the name of an exception, else the last one with a word: torch, Ray and others
     add stacks, hints and rulers after it.

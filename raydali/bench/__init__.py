@@ -1,1 +1,1 @@
-"""The benchmarks, each on one machine: loaders alone and in training beside their peers, and what grows with a run."""
+"""The benchmarks, each on one machine: loaders, alone and in training, against others; and costs that grow."""

@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node of a cluster: its host, and what only a node can tell.
+    """A node of a cluster: its host, and facts that only the node itself can find out.
 
     Attributes:
         host: None if the node did not answer.

@@ -1,6 +1,6 @@
 """The hardware queues of a GPU: with too few of them, streams wait for each other for no reason.
 
-CUDA spreads a process's streams over 8 of them unless told otherwise. DALI's JPEG decoder alone has more streams, and
+CUDA spreads a process's streams over 8 of them by default. DALI's JPEG decoder alone has more streams, and
 a training step fills the queue it is in for as long as it lasts: whatever of the decoder's shares it waits that long,
 with the images behind it. docs/performance.md has the measurements.
 """

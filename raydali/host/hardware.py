@@ -25,7 +25,7 @@ def has_bf16(device: "torch.device") -> bool:
 
 
 def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
-    """Return the fastest precision of a training step on such a device.
+    """Return the fastest precision of a training step on this device.
 
     Args:
         device: its type, such as "cuda".

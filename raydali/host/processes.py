@@ -72,7 +72,7 @@ def end(mark: str) -> list[psutil.Process]:
 
 
 def kill(mark: str, left: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """SIGKILL to these members, and to those that they start meanwhile; returns those that are left after so long."""
+    """Send SIGKILL to these members, and to those that they start meanwhile; return those that are left in the end."""
     deadline = time.monotonic() + seconds
     while left and time.monotonic() < deadline:
         send(left, signal.SIGKILL)

@@ -9,7 +9,7 @@ def job_script(name: str, command: str) -> Path:
     """Return the absolute path of jobs/NAME in the current folder, or in the checkout that raydali is installed from.
 
     Raises:
-        UsageError: there is none; the message says to run `command` in a checkout.
+        UsageError: there is none; the message asks to run `command` in a checkout.
     """
     for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():

@@ -33,7 +33,7 @@ PLACEMENT_OPTIONS = {
     "hw_decoder_load",
     "largest_image",
 }
-"""Options that a resume may change freely: they say where it runs, not what."""
+"""Options that a resume may change freely: they decide where it runs, not what it computes."""
 MAX_PROFILED = 200
 """A trace of 200 steps takes some hundred MB, which is as much as a browser shows."""
 
@@ -115,7 +115,7 @@ class LaunchOptions:
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:
-        """(minimum, maximum) of workers, or None where not asked for.
+        """(minimum, maximum) of workers, or None without such an option.
 
         Raises:
             UsageError: no such range.
@@ -148,7 +148,7 @@ class LaunchOptions:
         return parse_trackers(self.track)
 
     def kept_steps(self, samples: int) -> Callable[[int], bool]:
-        """Return whether the checkpoint after a step is kept for good (`keep_epochs`)."""
+        """Return whether the checkpoint after a step is kept permanently (`keep_epochs`)."""
         stream, every = self.stream(samples), self.keep_epochs
 
         def is_kept(step: int) -> bool:
@@ -180,7 +180,7 @@ class TrainingOptions(LaunchOptions):
     """Options of jobs that train a network by steps of an optimiser."""
 
     smaller_data: ClassVar[str] = "images stored smaller"
-    """What would cost less to read and decode: the verdict's advice."""
+    """Data that would cost less to read and decode, for the verdict's advice."""
 
     learning_rate: float | None = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""

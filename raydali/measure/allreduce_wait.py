@@ -57,6 +57,6 @@ class AllReduceTimer:
         begun.record()
         queue = Variable._execution_engine.queue_callback
 
-        # DDP makes the stream wait for its exchange in such a callback too, which this pass has yet to queue.
+        # DDP makes the stream wait for its all-reduce in such a callback too, which this pass will queue later.
         queue(lambda: queue(ended.record))
         self._captured = begun, ended

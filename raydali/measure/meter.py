@@ -28,7 +28,7 @@ class EpochMeter:
         on_stage: called with each stage that is entered, where it is set.
 
     Args:
-        loader: the one whose waits and Python are told; None: there is none.
+        loader: its waits and the time of its Python are recorded; None: there is none.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class CheckpointStore:
         folder: the run's.
         worker: this process; its process group broadcasts what rank 0 reads.
         emit: sends an event to the driver.
-        is_kept: returns whether the checkpoint of a step is kept for good.
+        is_kept: returns whether the checkpoint of a step is kept permanently.
     """
 
     def __init__(

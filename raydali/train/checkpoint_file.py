@@ -88,7 +88,7 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
         step: that its folder is named after.
 
     Raises:
-        BadCheckpointError: a file is not what the manifest says, or holds other than tensors and plain values.
+        BadCheckpointError: a file differs from its manifest, or contains objects other than tensors and plain values.
     """
     try:
         facts = json.loads(listed)

@@ -60,7 +60,7 @@ def build_optimizer(
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Take over the momenta of a checkpoint, but not its settings: those given now are in force.
 
-    They decide where a state lies, too: Adam's `step` is on the GPU only where its kernels are fused.
+    They also decide where state is kept: Adam's `step` is on the GPU only if its kernels are fused.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**given, "params": saved["params"]} for given, saved in groups]

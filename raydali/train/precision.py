@@ -13,7 +13,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class Precision:
     """`bf16` and `fp16` run the forward pass under autocast, `fp16` scales the loss; parameters stay float32.
 
-    The scaler looks at gradients that are the same on all ranks, so all ranks skip the same steps.
+    The scaler checks gradients that are the same on all ranks, so all ranks skip the same steps.
 
     Args:
         name: None for the fastest one of the device; in a run, all ranks must name the same.

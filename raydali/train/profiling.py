@@ -1,7 +1,7 @@
 """Traces of a few steps, rank by rank: which stage, which operator and which kernel ran when.
 
 A trace opens in Perfetto (ui.perfetto.dev) and chrome://tracing. The stages are NVTX ranges as well, so Nsight Systems
-shows them beside DALI's own.
+shows them next to DALI's own.
 """
 
 import tempfile

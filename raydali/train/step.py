@@ -27,10 +27,10 @@ class ForwardBackward:
         loss: computes the mean loss of a micro-batch by calling the model.
         micro_batches: number of micro-batches of all ranks in a global batch.
         compiled: whether torch.compile compiles the loss, the model included; None as False. What cannot be compiled
-            runs as before, which the log says.
+            runs eagerly, which is logged.
         graph: whether call WARM_UP_STEPS captures a CUDA graph, which later calls replay. This is for steps of one
             micro-batch, tensors whose shapes never change, and a stream that is not the default one. A loss that
-            cannot be captured runs as before, which the log says.
+            cannot be captured runs without a graph, which is logged.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A worker's identity, and its communication with the other workers.
 
-No pickle is sent: whoever can reach the port of a process group could have it call anything.
+No pickle is sent: with one, anybody who reaches the port of a process group could run any code.
 """
 
 import inspect
@@ -50,7 +50,7 @@ class Worker:
             device: of this rank.
             cpus: cores that this rank may use.
             node: the name of its node.
-            timeout: for which NCCL waits for another rank; None: as long as it does by itself, 10 minutes.
+            timeout: of NCCL, for another rank; None: its default, 10 minutes.
         """
         if device.type == "cuda":
             torch.cuda.set_device(device)

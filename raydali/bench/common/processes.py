@@ -1,4 +1,4 @@
-"""Processes that measure together on this machine. Each has its own session, and none of them is left behind.
+"""Processes that measure together on this machine. Each has its own session, and none of them outlives the measurement.
 
     parent: start ---- wait for all answers, the first error or the deadline ---- kill all
     rank:       function(task, rank, port) -- answer -- wait to be killed

@@ -121,7 +121,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _images(source: "ImageFolder") -> dict[str, int]:
-    """Count the images, and estimate their mean size from a thousand, since looking at all may take long."""
+    """Count the images, and estimate their mean size from a thousand, since all of them may take long."""
     import numpy as np
 
     ids = np.linspace(0, len(source) - 1, min(1000, len(source))).astype(np.int64)

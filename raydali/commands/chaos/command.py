@@ -47,7 +47,7 @@ def main(options: Chaos) -> dict[str, Any]:
 
     Raises:
         UsageError: an option is invalid; before anything is started.
-        CommandError: the run did not continue, lost or repeated samples, or left something behind.
+        CommandError: the run did not continue, lost or repeated samples, or left processes or files.
     """
     faults = _faults(options.faults)
     if not 2 <= options.nodes <= MAX_NODES:

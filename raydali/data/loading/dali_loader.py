@@ -37,7 +37,7 @@ READ_BATCHES = 2
 """Batches whose files are read ahead of their decoding."""
 READING_THREADS = 4
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
-"""DALI's name, in its errors, of the operator that reads files. Its failure says nothing about their contents."""
+"""The operator that reads files, as DALI's errors name it. Its failure is no sign of broken contents."""
 
 
 class DaliLoader(Loader):
@@ -90,7 +90,7 @@ class DaliLoader(Loader):
         first = next(micro_batches, None)
         if first is None:
             return
-        self._batch_size = max(self._batch_size, len(first.ids))  # none of an order is larger than its first
+        self._batch_size = max(self._batch_size, len(first.ids))  # no micro-batch of an order is larger than its first
         self._preparation.begin(chain([first], micro_batches))
         while True:
             try:
@@ -146,7 +146,7 @@ class DaliLoader(Loader):
     def _find_broken(self, waiting: list[MicroBatch]) -> bool:
         """Check these on the host, and record the broken ones; return whether there are any.
 
-        Whether a sample is broken must not depend on its neighbours. A sample that Pillow alone cannot decode is given
+        The verdict on a sample must not depend on its neighbours. A sample that Pillow alone cannot decode is given
         to DALI: it is not broken if DALI decodes it in a batch in which nothing else fails.
         """
         if not self._recovers:
@@ -193,7 +193,7 @@ class DaliLoader(Loader):
 
     @property
     def prepared_batches(self) -> int:
-        """Those whose inputs lie ready for DALI; what DALI has done of its own, it hides."""
+        """Batches whose inputs are ready for DALI; the number of its finished batches DALI does not show."""
         return self._preparation.ready
 
     # DALI's pipelines.
@@ -286,7 +286,7 @@ class DaliLoader(Loader):
             return (*read[:files], *self.pipeline.compute_crops(shapes, inputs[files:], self._where))
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
-        """Throw away what was prefetched for the last order, and make the pipelines ready for the next."""
+        """Discard what was prefetched for the last order, and make the pipelines ready for the next."""
         self._preparation.stop()
         try:
             while True:
@@ -296,7 +296,7 @@ class DaliLoader(Loader):
             pipeline.reset()
             if self._reader is not None:
                 self._reader.reset()
-        except Exception:  # of what is thrown away; where it is asked for it will come again
+        except Exception:  # of a batch that is discarded; if it is needed, the error will come again
             self._discard()
 
     def _to_torch(self, output: "TensorListCPU | TensorListGPU") -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Finds suspicious image files in a batch by their first and last bytes, their sizes and shapes.
 
-A JPEG that was cut off decodes as long as the window lies above the cut, so an error cannot be waited for: whether a
-sample is broken must not depend on where an epoch's crop lies. What is suspected here is read as a whole, once in a run
-(quarantine.py). Most of it is sound: JPEGs with something behind their end; TIFF, BMP and PNM, whose ends tell nothing,
-and of which DALI hands out some that Pillow refuses.
+A truncated JPEG still decodes if the crop is above the cut. To wait for an error is therefore not enough: whether a
+sample is broken must not depend on the crop of an epoch. A suspicious file is read as a whole, once in a run
+(quarantine.py). Most of them are sound: JPEGs with extra bytes after their end; TIFF, BMP and PNM, whose last bytes do
+not show a cut, and of which DALI decodes some that Pillow refuses.
 """
 
 import os
@@ -26,14 +26,14 @@ Suspects = NDArray[np.bool_]
 def suspicious(
     heads: Bytes, tails: Bytes, lengths: NDArray[np.int64], content: Callable[[int], Any] | None = None
 ) -> Suspects:
-    """Return which files (n,) are too short, cut off or of an unknown kind, as far as their ends tell.
+    """Return which files (n,) seem too short, cut off or of an unknown kind, by their first and last bytes.
 
     Args:
         heads: (n, HEAD) first bytes.
         tails: (n, TAIL) last bytes.
         lengths: (n,) in bytes.
-        content: of the file at a place, as a buffer: in which a JPEG's end is looked for that is not among its last
-            bytes. None: such a JPEG is suspected.
+        content: returns the content of the file with an index, as a buffer. A JPEG whose end is not among its last
+            bytes is searched for it. None: such a JPEG is suspicious.
     """
     jpeg = _of(heads, JPEG) & ((tails[:, :-1] == 0xFF) & (tails[:, 1:] == 0xD9)).any(1)
     png = _of(heads, PNG) & _begins(tails[:, -8:], b"IEND")
@@ -51,7 +51,7 @@ def too_large(shapes: NDArray[np.int64]) -> Suspects:
     return larger
 
 
-def look(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
+def suspects(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
     """Return which files (n,) are suspicious, without DALI.
 
     Args:

@@ -40,8 +40,8 @@ full, and hold as many batches in GPU memory."""
 class Batch:
     """A micro-batch as a loader yields it: named tensors on the device, and the ids of their samples.
 
-    Images are (batch, channels, height, width) in channels-last memory, uint8. Where a broken sample is replaced,
-    `micro_batch.replaced_by` says by which.
+    Images are (batch, channels, height, width) in channels-last memory, uint8. `micro_batch.replaced_by`
+    has the ids of the substitutes of broken samples.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -70,7 +70,7 @@ class LoaderOptions(TypedDict, total=False):
 class Loader(ABC):
     """Yields this rank's batches, from global batch `start` on.
 
-    Iterating again starts there again, and ends the iteration before, wherever it was.
+    A new iteration starts there again, and ends the previous one.
 
     Args:
         source: what the ids index, as the pipeline expects it.
@@ -80,13 +80,13 @@ class Loader(ABC):
         start: global batches already consumed, `stream.steps_of(state_dict())`.
         device: where tensors go, and with `cuda` where DALI decodes.
         threads: number of threads on the host: DALI's threads, or the DataLoader's worker processes.
-        quarantine: returns what is known of the order's broken samples, and takes what is found. Default: a broken
+        quarantine: the broken samples of the order, known ones and those that are found. Default: a broken
             sample is an error.
 
     Attributes:
-        waits: how long `next` has blocked the host, by cause, as far as this loader can tell.
-        python: what the pipeline's Python has computed in this process, beside the training thread.
-        batches_taken: by all loaders of this process: what grows while it gets on.
+        waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
+        python: CPU time of the pipeline's Python in this process, outside the training thread.
+        batches_taken: by all loaders of this process; it grows as long as the process makes progress.
     """
 
     batches_taken: ClassVar[int] = 0
@@ -133,7 +133,7 @@ class Loader(ABC):
             yield batch
 
     def _keep_pace(self) -> None:
-        """Wait for the GPU, which is no waiting for the loader, where the host is BATCHES_AHEAD of it."""
+        """Wait for the GPU if the host is BATCHES_AHEAD of it; this does not count as waiting for the loader."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         self._steps.append(event)
@@ -143,7 +143,7 @@ class Loader(ABC):
     def state_dict(self) -> dict[str, int]:
         """Return the stream's state after the batches that were handed out; prefetched ones do not count.
 
-        A global batch of which this rank has not had all its micro-batches yet counts as not consumed.
+        A global batch counts as consumed once this rank has had all its micro-batches of it.
 
         Raises:
             TypeError: the order is no Stream; only a stream is resumed.

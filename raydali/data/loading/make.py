@@ -1,4 +1,4 @@
-"""Makes the loader of a name. `synthetic` is here: one resident batch again and again, the ceiling of all loaders."""
+"""Makes a loader by its name, and defines `synthetic`: one resident batch repeated, the ceiling of all loaders."""
 
 from collections.abc import Generator, Iterator
 from typing import Any, Literal, Unpack

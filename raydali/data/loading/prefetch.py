@@ -33,21 +33,21 @@ class PreparedInputs(NamedTuple):
     """A micro-batch ready for DALI.
 
     Attributes:
-        micro_batch: with what stands in for samples known as broken; empty where all of them are left out.
+        micro_batch: with substitutes for samples known as broken; empty if all of them are left out.
         inputs: of the pipeline.
-        knew: what was known then; see `InputPrefetcher._knowledge`.
+        version: of the quarantine when they were made; see `InputPrefetcher._version`.
     """
 
     micro_batch: MicroBatch
     inputs: Inputs
-    knew: int
+    version: int
 
 
 class InputsError(Exception):
-    """A RuntimeError of `pipeline.inputs`, under a name that nobody takes for an error of DALI's, which has that type.
+    """A RuntimeError of `pipeline.inputs`. Its own type keeps it apart from DALI's errors, which are RuntimeErrors.
 
     Attributes:
-        error: itself.
+        error: the original one.
     """
 
     def __init__(self, error: RuntimeError) -> None:
@@ -70,7 +70,7 @@ class InputPrefetcher:
         self._threads = ThreadPoolExecutor(PREFETCHED_INPUTS)
         self._prepared: Iterator[PreparedInputs] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[PreparedInputs]]] = deque()
-        self._failures = self._looks_left = 0
+        self._failures = self._checks_left = 0
         self._read_shares: dict[int, float] = {}
 
     def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
@@ -90,7 +90,7 @@ class InputPrefetcher:
         """
         while True:
             prepared = next(self._prepared)
-            if prepared.knew != self._knowledge:
+            if prepared.version != self._version:
                 prepared = self._make(prepared.micro_batch)
             if len(prepared.micro_batch.ids):
                 return prepared
@@ -104,7 +104,7 @@ class InputPrefetcher:
     def requeue(self, micro_batches: list[MicroBatch]) -> None:
         """Requeue these micro-batches first, and check files before DALI reads them from now on."""
         self._failures += 1
-        self._looks_left = CHECKED_AHEAD
+        self._checks_left = CHECKED_AHEAD
         self._prepared = chain(map(self._make, micro_batches), self._prepared)
 
     def examine_suspects(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
@@ -117,7 +117,7 @@ class InputPrefetcher:
         return sum(inputs.done() for _, inputs in tuple(self._pending))
 
     def close(self) -> None:
-        """Stop the threads, without a wait for what they do."""
+        """Stop the threads, without waiting for their current work."""
         self._threads.shutdown(cancel_futures=True)
 
     def _prepare(self, micro_batches: Iterator[MicroBatch]) -> Iterator[PreparedInputs]:
@@ -143,15 +143,15 @@ class InputPrefetcher:
             patience.end()
 
     def _made(self, micro_batch: MicroBatch, patience: Patience) -> PreparedInputs | None:
-        """The inputs; None where they are to be made again: a sample is broken, or the storage did not answer."""
-        knew, settled = self._knowledge, self._quarantine.with_substitutes(micro_batch)
+        """The inputs; None if they must be made again: a sample is broken, or the storage did not answer."""
+        version, settled = self._version, self._quarantine.with_substitutes(micro_batch)
         if not len(settled.ids):
-            return PreparedInputs(settled, (), knew)
+            return PreparedInputs(settled, (), version)
         began, read = time.perf_counter(), reading_seconds()
         try:
             with self._running():
                 inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.epochs)
-        except OSError as error:  # it names the file
+        except OSError as error:  # its message names the file
             if self._any_broken(settled.read_ids) or patience.pause(error):
                 return None
             kind = StorageAway if may_pass(error) else DataError
@@ -159,26 +159,28 @@ class InputPrefetcher:
         except RuntimeError as error:
             raise InputsError(error) from error
         self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
-        if self._looks_left > 0 or not self._source.dali_reads:
-            self._looks_left -= 1
-            if self.examine_suspects(settled, self._looked_at(inputs)):
-                self._looks_left = CHECKED_AHEAD
+        if self._checks_left > 0 or not self._source.dali_reads:
+            self._checks_left -= 1
+            if self.examine_suspects(settled, self._suspects(inputs)):
+                self._checks_left = CHECKED_AHEAD
                 return None
-        return PreparedInputs(settled, inputs, knew)
+        return PreparedInputs(settled, inputs, version)
 
     def _any_broken(self, ids: NDArray[np.int64]) -> bool:
-        """Whether any of these samples is broken: what `inputs` decodes, DALI will not decode better than Pillow."""
+        """Whether any of these samples is broken; if `inputs` decodes them, DALI would decode no more than Pillow."""
         decodes = self._pipeline.inputs_are in ("cpu decode", "gpu decode")
         return self._quarantine.examine(ids, again=True) if decodes else self._quarantine.examine_certain(ids)[0]
 
     @property
-    def _knowledge(self) -> int:
-        """Grows with what is known."""
+    def _version(self) -> int:
+        """The version of what is known about broken samples: it grows."""
         return len(self._quarantine.known) + self._failures
 
-    def _looked_at(self, inputs: Inputs) -> NDArray[np.bool_]:
-        looks = [file_checks.look(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]]
-        return np.any(looks, 0) if looks else np.zeros(0, np.bool_)
+    def _suspects(self, inputs: Inputs) -> NDArray[np.bool_]:
+        suspects = [
+            file_checks.suspects(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]
+        ]
+        return np.any(suspects, 0) if suspects else np.zeros(0, np.bool_)
 
     def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
         read = self._read_shares.pop(number, 0.0)

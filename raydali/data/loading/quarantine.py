@@ -4,8 +4,8 @@
     training      the first that is not broken of substitute(seed, epoch, id, 0), (.., 1), ... is read in its place
     validation    left out
 
-What stands in for a broken sample follows from seed, epoch, id and the files alone: it is the same on every rank, at
-any number of them, and whenever it is asked for. A file whose bytes changed and that still decodes is not broken.
+The substitute of a broken sample depends on seed, epoch, id and the files alone: it is the same on every rank, with
+any number of ranks, at any time. A file whose bytes changed and that still decodes is not broken.
 """
 
 import threading
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.loading.read_errors import in_words, may_pass, of_storage, refusal
+from raydali.data.loading.read_errors import describe_error, may_pass, of_storage, refusal
 from raydali.data.sources.retry import Patience, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.stream.counter_rng import keyed
@@ -41,9 +41,9 @@ class BrokenSample:
 
     Attributes:
         id: in its source.
-        path: as the source says.
-        reason: what reading it ended with, one line.
-        replaced_by: the first that stood in for it, None where there was none yet.
+        path: of the sample in its source.
+        reason: the error of reading it, on one line.
+        replaced_by: its first substitute; None before there is one.
     """
 
     id: int
@@ -61,7 +61,7 @@ def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> in
 
 
 class KnowsBroken(Protocol):
-    """Something that has a source's quarantine, such as the quarantine itself."""
+    """An object that has a source's quarantine, such as the quarantine itself."""
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """Return the quarantine, bound to a source and a pipeline that read its samples."""
@@ -73,12 +73,12 @@ class Quarantine:
 
     Args:
         samples: N of the source.
-        seed: key of what stands in for broken samples; None: nothing does, they are left out.
+        seed: key of the substitutes of broken samples; None: these are left out.
         strict: a broken sample is an error.
 
     Attributes:
-        known: the broken ones by id; that others need not be is all that it says.
-        sound: bool (N,), which were suspected, read as a whole, and are not broken.
+        known: samples found broken so far, by id. Others have not necessarily been checked.
+        sound: bool (N,), samples that were suspicious, were read as a whole, and are not broken.
     """
 
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
@@ -114,7 +114,7 @@ class Quarantine:
 
         Args:
             ids: any number, repeated or not.
-            again: read those too that were found to be sound before.
+            again: also read samples that were found sound before.
 
         Raises:
             DataError: one is broken, and this is `strict`; or the storage refuses to give it.
@@ -122,21 +122,21 @@ class Quarantine:
         """
         unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         errors = self.refusals(id for id in unknown if again or not self.sound[id])
-        self.record(self._described(id, in_words(error)) for id, error in errors.items())
+        self.record(self._described(id, describe_error(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
     def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
         """Read these samples, and record those that no decoder can read.
 
         Returns:
-            Whether any is known as broken; of the others, what those ended with that Pillow alone gave up on, by id.
+            Whether any is known as broken; and by id the errors of the others that Pillow alone could not decode.
 
         Raises:
             DataError, StorageAway: as `examine` does.
         """
         unlike = [*dict.fromkeys(map(int, ids))]
         errors = self.refusals(id for id in unlike if id not in self.known)
-        self.record(self._described(id, in_words(error)) for id, error in errors.items() if is_certain(error))
+        self.record(self._described(id, describe_error(error)) for id, error in errors.items() if is_certain(error))
         doubtful = {id: error for id, error in errors.items() if not is_certain(error)}
         return any(id in self.known for id in unlike), doubtful
 
@@ -167,7 +167,7 @@ class Quarantine:
         Raises:
             StorageAway: it does not answer, for a minute.
             DataError: the storage refuses.
-            Exception: what else the call raises.
+            Exception: any other error of the call.
         """
         try:
             return with_retry(call, self._storage, worth=may_pass)
@@ -179,10 +179,10 @@ class Quarantine:
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Record a sample that the device's decoder refuses."""
-        self.record([self._described(id, in_words(reason) if isinstance(reason, Exception) else reason)])
+        self.record([self._described(id, describe_error(reason) if isinstance(reason, Exception) else reason)])
 
     def record(self, found: Iterable[BrokenSample]) -> None:
-        """Record what this process found.
+        """Record samples that this process found broken.
 
         Raises:
             DataError: there is any, and this is `strict`.
@@ -216,16 +216,16 @@ class Quarantine:
         self.sound[np.asarray(ids, np.int64)] = True
 
     def sound_news(self) -> list[int]:
-        """Ids of those that were found sound here since the last call."""
+        """Ids of the samples that were found sound here since the last call."""
         with self._lock:
             news, self._sound_news = self._sound_news, []
         return news
 
     def with_substitutes(self, micro_batch: MicroBatch) -> MicroBatch:
-        """The same with those known as broken replaced, or left out: it may be empty then.
+        """Return the micro-batch with samples known as broken replaced, or left out: it may be empty then.
 
         Raises:
-            DataError: nothing is found that could stand in.
+            DataError: no substitute is found.
         """
         broken = [place for place, id in enumerate(micro_batch.ids.tolist()) if id in self.known] if self.known else []
         if not broken:
@@ -241,10 +241,10 @@ class Quarantine:
         return replace(micro_batch, replaced_by=replaced_by)
 
     def substitute_for(self, id: int, epoch: int) -> int | None:
-        """The id to read: this one, if it is not known as broken; else what stands in; None: nothing does.
+        """The id to read: this one, or its substitute if it is known as broken; None if it has none.
 
         Raises:
-            DataError: nothing is found that could.
+            DataError: no substitute is found.
         """
         if id not in self.known:
             return id
@@ -252,7 +252,7 @@ class Quarantine:
             return None
         for attempt in range(SUBSTITUTES_TRIED):
             other = substitute(self.seed, epoch, id, attempt, self.samples)
-            # Not `examine`, which would note it: whether a sample is broken must not depend on whom it stands in for.
+            # Not `examine`, which would record it: whether a sample is broken must not depend on which one it replaces.
             if other not in self.known and (self.sound[other] or not self.refusals([other])):
                 self._first_stand_in(id, other)
                 return other

@@ -9,7 +9,7 @@ from raydali.data.sources.storage import StoreError
 def why_broken(load: Callable[[], object]) -> str | None:
     """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
     error = refusal(load)
-    return None if error is None else in_words(error)
+    return None if error is None else describe_error(error)
 
 
 def refusal(load: Callable[[], object]) -> Exception | None:
@@ -19,7 +19,7 @@ def refusal(load: Callable[[], object]) -> Exception | None:
         load: reads and decodes all of it on the host, as `Pipeline.sample` does.
 
     Raises:
-        OSError, DataError, MemoryError: the storage did not answer, of which the sample is innocent.
+        OSError, DataError, MemoryError: the storage did not answer; the sample is not to blame.
     """
     try:
         load()
@@ -32,7 +32,7 @@ def refusal(load: Callable[[], object]) -> Exception | None:
     return None
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error on one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__

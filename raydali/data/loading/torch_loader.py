@@ -43,7 +43,7 @@ class TorchLoader(Loader):
             num_workers=self.threads,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
-            # Another method would have each worker import torch anew.
+            # With another method each worker would import torch again.
             multiprocessing_context="fork",
             worker_init_fn=_keep_inherited,
         )
@@ -77,14 +77,14 @@ class TorchLoader(Loader):
 
     @property
     def prepared_batches(self) -> int:
-        """Those that the worker processes have loaded; what came out of turn is left out."""
+        """Batches that the worker processes have loaded, without those that arrived out of turn."""
         loaded: Any = self._loader._iterator
         return 0 if loaded is None else int(loaded._data_queue.qsize())
 
     def close(self) -> None:
         """End the worker processes."""
         super().close()
-        # Dropping the DataLoader would not do: an error's traceback may hold its iterator for long.
+        # To drop the DataLoader is not enough: an error's traceback may keep its iterator alive for long.
         workers: Any = self._loader._iterator
         if workers is not None:
             workers._shutdown_workers()
@@ -97,7 +97,7 @@ def _keep_inherited(_worker: int) -> None:
 
 
 class _Samples(Dataset[Loaded]):
-    """Each with what stands in for a broken one; a worker process finds out for itself which are."""
+    """Samples, with substitutes for broken ones; each worker process finds out for itself which are broken."""
 
     def __init__(self, source: Source, pipeline: Pipeline[Any], times: torch.Tensor, quarantine: Quarantine) -> None:
         self.source, self.pipeline, self.quarantine = source, pipeline, quarantine
@@ -134,7 +134,7 @@ def _collated(loaded: list[Loaded]) -> Collated:
 
 
 def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:
-    """The micro-batch with what was read in place of its samples; without those for which nothing was."""
+    """The micro-batch with the substitutes that were read, and without samples that have none."""
     kept = np.array([id is not None for id in read], np.bool_)
     ids = micro_batch.ids[kept]
     used = np.array([id for id in read if id is not None], np.int64)

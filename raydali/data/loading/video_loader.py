@@ -1,4 +1,4 @@
-"""Loaders of clips: those of loader.py, and on a GPU one whose videos its own engines decode."""
+"""Loaders of clips: those of loader.py, and one that decodes videos with a GPU's video engines."""
 
 from typing import Unpack
 
@@ -22,7 +22,7 @@ class GpuClipLoader(DaliLoader):
 
     Args:
         pipeline: settings, `Clips`.
-        decoders: how many clips are decoded at once.
+        decoders: number of clips that are decoded at once.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def _require_files(sources: Iterable[Index]) -> None:
 
 
 def read_list(file: str) -> set[str]:
-    """Read the paths in such a file.
+    """Read the paths in a list of exclusions.
 
     Raises:
         UsageError: it cannot be read.
@@ -108,7 +108,7 @@ def read_list(file: str) -> set[str]:
 
 
 def as_line(path: str, reason: str) -> str:
-    """Format a path of any bytes as a line of such a file."""
+    """Format a path of any bytes as a line of such a list."""
     if _ESCAPED.search(path) or path[:1] in ("#", '"') or not path.strip():
         path = '"' + re.sub(r'[\n\t\r"\\]', lambda match: _ESCAPES[match[0]], path) + '"'
     return f"{path}\t{reason}\n"

@@ -20,7 +20,7 @@ from raydali.errors import UsageError
 from raydali.text import plural
 
 ENDINGS = (".csv", ".tsv", ".txt")
-"""Endings of a list's name, in any case, which tell it from a folder that does not exist locally."""
+"""Endings of a list's name, in any case; they distinguish it from a folder that does not exist locally."""
 _CHECKED = 100
 """Files to check one by one if every listing lacks all files."""
 _LISTING_THREADS = 32

@@ -141,7 +141,7 @@ def check_classes(train: LabeledSource, val: LabeledSource) -> None:
     """Refuse a validation set whose classes differ from the training set's: its labels would mean something else.
 
     Raises:
-        UsageError: names missing and additional classes, or says that their order differs.
+        UsageError: names missing and additional classes, or states that their order differs.
     """
     missing, extra = (sorted({*a.classes} - {*b.classes}) for a, b in ((train, val), (val, train)))
     parts = [

@@ -27,7 +27,7 @@ class Source(Protocol):
 
 
 class Relocatable(Protocol):
-    """An index of data that may lie elsewhere on another node."""
+    """An index of data that may be at another path on another node."""
 
     def relocate(self, root: str) -> Self:
         """Return the same index for a copy of the data at another root."""

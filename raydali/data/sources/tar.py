@@ -46,7 +46,7 @@ def holds_shards(folder: str) -> bool:
     """
     try:
         entries = [*folder_entries(absolute(folder))]
-    except (OSError, UsageError):  # reading it will say why
+    except (OSError, UsageError):  # reading it will raise the error
         return False
     return any(file.name.endswith(".tar") for file in entries if file is not None) and None not in entries
 

@@ -43,7 +43,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         The offset of a link is -1 if it leads to no file in the archive.
 
     Raises:
-        ValueError: it is no tar archive, damaged, cut off, or holds a sparse file; says where.
+        ValueError: it is no tar archive, damaged, cut off, or holds a sparse file; the message names the position.
     """
     position, ended = 0, False
     said = _Said()

@@ -17,11 +17,11 @@ Labels = NDArray[np.int64]
 ENOUGH = 0.95
 """Of the classes that a global batch of a full shuffle holds."""
 USEFUL = 0.25
-"""Share of the data that a window may hold at most: else neighbours lie too far apart to be of use to each other."""
+"""Maximum share of the data in a window: with more, neighbours are read too far apart in time to gain from it."""
 _BLOCKS = 1024, 256, 64
 """What is advised, the largest first."""
 _BATCHES, _IDS = 9, 1 << 18
-"""Global batches that are looked at, three of large ones; their median counts."""
+"""Number of global batches that are counted, three if they are large; the result is their median."""
 
 
 @dataclass(frozen=True)

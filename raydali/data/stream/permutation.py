@@ -16,7 +16,7 @@ from raydali.data.stream.counter_rng import UInt64s, keyed, mix
 # Position against id is uniform from 8 rounds on; whole orders of five or six samples only from about 20.
 _ROUNDS = 24
 WINDOW_BLOCKS = 16
-"""How many blocks of neighbours a BlockPermutation mixes with each other, unless it is told."""
+"""Default number of blocks of neighbours that a BlockPermutation mixes with each other."""
 
 
 class Permutation:
@@ -145,7 +145,7 @@ class _SpreadBlocks:
         return (window * self._of + self._shift) // self.count
 
     def windows(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The windows of places in the order; what lies behind the last block is of the last window."""
+        """The windows of positions in the order; positions after the last block belong to the last window."""
         return ((np.minimum(slots, self._of - 1) + 1) * self.count - self._shift - 1) // self._of
 
     def __call__(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:

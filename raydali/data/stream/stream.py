@@ -32,7 +32,7 @@ class MicroBatch:
         index: its place in that global batch, 0..A-1.
         number: its place in the run, step * A + index: the key of what training draws at random.
         ids, epochs: of each sample, int64 (batch_size,); a batch across the seam of epochs has two.
-        replaced_by: of each sample, int64 (batch_size,): the id that stands in for a broken one, -1 where there is
+        replaced_by: of each sample, int64 (batch_size,): the id of the substitute of a broken one, -1 where there is
             none; None: for no sample of the batch.
     """
 
@@ -203,7 +203,7 @@ class Stream:
         """Return the number of global batches that a state covers.
 
         Raises:
-            UsageError: the state is of another seed, or lies inside a global batch: its settings were others.
+            UsageError: the state has another seed, or is inside a global batch: its settings were others.
         """
         if state["seed"] != self.seed:
             raise UsageError(f"the checkpoint's seed is {state['seed']}, this run's is {self.seed}")

@@ -38,9 +38,9 @@ def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, .
 
 
 def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch.device) -> list[Any]:
-    """Nodes of what `feed` returns, a batch at a time: the first `resident` lie on the GPU.
+    """Return the nodes of what `feed` returns, a batch at a time; the first `resident` are on the GPU.
 
-    DALI does not copy what lies on the host, and holds it until it is done with it: nobody else needs to.
+    DALI does not copy inputs on the host, and keeps them alive until it has used them.
     """
     if not resident:
         return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))

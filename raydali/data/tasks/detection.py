@@ -68,7 +68,7 @@ class Images(Pipeline[Coco], SquareImages):
         """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
 
         On GPUs also the fitted sizes, and where the square begins in them, (N, 2) each. Windows that are `refused`,
-        (N,), reach out of their images: decoders refuse them, and `sample` says why.
+        (N,), reach out of their images: decoders refuse them, and `sample` gives the reason.
         """
         placed = np.where(refused[:, None], -1, starts).astype(np.int32), sizes.astype(np.int32), flips
         if device == "cpu":
@@ -81,7 +81,7 @@ class Images(Pipeline[Coco], SquareImages):
 class TrainImages(Images):
     """A random crop and a random flip, drawn from (seed, epoch, id).
 
-    The window is that of classification (random_crops.py). A box is kept where its centre lies in the window, as in SSD
+    The window is that of classification (random_crops.py). A box is kept if its centre is in the window, as in SSD
     (Liu et al., ECCV 2016), and cut off at the window's border. Crowds are left out.
 
     Args:

@@ -1,12 +1,12 @@
 """The formats of image files that are read: those that Pillow and DALI both decode, by a file's first bytes.
 
-Nothing else reaches a parser, whatever a file's name says: data from the web may hold anything.
+Nothing else reaches a parser, whatever the name of a file: data from the web may contain anything.
 """
 
 from typing import NamedTuple
 
 HEAD, TAIL = 12, 16
-"""First bytes of a file that tell its format, and last ones that tell whether most formats were cut off."""
+"""First bytes of a file that identify its format, and last ones that show in most formats whether it was cut off."""
 _REMEDY = "which is not read: convert it to JPEG or PNG"
 
 

@@ -33,7 +33,7 @@ def decoded(data: bytes) -> Image.Image:
 
 
 def opened(data: bytes) -> ImageFile:
-    """The image in a file's content, of which the header alone was looked at.
+    """The image in a file's content; only the header has been parsed.
 
     Raises:
         DataError: it is empty, or of none of `image_formats.FORMATS`; a JPEG's end is missing: Pillow takes one that

@@ -5,8 +5,8 @@ A task is one `Pipeline` over its kind of `Source`; the loaders (data/loading/lo
     ids --> inputs --> [ read, peek at shapes --> compute_crops ] --> graph --> tensors
             threads      where `image_files` > 0
 
-Where crops are to lie depends on shapes that only the files know. So a task may have its image files read first, and
-compute its crops by numpy for a whole batch at once, which is several times faster than inside a DALI graph.
+The position of a crop depends on the shape of the image, which only the file has. A task may therefore have its image
+files read first, and compute the crops of a whole batch at once with numpy, several times faster than in a DALI graph.
 
 See classification.py for a task. The driver makes pipelines too, to check their settings: torch and DALI are imported
 inside `graph` and `sample` alone.
@@ -43,9 +43,9 @@ class Pipeline(Protocol[AnySource]):
     """Number of the inputs, from the first on, that are torch tensors on the GPU already."""
     conditionals: ClassVar[bool] = False
     """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
-    of all that it calls, functions inside of it too: one for `fn.python_function` must stand outside, or it is slow."""
+    of all that it calls, inner functions too: define one for `fn.python_function` outside, or it is slow."""
     inputs_are: ClassVar[Cause] = "python"
-    """What the verdict calls the time that `inputs` takes beside reading files: "cpu decode" where it decodes."""
+    """Cause, in the verdict, of the time of `inputs` without reading files: "cpu decode" if it decodes."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -55,8 +55,8 @@ class Pipeline(Protocol[AnySource]):
     def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         """Return the inputs of the graph for these samples.
 
-        Called ahead of time, on several threads at once. Files go in as paths where the source says that DALI reads
-        them, so that no bytes of theirs pass through Python; else as contents.
+        Called ahead of time, on several threads at once. Files are passed as paths if DALI reads them
+        (`dali_reads`), so that their bytes do not pass through Python; else as contents.
         """
         ...
 

@@ -43,7 +43,7 @@ def crop_windows(shapes: Integers, draws: Floats, random_aspect: Range) -> tuple
     """The windows that draws of `draw_crops` give in images of these shapes, in pixels.
 
     The first attempt that fits inside the image counts; if none does, the window is the largest in the centre
-    whose aspect lies in random_aspect (`RandomResizedCrop.make_params` of torchvision; where that gives a side of
+    whose aspect is in random_aspect (`RandomResizedCrop.make_params` of torchvision; where that gives a side of
     0 pixels, which no image can have, it is 1 here).
 
     Args:

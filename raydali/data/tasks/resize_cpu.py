@@ -25,7 +25,7 @@ Image = NDArray[np.uint8]
 
 
 def resize(image: Image, height: int, width: int) -> Image:
-    """An image (H, W, 3) at another size, whatever its aspect: torchvision's resized_crop, behind the crop."""
+    """Resize an image (H, W, 3) to any aspect, as torchvision's resized_crop does after the crop."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
     resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).numpy()

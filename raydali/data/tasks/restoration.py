@@ -1,4 +1,4 @@
-"""Image restoration: both images of a pair are cropped and flipped alike, and not resized.
+"""Image restoration: both images of a pair get the same crop and flips, and are not resized.
 
     contents of inputs and targets --> decode the window --> flip
     windows, placed by draws from (seed, epoch, id) --^        ^-- flips
@@ -77,7 +77,8 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Return where the windows start (N, 2), and flips (N, 2).
 
-        The window of a pair that cannot be cropped reaches out of its images: decoders refuse it, `sample` says why.
+        The window of a pair that cannot be cropped reaches out of its images, so that decoders refuse it;
+        `sample` gives the reason.
         """
         places, flips = map(np.asarray, inputs)
         starts = windows(shapes[0], places, self.crop_size)

@@ -51,7 +51,7 @@ class Crops:
 
 @dataclass(frozen=True)
 class Regions:
-    """The parts of the frames that are kept, of n clips, and where the crops lie in them: float32 (n, 2) each."""
+    """The parts of the frames of n clips that are kept, and the corners of the crops in them: float32 (n, 2) each."""
 
     parts: list[Part]
     starts: NDArray[np.float32]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NV12 = ("yuv420p", "yuvj420p", "nv12")
 _BT601 = 0.299, 0.114
 _WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
-"""Of red and blue in luma, by FFmpeg's number of the colour space; BT.601 where the video says nothing, as FFmpeg."""
+"""Of red and blue in luma, by FFmpeg's number of the colour space; BT.601 if the video names none, as in FFmpeg."""
 _FULL_RANGE = 2
 
 

@@ -22,7 +22,7 @@ def only_waits(state: TrainControllerState) -> bool:
 
 
 def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> Failure | Preemption | None:
-    """Return the end that led to this state; None where it was no end, or the driver asked for it.
+    """Return the end that led to this state; None if it was no end, or the driver requested it.
 
     Args:
         state: the controller's new state.

@@ -3,7 +3,7 @@
 The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py),
 and writes that on the channel's board. The controller posts the end of each worker group with its number, and starts
 the next one when the board permits it. Runs of MIN:MAX workers start with the resources that other jobs leave free.
-Ray's own policy counts all resources of the nodes, whoever holds them, and would wait for ever.
+Ray's own policy counts all resources of the nodes, also those that other jobs hold, and would never start.
 """
 
 import logging

@@ -45,7 +45,7 @@ class AutoscalerCapacity:
     known: bool = True
 
     def nodes_for(self, workers: int, cpus: int, gpu: bool) -> tuple[dict[str, int], int]:
-        """Return the fewest nodes of each group that hold so many more workers, and how many they hold."""
+        """Return the fewest nodes of each group for this number of further workers, and how many they hold."""
         nodes: dict[str, int] = {}
         held, left = 0, self.more
         for group in sorted(self.groups, key=lambda group: -group.fitting(cpus, gpu)):
@@ -139,7 +139,7 @@ def read_config() -> dict[str, Any] | None:
 
 
 def config_on_head(gcs_address: str) -> dict[str, Any] | None:
-    """Return the same; must be called on the head's host, or in the head's pod.
+    """Return the configuration as `read_config` does; must be called on the head's host, or in the head's pod.
 
     Raises:
         LookupError: see `read_config`.

@@ -14,7 +14,7 @@ from raydali.run.events import StuckRank
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat
 
 _MISSED_HEARTBEATS = 4
-"""A process that missed so many is frozen, or its host is."""
+"""Missed heartbeats after which a process, or its host, counts as frozen."""
 
 
 class HangWatch:
@@ -55,7 +55,7 @@ class HangWatch:
         self._heartbeats.pop(rank, None)
 
     def stuck(self) -> Sequence[StuckRank]:
-        """Return the ranks that hold up the run, if it made no progress for too long; then the timeout starts anew."""
+        """Return the ranks that hold up the run, if it made no progress for too long; the timeout then starts again."""
         now = self._now()
         if self._since is None or not self._heartbeats or not 0 < self._timeouts[self._training] <= now - self._since:
             return ()

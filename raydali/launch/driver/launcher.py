@@ -19,7 +19,7 @@ from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_war
 from raydali.launch.driver.loop import Run, train_in_workers
 from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
-from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
+from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
 from raydali.report.tracking import tracked
@@ -89,7 +89,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             console.print(f"{folder} is finished: give another --name to train again")
             return
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
-        for change in in_words(changed):
+        for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
     check(options, job.samples)
     if warning := crop_warning(options):

@@ -187,7 +187,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
 
     options, placement, folder = run.options, run.placement, run.folder
     if placement.is_elastic:
-        # What is free may be taken, or its node dead, by the time that workers are placed: then it is counted anew.
+        # Free resources may be taken, or their node dead, when workers are placed: then they are counted again.
         os.environ.setdefault(START_TIMEOUT, "3")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
     workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.minimum

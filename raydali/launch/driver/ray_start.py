@@ -142,7 +142,7 @@ def _has_ended(name: str) -> bool:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports that nobody listens on, below those that the kernel assigns by itself."""
+    """Return ports that nobody listens on, below those that the kernel assigns."""
     with ExitStack() as stack:
         found = set[int]()
         for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):

@@ -77,7 +77,7 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
     if changed := changes(earlier, settings, names):
         words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
         raise UsageError(
-            f"{folder} cannot be resumed with other settings ({'; '.join([*words, *in_words(changed)])}): "
+            f"{folder} cannot be resumed with other settings ({'; '.join([*words, *describe_changes(changed)])}): "
             "give the earlier ones, or another --name"
         )
 
@@ -88,7 +88,7 @@ def changes(earlier: PreviousRun, settings: dict[str, Any], names: Collection[st
     return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
 
 
-def in_words(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return a phrase for each changed setting."""
     return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
 

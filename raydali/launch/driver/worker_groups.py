@@ -86,7 +86,7 @@ class WorkerGroups:
         self._hung |= {(each.node_id, each.pid) for each in ranks}
 
     def ended(self, end: GroupEnded) -> GroupEnded:
-        """Decide what follows the end of a group; return it with what is to be recorded."""
+        """Decide what follows the end of a group; return it with the event to record."""
         self.training = False
         self._ended_groups |= {self._group} - {""}
         self._group, self._is_over = "", True

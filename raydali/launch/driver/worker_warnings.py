@@ -1,6 +1,6 @@
 """Warnings that code in workers gives by `warnings` and `logging`: shown once for all ranks that gave them.
 
-Otherwise they would only stand in the workers' logs, which nobody reads. What C++ prints stays there.
+Otherwise they would only be in the workers' logs, which nobody reads. The output of C++ stays there.
 """
 
 import time

@@ -1,6 +1,6 @@
 """The broken samples of a run: what its ranks found is merged, reported to the driver, limited and saved.
 
-Each rank finds broken samples and replaces them by itself (data/loading/quarantine.py). At intervals ranks merge what
+Each rank finds and replaces broken samples on its own (data/loading/quarantine.py). At intervals ranks merge what
 they found, and decide on the merged result only, so that all of them stop at the same step.
 """
 
@@ -98,7 +98,7 @@ class BrokenSamples:
         }
 
     def after_step(self, steps: int) -> None:
-        """Ask other ranks for news at intervals, after so many completed steps, without waiting.
+        """Ask other ranks for news at intervals, given the number of completed steps, without waiting.
 
         Raises:
             DataError: see `exchange`.

@@ -37,7 +37,7 @@ class RunState:
 
     Args:
         trace: of samples, None where none is kept.
-        ceiling_of: what a ceiling depends on; measured for others, it says nothing.
+        ceiling_of: what a ceiling depends on; a ceiling that was measured with other values is not used.
 
     Attributes:
         ceiling: images a second over all ranks; None where it is not known.

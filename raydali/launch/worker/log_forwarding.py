@@ -1,6 +1,6 @@
 """Forwards the warnings that code in a worker gives by `warnings` and `logging` to the driver.
 
-Otherwise they would only stand in the worker's log, which nobody reads. What C++ prints stays there.
+Otherwise they would only be in the worker's log, which nobody reads. The output of C++ stays there.
 """
 
 import logging
@@ -38,7 +38,7 @@ def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
             handler.forward(f"{category.__name__}: {message} ({filename}:{lineno})")
 
     known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    # Loggers of PyTorch and others do not propagate. Those of Ray report what the driver sees by itself.
+    # Loggers of PyTorch and others do not propagate. The driver sees for itself what Ray's loggers report.
     apart = [logger for logger in known if not logger.propagate and logger.name.partition(".")[0] != "ray"]
     for logger in (logging.root, *apart):
         logger.addHandler(handler)

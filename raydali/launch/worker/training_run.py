@@ -134,7 +134,7 @@ class TrainingRun:
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
 
     def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
-        """Return what `step.backward` differentiates: compiled and captured as a CUDA graph, as the options say.
+        """Return what `step.backward` differentiates: compiled and captured as a CUDA graph, as the options require.
 
         Args:
             model: all parameters that the loss depends on.
@@ -292,7 +292,7 @@ class TrainingRun:
 
         Args:
             metrics: results of the validation.
-            score: name of the metric that tells which weights are the best: the higher, the better.
+            score: name of the metric by which the best weights are chosen: the higher, the better.
             weights: the model, or its moving average.
 
         Raises:

@@ -1,6 +1,6 @@
 """Charts of report.html: lines and stacked bars over epochs, in the coordinates of an SVG that needs no script.
 
-A chart's numbers stand below it as JSON, from which the page's script answers a pointer or the arrow keys.
+A chart's numbers follow it as JSON, for the page's script, which shows values at a pointer or the arrow keys.
 """
 
 import math
@@ -60,7 +60,7 @@ class Chart:
         legend: label and style of each line or part.
         paths: style and SVG path of what is drawn, back to front.
         x_ticks, y_ticks: position in percent, and text.
-        data: what the page's script needs to tell values.
+        data: what the page's script needs to show values.
         marks: x in the chart's coordinates, and text.
         clipped: position in percent and value of bars that are higher than the chart.
     """

@@ -29,7 +29,7 @@ class HeatMap:
         epochs: the first and the last number.
         height: on the page, pixels.
         png: the cells, in Base64.
-        data: what the page's script needs to tell values.
+        data: what the page's script needs to show values.
     """
 
     title: str

@@ -22,7 +22,7 @@ NAN = math.nan
 
 
 def number(value: object) -> float | None:
-    """The value as a finite number; None for null, text and NaN, which stand for "not measured"."""
+    """The value as a finite number; None for null, text and NaN, which mean "not measured"."""
     if type(value) is float:  # nearly all are
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -11,7 +11,7 @@ from raydali.report.html.history import History, Status, number
 from raydali.text import duration, plural
 
 DASH = "\u2013"
-"""Stands for what was not measured."""
+"""Shown for a value that was not measured."""
 
 STATUS: dict[Status, str] = {
     "finished": "finished",

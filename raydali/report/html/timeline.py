@@ -1,4 +1,4 @@
-"""The events of a run in report.html: a line of time with a mark for each, and a table that says what they were."""
+"""The events of a run in report.html: a timeline with a mark for each, and a table of them."""
 
 import math
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def event_strip(history: History, now: float | None) -> Strip | None:
 
 
 def _described(history: History) -> list[tuple[Mapping[str, Any], str]]:
-    """The newest events with their texts; the text of a start tells how many workers there were before it."""
+    """The newest events with their texts; the text of a start has the number of workers before it."""
     described, size = [], None
     for row in history.events:
         described.append((row, event(row, size)))

@@ -11,7 +11,7 @@ from torch import nn
 from raydali.errors import UsageError
 
 SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
-"""Image sizes among which one is looked for that a model takes."""
+"""Image sizes that are tried, to find one that a model takes."""
 
 
 def check_model(name: str, image_size: int = 224) -> None:
@@ -69,7 +69,7 @@ def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
     import torchvision
 
     options: dict[str, object] = {}
-    if name in ("googlenet", "inception_v3"):  # they train with further outputs unless told not to
+    if name in ("googlenet", "inception_v3"):  # by default they train with further outputs
         options = {"aux_logits": False, "init_weights": True}
     elif has_one_size(name):
         options = {"image_size": image_size} if name.startswith("vit_") else {"input_size": (image_size, image_size)}

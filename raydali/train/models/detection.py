@@ -114,7 +114,7 @@ class _OneSize(nn.Module):
         return found
 
 
-# In 16 bits, which autocast leaves behind, coordinates above 256 would be rounded to multiples of 2, 4 or 8 pixels.
+# In 16 bits, which autocast returns, coordinates above 256 would be rounded to multiples of 2, 4 or 8 pixels.
 
 
 def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tensor]]) -> tuple[Any, list[torch.Tensor]]:

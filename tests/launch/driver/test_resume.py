@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, in_words, previous_run
+from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
 
@@ -89,7 +89,7 @@ def test_a_setting_unknown_to_the_earlier_start_is_a_change(tmp_path: Path) -> N
 def test_changes_are_told_as_json_keeps_them() -> None:
     earlier = PreviousRun({"area": [0.1, 1.0], "model": "a"}, finished=False)
     changed = changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"])
-    assert changed == {"model": ("a", "b")} and in_words(changed) == ["model was 'a', now 'b'"]
+    assert changed == {"model": ("a", "b")} and describe_changes(changed) == ["model was 'a', now 'b'"]
 
 
 def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
