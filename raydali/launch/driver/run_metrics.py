@@ -12,9 +12,9 @@ class RunMetrics:
     """Counters of the run of that name."""
 
     def __init__(self, run: str) -> None:
-        text = "How often the workers of this run started again, after a failure or for another number of them."
+        text = "Restarts of the workers of this run, after failures and resizes."
         self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
-        text = "Samples of this run that were found broken."
+        text = "Broken samples of this run."
         self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
         for counter in (self._restarts, self._quarantined):
             counter._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0

@@ -13,13 +13,13 @@ from raydali.measure.records import Figures
 RANK_TAGS = ("run", "rank")
 IMAGES = "raydali_images"
 GAUGES = {
-    "raydali_images_per_second": "Speed of training of this rank, validation left out.",
-    "raydali_of_ceiling_ratio": "That speed as a share of this rank's part of the ceiling.",
+    "raydali_images_per_second": "Training speed of this rank, without validation.",
+    "raydali_of_ceiling_ratio": "Training speed as a share of this rank's part of the ceiling.",
     "raydali_loader_wait_ratio": "Share of the training time in which this rank waited for its loader.",
-    "raydali_step_seconds": "Forward, backward and optimiser of a step, mean over the last seconds.",
-    "raydali_own_step_seconds": "Of that, what is no waiting for other ranks' gradients.",
-    "raydali_loss": "Mean loss of the images of the last seconds.",
-    "raydali_loader_prepared_batches": "Batches that lie ready in the loader's last queue that shows them.",
+    "raydali_step_seconds": "Duration of a step: forward, backward and optimiser, mean over the last seconds.",
+    "raydali_own_step_seconds": "Duration of a step without the wait for other ranks' gradients.",
+    "raydali_loss": "Mean loss over the images of the last seconds.",
+    "raydali_loader_prepared_batches": "Batches that are ready in the last visible queue of the loader.",
     "raydali_host_memory_bytes": "Resident memory of this rank's process.",
     "raydali_gpu_memory_bytes": "GPU memory that PyTorch holds for this rank.",
 }
