@@ -175,7 +175,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
         return re.sub(r"[\d.]+(e-\d+)?%?|(?<= )-(?= )", "0", " ".join(text.split()))
 
     lines = output.splitlines()
-    _, counted, _, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
+    _, counted, _, _, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
     for line in (counted, started, epoch):
         assert form(line) in map(form, lines), output
     assert header in lines, output

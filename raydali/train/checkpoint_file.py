@@ -110,5 +110,5 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
         state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        raise BadCheckpointError(f"{FILE_NAME} holds more than tensors and plain values: {text}") from error
+        raise BadCheckpointError(f"{FILE_NAME} contains more than tensors and plain values: {text}") from error
     return state

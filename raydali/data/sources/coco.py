@@ -177,7 +177,7 @@ def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> ND
     if unknown:
         raise UsageError(
             f"{path}: annotation {annotated[unknown[0]]['id']} is of {kind} {named[unknown[0]]}, which is not listed "
-            f"({len(unknown)} such in all): add the {kind}, or remove the annotation"
+            f"({plural(len(unknown), 'case')}): add the {kind}, or remove the annotation"
         )
     return np.array([index[id] for id in named], np.int64)
 

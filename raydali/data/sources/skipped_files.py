@@ -48,15 +48,9 @@ class SkippedFiles:
         if not self.kinds:
             return
         where = summarize(f"{name!r} {count}" for name, count in _most(self.folders))
-        wanted = "JPEG or PNG" if ".jpg" in extensions else "MP4"
-        _log.warning(
-            "%s: %s (%s); only %s are read: convert others to %s",
-            root,
-            describe_skipped(self.kinds),
-            where,
-            ", ".join(extensions),
-            wanted,
-        )
+        remedy = f": convert them to {'JPEG or PNG' if '.jpg' in extensions else 'MP4'}"
+        is_format = any(kind.startswith(".") for kind in self.kinds)
+        _log.warning("%s: %s (%s)%s", root, describe_skipped(self.kinds), where, remedy if is_format else "")
 
 
 def describe_skipped(kinds: Mapping[str, int]) -> str:

@@ -19,8 +19,8 @@ _HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"
 _WITHOUT_CONTENT = b"123456"  # links, devices, folders: whatever their header says
 _ABOUT_THE_NEXT = b"xgLK"
 _ADLER = 65521  # the modulus of Adler-32, whose lower half is the sum of all bytes and 1
-_NO_TAR = "it is no tar archive, or a compressed one, which cannot be read at random: decompress it"
-_SPARSE = "it holds a sparse file, whose content is not in one piece: pack it without --sparse"
+_NO_TAR = "it is not a tar archive, or is compressed, which prevents random access: decompress it"
+_SPARSE = "it contains a sparse file, whose content is in pieces: pack it without --sparse"
 
 
 class _Said(NamedTuple):

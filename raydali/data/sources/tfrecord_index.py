@@ -127,10 +127,10 @@ def _fields(read: Read, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         elif how in (_FIXED64, _FIXED32):
             length = 8 if how == _FIXED64 else 4
         else:
-            raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+            raise ValueError(f"is not a tf.train.Example: {_REMEDY}")
         begin += used
         if begin + length > end:
-            raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+            raise ValueError(f"is not a tf.train.Example: {_REMEDY}")
         yield tag, begin, begin + length
         begin += length
 
@@ -144,7 +144,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return number | byte << shift, at
         number |= (byte & 0x7F) << shift
         shift += 7
-    raise ValueError(f"is no tf.train.Example: {_REMEDY}")
+    raise ValueError(f"is not a tf.train.Example: {_REMEDY}")
 
 
 def _integers(data: bytes) -> list[int]:

@@ -119,6 +119,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
             console.print(f"run {folder}: the same command with --name {folder.name} resumes it")
+            console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
             train_in_workers(run, console, track, interrupt)
 
 

@@ -304,7 +304,7 @@ class TrainingRun:
         self._require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
         seconds, self._validation_seconds = self._validation_seconds, None
         self._require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
-        self._require(score in metrics, f"score={score!r} is none of the metrics: {', '.join(metrics)}")
+        self._require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
         record = self._progress.end_epoch({**metrics, "seconds": seconds}, self._context.learning_rate)
         self._closed = Closed(record, self._state.best_of(metrics[score], weights))
 

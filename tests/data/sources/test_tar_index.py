@@ -203,8 +203,8 @@ def test_broken_shards_are_named(pack: Pack, tmp_path: Path) -> None:
         whole[:3584]: "1.tar 3584",
         whole[:4000]: "cut off 4000",
         whole[:5000]: "cut off c/b.jpg",
-        b"": "no tar archive",
-        b"no tar" * 1000: "no tar archive compressed",
+        b"": "tar archive",
+        b"no tar" * 1000: "tar archive compressed",
         bytes(damaged): "damaged 3584",
     }.items():
         (tmp_path / "1.tar").write_bytes(content)

@@ -104,7 +104,7 @@ def read_video_info(path: str) -> VideoInfo:
         frames = int((left_out == 0).sum())
         context = stream.codec_context
         if not (frames and key.any() and context.height and context.width):
-            raise ValueError("it holds no frames")
+            raise ValueError("it has no frames")
         before = np.cumsum(left_out == 0) - (left_out == 0)
         is_key = key != 0
         return VideoInfo(
@@ -173,7 +173,7 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
         options = {"skip_frame": "all"} | ({"probesize": "32"} if has_header else {})
         with av.open(opened, options=options) as container:
             if not container.streams.video:
-                raise ValueError("it holds no video")
+                raise ValueError("it has no video")
             yield container, container.streams.best("video")
     except (OSError, ValueError, av.FFmpegError) as error:
         reason = error.strerror if isinstance(error, av.FFmpegError) else error
