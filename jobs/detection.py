@@ -95,7 +95,7 @@ SHAPES = Config(
     learning_rate=3e-3,
     precision="fp32",
 )
-"""Defaults where no --data is given."""
+"""Defaults without --data."""
 
 
 Data = TrainAndVal[Coco]

@@ -81,7 +81,7 @@ DIGITS = Config(
     label_smoothing=0.0,
     precision="fp32",
 )
-"""Defaults where no --data is given."""
+"""Defaults without --data."""
 
 
 Data = TrainAndVal[LabeledSource]

@@ -88,7 +88,7 @@ BLURRED = Config(
     learning_rate=0.001,
     precision="fp32",
 )
-"""Defaults where no --data is given."""
+"""Defaults without --data."""
 
 
 Data = TrainAndVal[ImagePairs]

@@ -93,7 +93,7 @@ DISCS = Config(
     label_smoothing=0.0,
     precision="fp32",
 )
-"""Defaults where no --data is given."""
+"""Defaults without --data."""
 
 
 Data = TrainAndVal[VideoClips]

@@ -29,7 +29,7 @@ class TrainingError(Exception):
 
 
 class NodeError(Exception):
-    """A node cannot train though others can; the message says why. The run goes on without it where others suffice."""
+    """A node cannot train though others can; the message says why. The run continues on the others if they suffice."""
 
 
 class StartError(Exception):

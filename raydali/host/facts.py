@@ -111,7 +111,7 @@ def _why_not_loaded(*libraries: str) -> str:
 def driver_and_gpus() -> tuple[str, tuple[Gpu, ...]]:
     """The driver's version and its GPUs, from NVML, which shows all of them, whatever CUDA_VISIBLE_DEVICES is.
 
-    Both are empty where no driver answers.
+    Both are empty if no driver answers.
     """
     import pynvml as nvml
 

@@ -1,6 +1,6 @@
 """The channel between driver, controller and workers: an actor that collects their messages for the driver.
 
-In the other direction it holds a board, which the driver writes and anybody reads: what the workers are asked to do,
+In the other direction it holds a board, which the driver writes and every process reads: the requests to the workers,
 and which start of a worker group is permitted.
 """
 
@@ -113,7 +113,7 @@ class DriverChannel:
         self._actor.ask_to_resize.remote(wanted)
 
     def board(self) -> Board:
-        """Return the board as it is now."""
+        """Return the current board."""
         board: Board = ray.get(self._actor.board.remote())
         return board
 

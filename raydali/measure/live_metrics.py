@@ -1,4 +1,4 @@
-"""Figures of the last seconds of a rank's training, taken without waiting for the device."""
+"""Metrics of the last seconds of a rank's training, taken without waiting for the device."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from raydali.measure.records import Figures
 PULSE_SECONDS = 5.0
 """Interval of publishing. Ray exports metrics every 10 s, and drops those not set for 20 s."""
 SHORTEST_SECONDS = 1.0
-"""A shorter rest of an epoch gives no reliable speed; it is left out if the epoch has other figures."""
+"""A shorter remainder of an epoch gives no reliable speed; it is left out if the epoch has other figures."""
 
 
 class LiveMetrics:

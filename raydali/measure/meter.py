@@ -25,7 +25,7 @@ class EpochMeter:
     enters under another name counts as the loop's own.
 
     Attributes:
-        on_stage: called with each stage that is entered, where it is set.
+        on_stage: called with each stage that is entered, if it is set.
 
     Args:
         loader: its waits and the time of its Python are recorded; None: there is none.
@@ -49,13 +49,13 @@ class EpochMeter:
         self._first_batch_seconds: float | None = None
         self._seen_first = self._exchanging = False
         self._first_step_seconds: float | None = None
-        # Of the first step, as the host saw it: its own part up to now, and since when it is at that again.
+        # The first step on the host: seconds of its own work so far, and when the present part of that began.
         self._first_own_seconds = 0.0
         self._own_since: float | None = None
         self._images = self._steps = self.replaced = 0
-        self._sampled_exchanges: list[tuple[float, float]] = []  # its length, and that of the rest of its step
+        self._sampled_exchanges: list[tuple[float, float]] = []  # seconds of an exchange, and of the rest of its step
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        # Of the loss as it was a while ago: what `loss_so_far` has asked for, and what it has got.
+        # The loss as of an earlier moment: the copy that `loss_so_far` has requested, and the one that has arrived.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
         self._loss_got = 0.0, 0

@@ -80,7 +80,7 @@ class Figures:
     step_seconds: float | None = None
     """Forward, backward and optimiser; mean over steps."""
     own_step_seconds: float | None = None
-    """The same without the wait for other ranks' gradients; None inside a CUDA graph, where that is not measured."""
+    """The same without the wait for other ranks' gradients; None inside a CUDA graph, which hides that wait."""
     loss: float | None = None
     """Mean over images; on a GPU, those of the previous interval."""
     prepared_batches: int | None = None

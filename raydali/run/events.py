@@ -171,7 +171,7 @@ class Failure(GroupEnded):
 
     Attributes:
         ranks, error: those that ended with an error, and the error as Ray Train describes it.
-        killed: those among them whose process died.
+        killed: the ranks whose process died.
         starting: whether the group failed before its workers ran.
         places: where the ranks ran.
         step, pause, cause, nodes, left_out: added by the driver: the last step that it knows to be completed, and its
@@ -201,7 +201,7 @@ class Preemption(GroupEnded):
     """Nodes are taken away, or the workers left on notice.
 
     Attributes:
-        killed, places: see `Failure`; None where the group ended before Ray Train took it down.
+        killed, places: see `Failure`; None if the group ended before Ray Train shut it down.
     """
 
     event = "preemption"
@@ -230,7 +230,7 @@ class StuckRank:
     Attributes:
         node, node_id, pid, started: where its process runs; see `Heartbeat`.
         frozen: whether its heartbeats have stopped.
-        stack: of its training thread; None where it sent none.
+        stack: of its training thread; None if it sent none.
     """
 
     rank: int
@@ -271,7 +271,7 @@ class RunStopped(Event):
     """The driver ends with an error.
 
     Attributes:
-        why: why it did not start the workers again; None where Ray Train ended.
+        why: why it did not start the workers again; None if Ray Train ended.
     """
 
     event = "stop"

@@ -115,7 +115,7 @@ class Progress(Message):
 
     Attributes:
         step: completed ones of the run's `steps`.
-        epoch: the one under way, of `epochs`.
+        epoch: the current one, of `epochs`.
     """
 
     step: int

@@ -47,8 +47,8 @@ class RunningStatistics:
     def after_micro_batch(self, index: int) -> None:
         """Call after each forward pass, with its index among this rank's micro-batches of the step.
 
-        The forward pass moved the buffers from where the step began; the mean over the step's micro-batches of
-        where they came to is kept. With one micro-batch a step that is what BatchNorm itself does.
+        Each forward pass moves the buffers from their values at the beginning of the step. The mean of the results over
+        the step's micro-batches is kept. With one micro-batch per step this is what BatchNorm itself does.
         """
         if self._micro_batches == 1 or not self._buffers:
             return

@@ -106,7 +106,7 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
     if hashlib.sha256(contents).hexdigest() != digest:
         raise BadCheckpointError(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
     try:
-        # weights_only: what a pickle asks to be called is refused, not called.
+        # weights_only: a pickle that would call a function is refused.
         state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]

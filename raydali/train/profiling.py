@@ -19,7 +19,7 @@ class StepTrace:
     Args:
         steps: which; those before the first one that this worker does are not waited for.
         rank: the worker's world rank.
-        device: where it computes.
+        device: on which the rank computes.
         write: takes the file's name and its contents (gzipped JSON of Chrome's trace format).
     """
 

@@ -19,7 +19,7 @@ class ResizedImages(Pipeline[LabeledFiles]):
     """Images in 8 bits, on GPUs too.
 
     Args:
-        image_size: height and width of what comes out, pixels; aspect ratios are not kept.
+        image_size: height and width of the output, pixels; aspect ratios are not kept.
     """
 
     image_size: int

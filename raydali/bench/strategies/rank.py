@@ -177,7 +177,7 @@ def _reset_memory_peaks(gpus: Iterable[int]) -> None:
     """Reset torch's peaks, so that cuDNN's tuning does not count."""
     import torch
 
-    torch.cuda.empty_cache()  # does nothing where there is no GPU
+    torch.cuda.empty_cache()  # does nothing without a GPU
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
 

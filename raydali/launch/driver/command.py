@@ -21,11 +21,11 @@ Config = TypeVar("Config")
 
 
 def parse(config: type[Config], *, demo: Config | None = None) -> Config:
-    """The config that the command line asks for; indexes of its data are kept in its storage, too.
+    """Parse the command line to a config; indexes of its data are then kept in its storage, too.
 
     Args:
         config: a dataclass; its fields are the options.
-        demo: the defaults where `--data` is not given, for a job with built-in data; the field `data` is then None.
+        demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
 
     Raises:
         UsageError: an argument holds a key.

@@ -16,7 +16,7 @@ class DriverNode:
     """The node of the connected cluster that this process runs on.
 
     Args:
-        interrupt: asks the run to end, given the reason.
+        interrupt: requests the end of the run, with a reason.
     """
 
     def __init__(self, interrupt: Callable[[str], None]) -> None:

@@ -63,11 +63,11 @@ class EventRouter:
                 self._recorder.epoch(message.record)
             case Started():
                 self._groups.started(message.step)
-                self._watch.begun()
+                self._watch.training_started()
             case Left():
                 self._groups.left()
             case GroupEnded():
-                self._watch.over()
+                self._watch.group_ended()
                 message = self._groups.ended(message)
         if isinstance(message, Event):
             self._recorder.event(message)

@@ -35,12 +35,12 @@ class HangWatch:
         self._since: float | None = None
         self._training = False
 
-    def begun(self) -> None:
-        """A worker group has completed its first step: from now on it must make progress."""
+    def training_started(self) -> None:
+        """Note that a worker group has completed its first step: from now on it must make progress."""
         self._since, self._training = self._now(), True
 
-    def over(self) -> None:
-        """The worker group is gone."""
+    def group_ended(self) -> None:
+        """Note that the worker group has ended."""
         self._since, self._heartbeats, self._training = None, {}, False
 
     def heartbeat(self, message: Heartbeat) -> None:
@@ -51,7 +51,7 @@ class HangWatch:
         self._heartbeats[message.rank] = self._now(), message
 
     def forget(self, rank: int) -> None:
-        """A rank has finished, and sends no more heartbeats."""
+        """Note that a rank has finished, and sends no more heartbeats."""
         self._heartbeats.pop(rank, None)
 
     def stuck(self) -> Sequence[StuckRank]:

@@ -84,7 +84,7 @@ def train_in_workers(
         run: the job, its folder and its placement.
         console: shows messages.
         track: takes the record of each epoch.
-        interrupt: what asks the run to end.
+        interrupt: requests the end of the run.
 
     Raises:
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
@@ -117,7 +117,7 @@ class _DriverLoop:
         self._training = _Background(_trainer(run, self._channel).fit)
         pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
         if cluster.own:
-            pending.over()  # it was given what its workers need
+            pending.stop()  # it was given what its workers need
         report = LiveReport(run.folder, console.warn)
         policy = RestartPolicy(
             options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)

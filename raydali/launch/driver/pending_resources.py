@@ -72,7 +72,7 @@ class PendingResources:
 
     Args:
         asked: the requested placement.
-        take_snapshot: returns the present state of the cluster.
+        take_snapshot: returns the current state of the cluster.
         print_line: takes a line for the console.
         clock: a monotonic clock.
     """
@@ -85,22 +85,22 @@ class PendingResources:
         clock: Callable[[], float],
     ) -> None:
         self._asked, self._take_snapshot, self._print_line, self._clock = asked, take_snapshot, print_line, clock
-        self.again()
+        self.start()
 
-    def again(self) -> None:
-        """Start to poll: the workers are gone."""
-        self._over = False
+    def start(self) -> None:
+        """Start polling: the workers are gone."""
+        self._stopped = False
         self._began = self._polled = self._clock()
         self._reported_at, self._reported = self._began + GRACE_SECONDS - CHANGE_SECONDS, ""
 
-    def over(self) -> None:
-        """Stop to poll: the workers run."""
-        self._over = True
+    def stop(self) -> None:
+        """Stop polling: the workers run."""
+        self._stopped = True
 
     def poll(self) -> None:
         """Poll the cluster and report, if it is time to."""
         now = self._clock()
-        if self._over or now - self._polled < POLL_SECONDS:
+        if self._stopped or now - self._polled < POLL_SECONDS:
             return
         self._polled = now
         try:
@@ -108,7 +108,7 @@ class PendingResources:
         except Exception:  # a missing report must not end the run
             return
         if moment.placed:
-            self._over = True
+            self._stopped = True
             return
         text = describe(moment, self._asked, now - self._began)
         since = now - self._reported_at

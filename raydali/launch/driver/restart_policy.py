@@ -69,8 +69,8 @@ class RestartPolicy:
         self._outages, self._away_since = 0, 0.0
         self.left_out: tuple[str, ...] = ()
 
-    def begun(self, step: int) -> None:
-        """A worker group has completed its first step after `step`, the newest checkpoint's."""
+    def group_started(self, step: int) -> None:
+        """Note that a worker group has completed its first step after `step`, the step of the newest checkpoint."""
         self._has_trained = True
         self._outages = 0
         if step > self._start:

@@ -65,8 +65,8 @@ class WorkerGroups:
         self.training, self.has_left = True, False
         self._channel.write(training=True, left=False)
         self.errors, self.failure, self._is_over = [], "", False
-        self._policy.begun(step)
-        self._pending.over()
+        self._policy.group_started(step)
+        self._pending.stop()
 
     def left(self) -> None:
         """The workers have saved a checkpoint and left."""
@@ -120,5 +120,5 @@ class WorkerGroups:
         if self._permit is None or self.stop_reason is not None or time.monotonic() < self._permit[0]:
             return
         self._channel.write(permitted=self._permit[1], left_out=self._policy.left_out, training=False, left=False)
-        self._pending.again()
+        self._pending.start()
         self._permit = None

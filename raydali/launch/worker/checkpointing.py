@@ -36,11 +36,11 @@ class RunState:
     """The state of a run on one rank; all ranks must call the same methods.
 
     Args:
-        trace: of samples, None where none is kept.
+        trace: of samples; None without one.
         ceiling_of: what a ceiling depends on; a ceiling that was measured with other values is not used.
 
     Attributes:
-        ceiling: images a second over all ranks; None where it is not known.
+        ceiling: images a second over all ranks; None if it is not known.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RunState:
         """Make a checkpoint of all that is done, after the records that it covers are written.
 
         Args:
-            record: of this rank, of the epoch under way.
+            record: of this rank, for the current epoch.
             best: see `best_of`.
 
         Raises:

@@ -37,7 +37,7 @@ PROGRESS_SECONDS = 0.5
 
 
 class RaySession:
-    """See session.Session. Checkpoints are our own, since Ray Train ends where it cannot rewrite its record of them."""
+    """See session.Session. Checkpoints are our own: Ray Train ends a run if it cannot rewrite its record of them."""
 
     def __init__(self, task: "WorkerTask") -> None:
         context = ray.get_runtime_context()

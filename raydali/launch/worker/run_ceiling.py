@@ -48,7 +48,7 @@ class RunCeiling:
     """One rank's part; all ranks must call the same methods. The ceiling itself is the run's state.
 
     Args:
-        warm_up: yields that many warm-up steps, then measures the ceiling if it is asked to, and undoes all of them.
+        warm_up: yields this number of warm-up steps, then measures the ceiling on request, and undoes all of them.
     """
 
     def __init__(

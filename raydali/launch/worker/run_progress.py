@@ -29,7 +29,7 @@ class RunProgress:
         labels: of the training set, int64 (N,), if each sample has one.
 
     Attributes:
-        meter: of the epoch under way.
+        meter: of the current epoch.
     """
 
     def __init__(

@@ -192,10 +192,10 @@ class TrainingRun:
     # The loop.
 
     def steps(self, loader: Loader) -> Iterator[Step]:
-        """Yield the steps that are left; the first of them warm up on a resident batch and are undone.
+        """Yield the remaining steps, after warm-up steps on a resident batch, which are undone.
 
-        Warm-up steps compile, capture a CUDA graph and measure the ceiling. Between two steps a checkpoint is made if
-        one is due, and the run ends if it was asked to.
+        Warm-up steps compile, capture a CUDA graph and measure the ceiling. Between two steps a checkpoint is saved if
+        one is due, and the run ends on request.
 
         Args:
             loader: of the training set, made by `loaders`.

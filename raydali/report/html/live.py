@@ -53,7 +53,7 @@ class LiveReport:
         self._changed = True
 
     def poll(self) -> None:
-        """Write the page if there is news and the pause is over; to be called often."""
+        """Write the page if something has changed and the pause is over; must be called often."""
         if not self._changed or self._clock() < self._due:
             return
         began = self._clock()

@@ -44,8 +44,8 @@ def evaluate(
 ) -> Validation:
     """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
 
-    Ranks may get unequal numbers of batches, or none: nothing is exchanged until sums, not means, are added up at
-    the end. Where there are fewer than five classes, top5 is top-k of all of them.
+    Ranks may get unequal numbers of batches, or none: they communicate only at the end, to add up sums,
+    not means. With fewer than five classes, top5 is top-k of all of them.
     """
     began = time.perf_counter()
     sums = torch.zeros(4, dtype=torch.float64, device=worker.device)

@@ -93,7 +93,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
     """Loss, PSNR and SSIM of the unwrapped model over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
 
     PSNR and SSIM are torchmetrics', of 8-bit images, each image's own. Ranks may get unequal numbers of batches, or
-    none: nothing is exchanged until sums, not means, are added up at the end.
+    none: they communicate only at the end, to add up sums, not means.
 
     Args:
         model: from images in 0..255 to restored ones in 0..1.

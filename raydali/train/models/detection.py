@@ -83,7 +83,7 @@ def tiny_detector(classes: int) -> FCOS:
 
     layers = block(3, 16, 2) + block(16, 32, 2) + block(32, 64, 2) + block(64, 64, 1) + block(64, 64, 1)
     backbone = nn.Sequential(*layers)
-    backbone.out_channels = 64  # type: ignore[assignment]  # what FCOS asks its backbone for
+    backbone.out_channels = 64  # type: ignore[assignment]  # FCOS reads this of its backbone
     return FCOS(
         backbone,
         classes + 1,
@@ -118,7 +118,7 @@ class _OneSize(nn.Module):
 
 
 def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tensor]]) -> tuple[Any, list[torch.Tensor]]:
-    """Anchors have the dtype of the feature maps, of which else only the shape counts."""
+    """Anchors get the dtype of the feature maps, which are otherwise used only for their shape."""
     images, maps = inputs
     return images, [_full(features[:1, :1]) for features in maps]
 

@@ -67,7 +67,7 @@ def run(
 def test_a_run_that_gets_on_is_left_alone() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
-    watch.begun()
+    watch.training_started()
     assert run(watch, clock, 1000, {0: int, 1: int}) == []
 
 
@@ -77,7 +77,7 @@ def test_a_start_has_its_own_timeout_whatever_batches_it_takes() -> None:
     assert run(watch, clock, 298, {0: 1, 1: int}) == []
     (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", progress={0: 0.0, 1: 0.5})
     assert stuck.rank == 0 and stuck.stack == "read(...)"
-    watch.over()
+    watch.group_ended()
     clock.now += 1000
     assert run(watch, clock, 298, {0: 1, 1: 1}) == [], "a start takes its time from its group's first beat"
 
@@ -93,7 +93,7 @@ def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
     watch = HangWatch(60, clock, start_timeout=60)
     (stuck,) = run(watch, clock, 64, {0: 0, 1: 0, 2: 0}, waiting=(0, 2))
     assert stuck.rank == 1
-    watch.begun()
+    watch.training_started()
     all_of_them = run(watch, clock, 64, {0: 4, 1: 4, 2: 4}, waiting=(0, 1, 2))
     assert [each.rank for each in all_of_them] == [0, 1, 2]
 
@@ -101,7 +101,7 @@ def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
 def test_a_frozen_process_is_named() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
-    watch.begun()
+    watch.training_started()
     run(watch, clock, 100, {0: int, 1: int, 2: int})
     (stuck,) = run(watch, clock, 64, {0: 100, 2: 100})
     assert stuck.rank == 1 and stuck.frozen and stuck.stack is None
@@ -110,7 +110,7 @@ def test_a_frozen_process_is_named() -> None:
 def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
-    watch.begun()
+    watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 31}, stack="read(...)")
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
@@ -119,7 +119,7 @@ def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
     run(watch, clock, 20, {0: 0, 1: 0})
-    watch.begun()
+    watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 3})
     assert stuck.rank == 1 and stuck.frozen
 
@@ -127,7 +127,7 @@ def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
 def test_validation_batches_and_larger_shares_blame_nobody() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
-    watch.begun()
+    watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, progress={0: 31.5, 1: 31.0, 2: 31.5})
     assert stuck.rank == 1
 
@@ -135,18 +135,18 @@ def test_validation_batches_and_larger_shares_blame_nobody() -> None:
 def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
-    watch.begun()
+    watch.training_started()
     assert len(run(watch, clock, 100, {0: 3})) == 1
-    watch.over()
+    watch.group_ended()
     assert run(watch, clock, 100, {0: 3}) == []
-    watch.begun()
+    watch.training_started()
     assert len(run(watch, clock, 70, {0: 3})) == 1
 
 
 def test_a_timeout_of_0_is_none() -> None:
     clock = Clock()
     watch = HangWatch(0, clock, start_timeout=60)
-    watch.begun()
+    watch.training_started()
     assert run(watch, clock, 10_000, {0: 3}) == []
 
 

@@ -84,7 +84,7 @@ def test_lines_are_rate_limited_and_only_printed_while_waiting() -> None:
     at = moment([HEAD])  # placed once, it is silent
     until(300)
     assert len(said) == 4
-    waiting.again()
+    waiting.start()
     until(310)
     assert [when for when, _ in said[4:]] == [304]
 

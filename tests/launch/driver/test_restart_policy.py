@@ -29,7 +29,7 @@ def test_an_error_that_recurs_on_the_only_node_ends_the_run() -> None:
     restarts = policy()
     decision = restarts.failed(failure(), [error("CUDA out of memory: tried 20 MiB, 1.5 GiB free", 41)])
     assert decision == Decision()
-    restarts.begun(20)
+    restarts.group_started(20)
     decision = restarts.failed(failure(), [error("CUDA out of memory: tried 24 MiB, 0.9 GiB free", 41)])
     assert decision.stop_reason is not None and "step 41" in decision.stop_reason
 
@@ -42,7 +42,7 @@ def test_an_error_that_recurs_at_the_first_start_ends_the_run() -> None:
 
 def test_a_run_that_has_trained_waits_for_what_its_start_needs() -> None:
     restarts = policy()
-    restarts.begun(100_000)
+    restarts.group_started(100_000)
     decisions = [restarts.failed(failure(), [error("no credentials", 0)]) for _ in range(5)]
     assert [each.stop_reason is None for each in decisions] == [True] * 4 + [False]
     assert sum(each.pause for each in decisions) > 300
@@ -82,9 +82,9 @@ def test_a_node_on_which_workers_die_twice_in_a_row_is_left_out() -> None:
 def test_failures_count_while_the_run_gets_no_further() -> None:
     restarts = policy(limit=2)
     for step in (10, 20, 30, 40):
-        restarts.begun(step)
+        restarts.group_started(step)
         assert restarts.failed(failure(0), []).stop_reason is None
-        restarts.begun(step)
+        restarts.group_started(step)
         assert restarts.failed(failure(0), []).stop_reason is None
     why = restarts.failed(failure(0), []).stop_reason
     assert why is not None and "3 failures" in why and "step 40" in why and "--max-failures is 2" in why
@@ -101,7 +101,7 @@ def test_pauses_grow_while_the_run_gets_no_further() -> None:
     restarts = policy()
     pauses = [restarts.failed(failure(0), []).pause for _ in range(6)]
     assert pauses == [0, 15, 60, 300, 300, 300]
-    restarts.begun(10)
+    restarts.group_started(10)
     assert restarts.failed(failure(0), []).pause == 0
 
 
@@ -119,7 +119,7 @@ def test_a_storage_that_is_away_is_waited_for_and_not_counted() -> None:
     restarts = policy(limit=0, storage_timeout=3600)
     for _ in range(100):
         assert restarts.failed(failure(), away).pause == 30
-        restarts.begun(5)  # it answered for a while
+        restarts.group_started(5)  # it answered for a while
         now[0] += 3600
 
 
