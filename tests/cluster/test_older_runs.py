@@ -30,7 +30,7 @@ def test_a_run_of_an_earlier_version_goes_on_to_the_sample(tmp_path: Path) -> No
         *("--name", "recorded", "--storage", str(tmp_path), *options), env=environment(home), log=tmp_path / "log"
     )
     assert code == 0, output
-    assert "with another setting" not in output  # options that are newer than the run had their defaults
+    assert "changed setting" not in output  # options that are newer than the run had their defaults
     assert_whole(folder, replace(DIGITS, epochs=12, global_batch_size=64).stream(1437))
     rows = folder.rows("epochs.jsonl")
     assert [row["epoch"] for row in rows] == list(range(12))

@@ -28,11 +28,11 @@ CASES = {
     "data-without-train": ("--data {data}/no-train", "{data}/no-train .*train/"),
     "data-without-val": ("--data {data}/no-val", "{data}/no-val .*val/.*--data"),
     "data-without-classes": ("--data {data}/no-classes", "{data}/no-classes/train .*class folders"),
-    "data-without-images": ("--data {data}/no-images", "2 class folders .*{data}/no-images/train"),
+    "data-without-images": ("--data {data}/no-images", "{data}/no-images/train .*2 class folders"),
     "data-of-other-classes": ("--data {data}/differing", "{data}/differing/val .*'dog'.*'cow'"),
     "data-of-an-unknown-kind": ("--data ftp://host/data", "ftp://host/data"),
     "shards-alone": ("--data {data}/0.tar", "0.tar .*--val-data"),
-    "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of the 2 files"),
+    "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of 2 files"),
     "tfrecord": ("--data {data}/train-*-of-00010", "-of-00010 .*--val-data"),
     # What no option takes
     "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
@@ -46,27 +46,27 @@ CASES = {
     "model": ("--model resnet51", "resnet51.*resnet50"),
     "model-of-another-size": (
         "--model vit_b_16 --image-size 40 --resize-size 40",
-        "vit_b_16 .* 40 x 40 .*patch.*try --image-size 32",
+        "vit_b_16 .*40x40 .*--image-size 32",
     ),
     # Workers
-    "no-workers": ("--workers 0", "--workers 0.*at least 1"),
-    "workers-of-a-word": ("--workers x", "--workers x .*MIN:MAX"),
-    "workers-reversed": ("--workers 3:2", "--workers 3:2"),
+    "no-workers": ("--workers 0", "--workers.*at least 1.*0"),
+    "workers-of-a-word": ("--workers x", "--workers.*MIN:MAX.*x"),
+    "workers-reversed": ("--workers 3:2", "--workers.*3:2"),
     "workers-beyond-the-machine": ("--workers {too_many}", "{too_many} workers.* {cores} cores.*--workers"),
     "no-cpus": ("--cpus-per-worker 0", "cpus.per.worker.*at least 1.*0"),
     "failures": ("--max-failures -2", "max.failures.*-2"),
     "sync-bn-on-cpus": ("--sync-bn --no-gpu", "--sync-bn.*GPU"),
     # Sizes
     # With one epoch, which no default of the warm-up may refuse.
-    "global-batch-no-multiple": ("--global-batch-size 40 --epochs 1", "global.batch.size 40.*batch.size 32.*64"),
+    "global-batch-no-multiple": ("--global-batch-size 40 --epochs 1", "global.batch.size.*batch.size 32.*40.*64"),
     "global-batch-of-nothing": ("--global-batch-size 0", "global.batch.size.*0"),
     "batch-of-nothing": ("--batch-size 0", "batch.size.*0"),
-    "fewer-samples-than-a-batch": ("--global-batch-size 2048 --batch-size 2048", "1437 samples.* 2048.*--batch-size"),
+    "fewer-samples-than-a-batch": ("--global-batch-size 2048 --batch-size 2048", "1,437 samples.* 2048.*--batch-size"),
     "no-epochs": ("--epochs 0", "epochs.*at least 1.*0"),
     "image-of-nothing": ("--image-size 0", "image.size.*at least 1.*0"),
     "resize-below-image": ("--image-size 32 --resize-size 31", "resize.size.*31.*image.size.*32"),
     # Numbers out of their range
-    "hardware-decoder": ("--hw-decoder-load 2", r"hw.decoder.load.*0\.\.1.*2\.0"),
+    "hardware-decoder": ("--hw-decoder-load 2", r"hw.decoder.load.*0.*1.*2\.0"),
     "seed": ("--seed -1", "seed.*-1"),
     "random-area": ("--random-area 0 2", r"random.area.*\(0\.0, 2\.0\)"),
     "flip-probability": ("--flip-probability 2", "flip.probability.*2"),
@@ -84,11 +84,11 @@ CASES = {
     "hang-timeout": ("--hang-timeout 5", "--hang-timeout.*0 or .*10.*5"),
     "start-timeout": ("--start-timeout 5", "--start-timeout.*0 or .*10.*5"),
     "bad-fraction": ("--max-bad-fraction 2", r"max.bad.fraction.*1.*2\.0"),
-    "profile-steps": ("--profile-steps 5:2", "--profile-steps 5:2.*A:B"),
+    "profile-steps": ("--profile-steps 5:2", "--profile-steps.*A:B.*5:2"),
     "exclude": ("--exclude {data}/nowhere", "--exclude {data}/nowhere"),
     "gpu-and-no-gpu": ("--gpu --no-gpu", "--gpu .*--no-gpu"),
     "shuffle-block": ("--shuffle-block -1", "shuffle.block.*0.*-1"),
-    "track": ("--track tensorbard", "--track tensorbard.*mlflow, wandb"),
+    "track": ("--track tensorbard", "--track.*mlflow,wandb.*tensorbard"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),
     "storage-below-a-file": ("--storage {data}/file", "--storage {data}/file"),
@@ -194,4 +194,4 @@ def test_bad_usage_is_refused_before_ray_starts(case: str, data: Path, refused: 
 
 def test_more_workers_than_micro_batches_are_refused_early(tmp_path: Path) -> None:
     refusals({tmp_path: ["--global-batch-size", "32", "--batch-size", "32", "--workers", "2"]})
-    assert mentions(refusal(tmp_path), "2 workers 1 micro-batches 32 fewer")
+    assert mentions(refusal(tmp_path), "2 workers 1 micro-batch 32 --workers")
