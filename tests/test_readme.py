@@ -101,6 +101,7 @@ def test_the_demo_is_the_one_shown() -> None:
     assert mentions(shown, f"{train:,} {val} 10 classes")
     assert mentions(shown, f"step 0 {steps} 2 workers")
     assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.MULTILINE)) == DIGITS.epochs
+    assert max(map(len, shown.splitlines())) <= 130  # the run's name, twice, and its folder
 
 
 def test_the_fields_of_a_line_are_explained() -> None:
