@@ -134,7 +134,7 @@ class LabeledFiles(Files):
 def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
     """Warn that class indices differ from the labels, which are numbers."""
     order = plural(len(labels), "class"), summarize(labels, show=repr)
-    _log.warning("%s: the labels are not class indices from 0: %s are numbered in this order: %s", data, *order)
+    _log.warning("%s: the labels are not class indices from 0, which gives %s in this order: %s", data, *order)
 
 
 def check_classes(train: LabeledSource, val: LabeledSource) -> None:

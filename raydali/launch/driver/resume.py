@@ -10,6 +10,7 @@ from pyarrow.fs import FileType
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
+from raydali.text import plural
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,10 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe both training sets, which differ in names or labels."""
-    before, after = (f"{each.get('data') or 'built in'} ({each.get('samples')} samples)" for each in (was, now))
-    return f"data was {before}, now {after if after != before else 'there with other names or labels'}"
+    before, after = (
+        f"{each.get('data') or 'built-in data'} of {plural(each.get('samples') or 0, 'sample')}" for each in (was, now)
+    )
+    return f"data was {before}, now {after if after != before else 'with other names or labels'}"
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
