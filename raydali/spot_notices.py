@@ -57,7 +57,7 @@ class Aws:
         self._url = url
 
     def deadline(self) -> float | None:
-        """Implements `Metadata`."""
+        """Query the service, see `Metadata`."""
         ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
         token, _ = _request(Request(f"{self._url}/latest/api/token", method="PUT", headers=ttl))
         path = "/latest/meta-data/spot/instance-action"

@@ -40,7 +40,7 @@ _OF_TASKS: dict[str, tuple[_Column, ...]] = {
     "psnr": (("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")),
     "map": (("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")),
 }
-"""By a metric that the task alone has; those of a job of one's own are shown by their names."""
+"""Columns by a metric that only this task has. Other jobs' metrics are shown by their names."""
 _NOT_OF_TASK = "images", "loss", "seconds", "broken"
 _MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")
@@ -76,7 +76,7 @@ class Console:
         self._rich.print(f"warning: {text}", style="yellow")
 
     def show(self, message: Message) -> None:
-        """Show a message from the workers; those that are not for people are ignored."""
+        """Show a message from the workers; internal ones are ignored."""
         match message:
             case Note():
                 self.print(message.text)

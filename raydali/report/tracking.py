@@ -78,7 +78,7 @@ class MlflowTracker:
         self._client.log_batch(self.id, metrics=metrics)
 
     def end(self, how: End) -> None:
-        """See Tracker."""
+        """Do what Tracker describes."""
         status = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[how]
         self._client.set_terminated(self.id, status)
 
@@ -107,7 +107,7 @@ class WandbTracker:
         self._run.log(scalars(record) | {"step": record["step"]})
 
     def end(self, how: End) -> None:
-        """See Tracker."""
+        """Do what Tracker describes."""
         self._run.finish(exit_code=0 if how == "finished" else 1)
 
 

@@ -17,7 +17,7 @@ class StepTrace:
     """Profiles the steps of a range, each stage named, and writes one file when they are over.
 
     Args:
-        steps: which; those before the first one that this worker does are not waited for.
+        steps: the range; steps before the first one of this worker are ignored.
         rank: the worker's world rank.
         device: on which the rank computes.
         write: takes the file's name and its contents (gzipped JSON of Chrome's trace format).
@@ -31,7 +31,7 @@ class StepTrace:
         self._first = 0
 
     def before(self, step: int) -> None:
-        """A step is about to begin."""
+        """Call before each step."""
         if step in self._steps and self._profiler is None:
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
             self._profiler = profile(activities=activities)
@@ -40,7 +40,7 @@ class StepTrace:
             self._first = step
 
     def stage(self, name: str) -> None:
-        """The stage that runs ends, and this one begins."""
+        """End the current stage, and begin this one."""
         if self._profiler is None:
             return
         self._end_stage()

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raydali.train.checkpoint_file import State, packed, with_tensors
 
 HIGHEST_PRIORITY = -5
-"""Of a CUDA stream; a GPU that has fewer takes its highest."""
+"""Priority of a CUDA stream; a GPU with fewer priorities uses its highest."""
 T = TypeVar("T")
 
 
@@ -73,7 +73,7 @@ class Worker:
         return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """Gather as `gather` does, for what is large or no JSON."""
+        """Gather bytes as `gather` does values: for data that is large or not JSON."""
         if self.world_size == 1:
             return [content]
         mine, sizes = self._padded(content)
@@ -127,7 +127,7 @@ class Worker:
         return [json.loads(content) for content in contents]
 
     def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
-        """The bytes, as many as of the rank that has most; how many every rank has."""
+        """Pad the bytes to the largest size of all ranks; return them, and the size of every rank."""
         size = torch.tensor([len(content)], device=_exchange_device())
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
         dist.all_gather(sizes, size)
@@ -135,7 +135,7 @@ class Worker:
         return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
     def sum_later(self, count: int) -> Callable[[], int]:
-        """Start to add up a number over all ranks, and return what waits for the sum. All ranks must call both."""
+        """Start to sum a number over all ranks; return a function that waits for the sum. All ranks must call both."""
         if self.world_size == 1:
             return lambda: count
         total = torch.tensor(count)
@@ -181,5 +181,5 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 
 def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
-    """The bytes without what they were padded with."""
+    """The bytes without their padding."""
     return [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=False)]

@@ -16,7 +16,7 @@ from raydali.data.sources.shard_index import Member
 BLOCK = 512
 _FILE_TYPES = b"0\0007"
 _HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"
-_WITHOUT_CONTENT = b"123456"  # links, devices, folders: whatever their header says
+_WITHOUT_CONTENT = b"123456"  # links, devices, folders: their size in the header does not count
 _ABOUT_THE_NEXT = b"xgLK"
 _ADLER = 65521  # the modulus of Adler-32, whose lower half is the sum of all bytes and 1
 _NO_TAR = "it is not a tar archive, or is compressed, which prevents random access: decompress it"

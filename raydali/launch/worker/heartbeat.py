@@ -48,7 +48,7 @@ class HeartbeatThread:
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the background thread."""
         self._closed.set()
         self._emit(HeartbeatEnded(rank=self._rank, group=self._group))
 

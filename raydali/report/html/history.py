@@ -1,4 +1,4 @@
-"""The data of report.html: a run's settings and events, and of each epoch the numbers that are drawn.
+"""The data of report.html: a run's settings and events, and for each epoch the numbers that are drawn.
 
 A line of `epochs.jsonl` has all measurements of each rank, 64 kB for 256 ranks. Only the numbers of the whole epoch and
 two of each rank are kept, so that the driver of a run adds a line at a time and never reads one again.
@@ -54,7 +54,7 @@ class Epoch:
     stepping: NDArray[np.float32]
 
     def get(self, name: str) -> float | None:
-        """One of `values`."""
+        """Return one of `values`."""
         return self.values.get(name)
 
     @classmethod

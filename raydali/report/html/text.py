@@ -60,7 +60,7 @@ def moment(value: float | None) -> str:
 
 
 def _epochs(history: History) -> list[float]:
-    """How many epochs are done, and how many the run has if that is known."""
+    """The number of completed epochs, and that of all epochs if it is known."""
     asked = number(history.settings.get("epochs"))
     return [len(history.epochs), *([] if asked is None else [asked])]
 

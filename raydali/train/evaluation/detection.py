@@ -64,7 +64,7 @@ def evaluate(
 
 
 def _packed(found: Sequence[Found]) -> bytes:
-    """Return what was found, for another rank."""
+    """Return the detections, for another rank."""
     contents = BytesIO()
     np.savez(
         contents,
@@ -87,9 +87,9 @@ def _unpacked(content: bytes) -> Iterator[Found]:
 def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float, float]:
     """COCO's mAP and mAP at an IoU of 0.5, as pycocotools compute them over these images.
 
-    What was found in a crowd is neither right nor wrong; what was found in an image without boxes is wrong.
+    A detection in a crowd is neither right nor wrong; one in an image without boxes is wrong.
     """
-    # Whoever calls has gathered what counts: on its own, the metric would wait for the other ranks.
+    # The caller has gathered all detections; without this, the metric would wait for the other ranks.
     # Thresholds are pycocotools', in double precision: torchmetrics' own are rounded, which moves mAP by some 0.0001.
     metric = MeanAveragePrecision(
         backend="pycocotools",

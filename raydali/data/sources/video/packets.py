@@ -250,7 +250,7 @@ def _needed(packet: "Packet", stream: "VideoStream", begin: int, clip: set[int])
 
 
 def is_reference(packet: "Packet", stream: "VideoStream") -> bool:
-    """Whether a packet may be a reference for other frames.
+    """Return whether a packet may be a reference for other frames.
 
     False is certain, and known only for H.264 in MP4, MOV and Matroska: nal_ref_idc (ITU-T H.264, 7.4.1) is 0 in all
     its slices.
