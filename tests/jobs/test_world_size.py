@@ -13,7 +13,7 @@ import torch
 from jobs.imagenet import Data, train
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.support.digits import SHORT, digits_data
+from tests.support.digits import SHORT, digits_data, few_digits
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.ranks import Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
@@ -22,8 +22,8 @@ CONFIG = replace(SHORT, learning_rate=0.01)
 
 
 @pytest.fixture(scope="module")
-def digits() -> Data:
-    return digits_data()
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return few_digits(tmp_path_factory.mktemp("digits"))
 
 
 in_single = partial(train_rank, train)
@@ -48,7 +48,7 @@ def alone(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: Data, alone: Run) -> None:
     weights, rows = alone
-    assert [row["images"] for row in rows] == [1440, 1344]
+    assert [row["images"] for row in rows] == [480, 384]
     for world_size in (2, 3, 4):
         folder = folder_of(tmp_path, f"on-{world_size}")
         other_weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
@@ -58,24 +58,24 @@ def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: 
             assert other["loss"] == pytest.approx(row["loss"], rel=1e-6)
             assert other["validation"]["loss"] == pytest.approx(row["validation"]["loss"], rel=1e-6)
             assert other["validation"]["top1"] == row["validation"]["top1"]
-            assert other["validation"]["images"] == 360
+            assert other["validation"]["images"] == 120
         assert distance(other_weights, weights) < 1e-9
 
 
 def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits: Data, alone: Run) -> None:
-    config = replace(CONFIG, checkpoint_every=4)
+    config = replace(CONFIG, checkpoint_every=2)
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
-        run_ranks(2, in_double, config, digits, folder, 7)  # checkpoint at 4; steps 4..6 run again
+        run_ranks(2, in_double, config, digits, folder, 4)  # checkpoint at 2; steps 2 and 3 run again
     with pytest.raises(Stopped):
-        run_ranks(3, in_double, config, digits, folder, 23)  # past the first epoch's line, at 15
+        run_ranks(3, in_double, config, digits, folder, 8)  # past the first epoch's line, at 5
     weights = run_ranks(1, in_double, config, digits, folder)[0]
 
     assert_whole(folder, config.stream(len(digits.train)))
     assert set(read_samples(folder)["rank"].to_pylist()) == {0, 1, 2}
     rows = folder.rows("epochs.jsonl")
     assert [row["epoch"] for row in rows] == [0, 1]
-    assert [row["images"] for row in rows] == [1440, 1344]
+    assert [row["images"] for row in rows] == [480, 384]
     assert [rank["world_size"] for rank in rows[0]["ranks"]] == [2, 2, 3, 3, 3]
 
     undisturbed, undisturbed_rows = alone
@@ -84,7 +84,7 @@ def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits
 
 
 def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits: Data) -> None:
-    config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=8)
+    config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=2)
     runs = {}
     for ceiling in (False, True):
         folder = folder_of(tmp_path, f"ceiling-{ceiling}")
@@ -106,7 +106,7 @@ def test_a_resume_keeps_the_ceiling_unless_something_changed(tmp_path: Path, dig
     changed: dict[str, Any] = {"mixup": 0.2}
     cut = folder_of(tmp_path, "cut")
     with pytest.raises(Stopped):
-        run_ranks(2, in_single, config, digits, cut, 18)
+        run_ranks(2, in_single, config, digits, cut, 7)
     first = cut.rows("epochs.jsonl")[0]["ceiling_images_per_second"]
     for world_size, changes, kept in ((2, beside, True), (1, {}, False), (2, changed, False)):
         folder = RunFolder(str(tmp_path), f"{world_size}-{len(changes)}")
@@ -117,8 +117,8 @@ def test_a_resume_keeps_the_ceiling_unless_something_changed(tmp_path: Path, dig
 
 
 @pytest.mark.slow
-def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path, digits: Data) -> None:
-    accuracy = {}
+def test_torch_and_dali_loaders_reach_the_same_accuracy(tmp_path: Path) -> None:
+    accuracy, digits = {}, digits_data()
     for loader in ("dali", "torch"):
         folder = folder_of(tmp_path, loader)
         run_ranks(2, in_single, replace(CONFIG, epochs=6, learning_rate=0.1, loader=loader), digits, folder)
