@@ -117,14 +117,14 @@ def test_nvme_becomes_data_once(cloud: str, disks: tuple[str, ...], tmp_path: Pa
 
     (tmp_path / "mounted").write_text("/\n")
     first = run()
-    owned = "chown 1000 /data"
+    owned, mount = "chown 1000 /data", "mount -o noatime"
     if len(disks) == 0:
         assert first == [owned]
     elif len(disks) == 1:
-        assert first == ["mkfs /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 /data", owned]
+        assert first == ["mkfs /dev/nvme1n1", f"{mount} /dev/nvme1n1 /data", owned]
     else:
         array = "mdadm --create /dev/md/raydali --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
-        assert first == [array, "mkfs /dev/md/raydali", "mount -o noatime /dev/md/raydali /data", owned]
+        assert first == [array, "mkfs /dev/md/raydali", f"{mount} /dev/md/raydali /data", owned]
 
     assert run() == [owned]  # again: nothing is formatted
     if disks:  # after a reboot: what is there is mounted, not formatted

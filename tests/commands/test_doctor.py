@@ -77,19 +77,19 @@ def test_what_is_not_well_is_named_with_its_remedy(
 def test_a_gpu_without_its_driver_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydali.host.facts._kernel_sees_gpu", lambda: True)
     found = failing(replace(CPU_ONLY, nvjpeg="", nvdec=""))
-    assert [(row.check, row.found) for row in found] == [("driver", "GPUs, but no driver that answers")]
+    assert [row.check for row in found] == ["driver"] and "GPU" in found[0].found
 
 
 def test_of_the_cluster_clock_storage_and_silence() -> None:
     found = [*failing(GOOD, skew=(-7.3, 0.2)), *failing(GOOD, storage="s3://b: 403")]
-    found += rows([Node(name="lost", silence="no answer within 60 s")])
+    found += rows([Node(name="lost", silence="60 s")])
     assert [(row.check, row.found) for row in found] == [
         ("clock", "-7.3 s"),
         ("storage", "s3://b: 403"),
-        ("answers", "no answer within 60 s"),
+        ("answers", "60 s"),
     ]
     assert all(row.remedy for row in found)
-    assert not failing(GOOD, skew=(2.5, 1.0)), "slower calls than the clocks differ say nothing"
+    assert not failing(GOOD, skew=(2.5, 1.0))  # slower calls than the clocks differ say nothing
 
 
 def test_nodes_of_which_the_same_is_to_be_said_share_a_row() -> None:
@@ -97,7 +97,7 @@ def test_nodes_of_which_the_same_is_to_be_said_share_a_row() -> None:
     nodes[3] = Node(name="n3", host=replace(GOOD, open_files=1024))
     found = [row for row in rows(nodes) if row.check == "open files"]
     assert sorted((row.status, row.nodes) for row in found) == [("fail", ("n3",)), ("ok", ("n0", "n1", "n2", "n4"))]
-    assert command._named(found[0].nodes, 5) == "n0, n1, n2 and 1 more"
+    assert mentions(command._named(found[0].nodes, 5), "n0 n1 n2 1") and "n4" not in command._named(found[0].nodes, 5)
     assert command._named(("a", "b"), 2) == "all 2"
 
 
@@ -105,11 +105,9 @@ def test_versions_must_be_the_same_on_all_nodes() -> None:
     nodes = [Node(name=f"n{i}", host=GOOD) for i in range(3)]
     other = {"ray": "2.59.0", "torch": "", "raydali": ""}
     nodes.append(Node(name="odd", host=replace(GOOD, versions=VERSIONS | other)))
-    fails = [(row.check, row.found, row.nodes, row.remedy) for row in rows(nodes) if row.status == "fail"]
-    assert fails == [
-        ("ray", "2.59.0", ("odd",), "install 2.60.0, as on other nodes"),
-        ("torch", "not installed", ("odd",), "install 2.15.0, as on other nodes"),
-    ]
+    ray, torch = (row for row in rows(nodes) if row.status == "fail")
+    assert (ray.check, ray.found, ray.nodes) == ("ray", "2.59.0", ("odd",)) and mentions(ray.remedy, "2.60.0")
+    assert (torch.check, torch.nodes) == ("torch", ("odd",)) and mentions(torch.remedy, "2.15.0")
     assert any(row.found.startswith("not installed") for row in rows(nodes))
 
 

@@ -77,12 +77,12 @@ def test_a_signal_is_a_request_only_while_it_is_listened_to(monkeypatch: pytest.
 
 def test_code_asks_from_another_thread_and_says_why() -> None:
     interrupt = Interrupt()
-    thread = threading.Thread(target=interrupt.request, args=("the driver's node is drained",))
+    thread = threading.Thread(target=interrupt.request, args=("node drained",))
     thread.start()
     thread.join()
-    assert interrupt.requested() and not interrupt.again() and interrupt.why == "the driver's node is drained"
+    assert interrupt.requested() and not interrupt.again() and interrupt.why == "node drained"
     interrupt.request()
-    assert interrupt.again() and interrupt.why == "the driver's node is drained"
+    assert interrupt.again() and interrupt.why == "node drained"
 
 
 def test_the_third_signal_ends_the_process() -> None:

@@ -236,7 +236,7 @@ def test_storage_that_cannot_be_reached_is_refused() -> None:
     with pytest.raises(UsageError, match=mentioning("--storage s3://no-such-bucket/runs")):
         RunFolder("s3://no-such-bucket/runs", "run").create()
     for storage in ("ftp://host/runs", "s3://a b/c", "s3:///runs", "s3://bucket/runs?nonsense=1"):
-        with pytest.raises(UsageError, match="cannot be reached: check its name, credentials and endpoint: "):
+        with pytest.raises(UsageError, match=mentioning(f"--storage {storage.split()[0]}")):
             RunFolder(storage, "run").create()
 
 

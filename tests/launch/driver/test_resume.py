@@ -89,7 +89,7 @@ def test_a_setting_unknown_to_the_earlier_start_is_a_change(tmp_path: Path) -> N
 def test_changes_are_told_as_json_keeps_them() -> None:
     earlier = PreviousRun({"area": [0.1, 1.0], "model": "a"}, finished=False)
     changed = changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"])
-    assert changed == {"model": ("a", "b")} and describe_changes(changed) == ["model was 'a', now 'b'"]
+    assert changed == {"model": ("a", "b")} and mentions("\n".join(describe_changes(changed)), "model 'a' 'b'")
 
 
 def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:

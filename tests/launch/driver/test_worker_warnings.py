@@ -1,6 +1,7 @@
 """Warnings of workers: handed on once by each, said once by the driver."""
 
 import logging
+import re
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from raydali.launch.driver.worker_warnings import GATHER_SECONDS, MAX_LINES, WorkerWarnings
 from raydali.launch.worker.log_forwarding import MAX_TEXTS, forwarded_warnings
 from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
+from tests.support.messages import mentions
 
 
 def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,7 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
         for _ in range(3):
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
-                warnings.warn("the loss jumps", stacklevel=1)
+                warnings.warn("loss jumps", stacklevel=1)
             logging.warning("slow disk")
             logging.getLogger("my.job").error("no %s", "labels")
             logging.getLogger("my.job").info("nobody asked")
@@ -32,15 +34,15 @@ def test_warnings_and_logged_lines_are_handed_on_once(monkeypatch: pytest.Monkey
         except ValueError:
             logging.getLogger("my.job").exception("odd")
     logging.warning("too late")
-    line = Path(__file__).read_text().partition("the loss")[0].count("\n") + 1
+    line = Path(__file__).read_text().partition('"loss')[0].count("\n") + 1
     assert sent == [
-        f"UserWarning: the loss jumps ({__file__}:{line})",
+        f"UserWarning: loss jumps ({__file__}:{line})",
         "slow disk",
         "no labels (my.job)",
         "recompiled (tests.worker_warnings.apart)",
         "odd: ValueError: 3 (my.job)",
     ]
-    assert len(in_log) == 3, "the log has it as often as it came"
+    assert len(in_log) == 3  # the log has it as often as it came
     assert warnings.showwarning is shows and not apart.handlers
 
 
@@ -62,13 +64,15 @@ def test_the_driver_says_a_text_once_with_its_ranks() -> None:
     now[0] += GATHER_SECONDS / 2
     merged.add(ForwardedWarning(3, "odd"))
     now[0] += GATHER_SECONDS / 2
-    assert merged.lines() == ["ranks 0, 1: slow disk"]
+    (line,) = merged.lines()
+    assert mentions(line, "ranks 0 1 slow disk")
     merged.add(ForwardedWarning(2, "slow disk"))
     assert merged.lines(at_end=True) == ["rank 3: odd"]
     assert merged.lines(at_end=True) == []
     for rank in range(256):
         merged.add(ForwardedWarning(rank, "everywhere"))
-    assert merged.lines(at_end=True) == ["ranks 0, 1, 2, 3, 4, 5, 6, 7 and 248 more: everywhere"]
+    (line,) = merged.lines(at_end=True)
+    assert re.findall(r"\d+", line) == [*"01234567", "248"] and line.endswith(": everywhere")
 
 
 def test_lines_without_end_come_to_one() -> None:
@@ -77,7 +81,7 @@ def test_lines_without_end_come_to_one() -> None:
         merged.add(ForwardedWarning(rank, f"rank {rank} is odd"))
     lines = merged.lines(at_end=True)
     assert len(lines) == MAX_LINES + 1
-    assert lines[-1] == f"ranks 100, 101, 102, 103, 104, 105, 106, 107 and 892 more: {MORE_WARNINGS}"
+    assert re.findall(r"\d+", lines[-1]) == [*map(str, range(100, 108)), "892"] and lines[-1].endswith(MORE_WARNINGS)
     merged.add(ForwardedWarning(0, "rank 0 is odd"))
     assert merged.lines(at_end=True) == []
 
