@@ -43,18 +43,18 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.xdist_group("ray")
-def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
+def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
     env, folder = environment(home), RunFolder(str(home / "raydali-runs"), "demo")
-    code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")
+    code, output = run_job("--name", "demo", "--epochs", "4", env=env, log=tmp_path / "log")
     assert code == 0, output
     assert "this is the demo" in output and "--data DIR" in output
     assert "Traceback" not in output and "\x1b" not in output
 
     rows = folder.rows("epochs.jsonl")
-    assert [row["epoch"] for row in rows] == list(range(DIGITS.epochs))
+    assert [row["epoch"] for row in rows] == list(range(4))
     last = rows[-1]
     assert last["validation"]["images"] == 360
-    assert last["validation"]["top1"] >= 0.97
+    assert last["validation"]["top1"] > 0.8
     assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
@@ -63,11 +63,19 @@ def test_the_demo_learns_the_digits_and_leaves_nothing_behind(home: Path, tmp_pa
     assert len([*Path(folder.path()).glob("checkpoint_0*")]) == 3
 
     assert {path.name for path in home.iterdir()} == {"raydali-runs"}, "the home folder is touched"
-    code, output = run_job("--name", "demo", env=env, log=tmp_path / "log")
+    code, output = run_job("--name", "demo", "--epochs", "4", env=env, log=tmp_path / "log")
     assert code == 0 and "is finished" in output
-    code, output = run_job("--name", "demo", "--seed", "1", "--epochs", "16", env=env, log=tmp_path / "log")
+    code, output = run_job("--name", "demo", "--seed", "1", "--epochs", "5", env=env, log=tmp_path / "log")
     assert code == 2
-    assert mentions(output, "seed 0 1") and mentions(output, "epochs 15 16")
+    assert mentions(output, "seed 0 1") and mentions(output, "epochs 4 5")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_the_digits(home: Path, tmp_path: Path) -> None:
+    code, output = run_job("--name", "whole", env=environment(home), log=tmp_path / "log")
+    assert code == 0 and "this is the demo" in output, output
+    rows = RunFolder(str(home / "raydali-runs"), "whole").rows("epochs.jsonl")
+    assert len(rows) == DIGITS.epochs and rows[-1]["validation"]["top1"] >= 0.97
 
 
 @pytest.mark.slow
