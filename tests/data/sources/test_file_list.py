@@ -12,7 +12,6 @@ import pytest
 from raydali.commands.verify import Verify, main
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.file_list import FileList, is_list
-from raydali.data.sources.formats import labeled_images, train_and_val
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import DataError, UsageError
 from tests.support.messages import mentioning, mentions
@@ -306,49 +305,3 @@ def test_what_names_a_list(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
     assert is_list("s3://bucket/list.txt")
     for name in (str(tmp_path / "folder.txt"), str(tmp_path), "s3://bucket/folder", str(tmp_path / "missing")):
         assert not is_list(name)
-
-
-def test_training_and_validation(write: Write, tmp_path: Path) -> None:
-    train, val = write("cat/1.jpg\tcat\ndog/a, b.jpg\tdog\n"), write("2.jpg,cat\n", "val.csv")
-    (tmp_path / "2.jpg").touch()
-    trained, validated = train_and_val(train, val)
-    assert validated.classes == trained.classes == ("cat", "dog") and validated.labels.tolist() == [0]
-
-    grow(tmp_path, ["folders/train/cat/1.jpg", "folders/train/dog/1.jpg", "folders/val/cat/1.jpg"])
-    (tmp_path / "folders/val/dog").mkdir()
-    folders = str(tmp_path / "folders")
-    assert [len(files) for files in train_and_val(f"{folders}/")] == [2, 1]
-    assert [len(files) for files in train_and_val(f"{folders}/train", f"{folders}/val")] == [2, 1]
-    assert [len(files) for files in train_and_val(train, f"{folders}/val")] == [2, 1]
-    assert [len(files) for files in train_and_val(f"{folders}/train", val)] == [2, 1]
-    assert len(labeled_images(val, str(tmp_path / "cat"))) == 1
-
-    with pytest.raises(UsageError, match=mentioning("--data list.csv --val-data")):
-        train_and_val(train)
-    with pytest.raises(UsageError, match=mentioning(f"--root /x {folders}/train {folders}/val")):
-        train_and_val(folders, root="/x")
-    with pytest.raises(UsageError, match=mentioning("val.csv 1 line 1 cow")):
-        train_and_val(train, write("2.jpg,cow\n", "val.csv"))
-
-
-def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(grow(tmp_path, ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "c/val/x/1.jpg"]))
-    for data, values in (
-        ("a", "a train/ val/ --data a/train --val-data a/test"),
-        ("b/", "b/ train/ val/ --data b/train --val-data FOLDER"),
-        ("none", f"none {tmp_path}"),
-        (f"{tmp_path}/none", f"{tmp_path}/none"),
-        ("c/val", "c/val train/ --val-data"),
-    ):
-        with pytest.raises(UsageError, match=mentioning(values)):
-            train_and_val(data)
-    grow(tmp_path, ["c/train/x/1.jpg"])
-    with pytest.raises(UsageError, match=mentioning(f"c/train train/ --data {tmp_path}/c")):
-        train_and_val("c/train")
-
-
-def test_numbers_mean_others_in_folders_than_in_lists(tmp_path: Path) -> None:
-    grow(tmp_path, [f"{i}/1.jpg" for i in range(11)])
-    (tmp_path / "list.csv").write_text("\n".join(f"{i}/1.jpg,{i}" for i in range(11)))
-    with pytest.raises(UsageError, match=mentioning("classes order folders numbers lists")):
-        train_and_val(str(tmp_path / "list.csv"), str(tmp_path))
