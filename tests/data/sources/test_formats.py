@@ -40,7 +40,7 @@ def test_training_and_validation(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)
 
-    grow(tmp_path, ["cat/1.jpg", "dog/a, b.jpg", "2.jpg"])
+    grow(tmp_path, ["cat/1.jpg", "cat/2.jpg", "dog/a, b.jpg", "2.jpg"])
     train, val = write("cat/1.jpg\tcat\ndog/a, b.jpg\tdog\n", "list.csv"), write("2.jpg,cat\n", "val.csv")
     trained, validated = train_and_val(train, val)
     assert validated.classes == trained.classes == ("cat", "dog") and validated.labels.tolist() == [0]
