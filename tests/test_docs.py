@@ -18,6 +18,7 @@ from raydali.data.stream.stream import Stream
 from tests.support.cluster import ROOT
 from tests.test_cli import COMMANDS
 
+LINE_LENGTH = 100
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -44,6 +45,12 @@ def test_links_lead_somewhere(name: str) -> None:
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_prose_are_short(name: str) -> None:
+    prose = [line for line in text_of(ROOT / name).splitlines() if not line.startswith(("|", "#", "!"))]
+    assert [line for line in prose if len(line) > LINE_LENGTH and " " in line[:LINE_LENGTH].lstrip()] == []
 
 
 def commands(page: Path) -> list[str]:
