@@ -57,7 +57,10 @@ def difference(a: Image.Image, b: Image.Image, size: tuple[int, int]) -> float:
         ("RGB", "JPEG", {"progressive": True, "subsampling": 0}, ("JPEG", "RGB")),
         ("L", "JPEG", {}, ("JPEG", "L")),
         ("CMYK", "JPEG", {}, ("JPEG", "RGB")),
-        ("RGB", "MPO", {"save_all": True, "append_images": [Image.new("RGB", SIZE)]}, ("JPEG", "RGB")),
+        pytest.param(
+            *("RGB", "MPO", {"save_all": True, "append_images": [Image.new("RGB", SIZE)]}, ("JPEG", "RGB")),
+            id="RGB-MPO",
+        ),
         ("RGB", "PNG", {}, ("PNG", "RGB")),
         ("RGBA", "PNG", {}, ("PNG", "RGB")),
         ("LA", "PNG", {}, ("PNG", "L")),
