@@ -16,13 +16,15 @@ from raydali.text import error_line
 
 
 def only_waits(state: TrainControllerState) -> bool:
-    """Return whether workers did not start for lack of resources: they are placed again, which is no failure."""
+    """Return whether workers did not start for lack of resources. This is no failure: Ray Train retries their start."""
     cause = getattr(getattr(state, "training_failed_error", None), "controller_failure", None)
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
 
 def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> Failure | Preemption | None:
-    """Return the end that led to this state; None if it was no end, or the driver requested it.
+    """Return the early end of a worker group that led to this state, or None.
+
+    None means that no group has ended, or that the driver requested the end.
 
     Args:
         state: the controller's new state.

@@ -1,9 +1,9 @@
-"""Decides in Ray Train's controller when a worker group starts, with how many workers and on which nodes.
+"""Decide in Ray Train's controller when a worker group starts, with how many workers and on which nodes.
 
-The driver decides whether a run goes on, after which pause and without which nodes (launch/driver/restart_policy.py),
-and writes that on the channel's board. The controller posts the end of each worker group with its number, and starts
-the next one when the board permits it. Runs of MIN:MAX workers start with the resources that other jobs leave free.
-Ray's own policy counts all resources of the nodes, also those that other jobs hold, and would never start.
+The driver decides whether a run continues, after which pause and without which nodes (launch/driver/restart_policy.py),
+and writes its decision on the channel's board. The controller posts the end of each worker group with its number, and
+starts the next group when the board permits it. Runs of MIN:MAX workers start with the resources that other jobs leave
+free. Ray's own policy also counts the resources that other jobs hold, and so would wait forever for them.
 """
 
 import logging
@@ -53,9 +53,9 @@ POLL_SECONDS = 0.1
 SETTLE_SECONDS = 5.0
 """Time for the resources of a dead worker group to become free, before a smaller group is started."""
 LEAVE_SECONDS = 30.0
-"""Time for the checkpoint of workers that leave for a resize."""
+"""Time in which workers save a checkpoint and leave before a resize."""
 WORKERS_A_SECOND = 50
-"""Workers that a placement group places per second, for the timeout of its start."""
+"""Number of workers placed per second, by which the timeout of a group's start is computed."""
 MAX_TIMEOUT_SECONDS = 120.0
 
 
@@ -76,7 +76,7 @@ class Trainer(TorchTrainer):
 
 
 class _Controller(TrainController):
-    """Shuts a failed worker group down at once; Ray's keeps its remains and resources until the next start."""
+    """A controller that shuts a failed worker group down at once; Ray's keeps its resources until the next start."""
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
@@ -84,7 +84,7 @@ class _Controller(TrainController):
         if self._worker_group is not None:
             try:
                 self._worker_group.shutdown()
-            except Exception:  # its node may be gone; the rest ends with its placement group
+            except Exception:  # its node may be gone; the remaining workers end with their placement group
                 _log.exception("a worker group that failed could not be shut down")
             self._worker_group = None
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
@@ -92,12 +92,12 @@ class _Controller(TrainController):
 
 class _Retry(FailurePolicy):
     def make_decision(self, training_failed_error: Exception) -> FailureDecision:
-        """Go on after any failure: the next group starts when the driver permits it, if ever."""
+        """Retry after any failure: the scaling policy waits until the driver permits the next group."""
         return FailureDecision.RETRY
 
 
 class _Supervised(ScalingPolicy):
-    """Starts a worker group when the driver permits it, and posts the ends of groups."""
+    """A scaling policy that starts a worker group when the driver permits it, and posts the ends of groups."""
 
     def __init__(self, scaling_config: ScalingConfig, channel: DriverChannel) -> None:
         super().__init__(scaling_config)
@@ -108,12 +108,12 @@ class _Supervised(ScalingPolicy):
         self._resize_to: int | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """See the base class; no start unless the driver permits it."""
+        """See the base class; nothing starts unless the driver permits it."""
         self._board = self._channel.board()
         if self._board.permitted >= self._ends:
             decision = super().make_decision_for_non_running_worker_group()  # type: ignore[safe-super]
         else:
-            self._maybe_send_resource_request()  # type: ignore[no-untyped-call]  # which expires during a long pause
+            self._maybe_send_resource_request()  # type: ignore[no-untyped-call]  # it would expire in a long pause
             decision = NoopDecision()
         if isinstance(decision, NoopDecision):
             time.sleep(POLL_SECONDS)  # Ray's loop asks again at once
@@ -134,7 +134,7 @@ class _Supervised(ScalingPolicy):
     def on_controller_start_worker_group(
         self, *, scaling_config: ScalingConfig, num_workers: int
     ) -> dict[str, str] | None:
-        """See the base class; excludes the nodes that are left out."""
+        """See the base class; excludes the nodes on the board's list."""
         nodes = self._board.left_out
         return {ray._raylet.RAY_NODE_ID_KEY: f"!in({','.join(nodes)})"} if nodes else None  # type: ignore[attr-defined]
 
@@ -198,7 +198,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         return super().make_decision_for_non_running_worker_group()
 
     def _count_possible_workers(self, reserved_resources: dict[str, dict[str, float]]) -> int:
-        """Return how many workers fit into free resources and our own; 0 while those may still grow."""
+        """Return how many workers fit into free resources and those of our own group; 0 while more may become free."""
         usable = {node: had for node, had in reserved_resources.items() if node not in self._board.left_out}
         need = self.scaling_config._resources_per_worker_not_none
         free = ray._private.state.available_resources_per_node()
@@ -218,7 +218,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         return possible if now - self._scarce_since >= SETTLE_SECONDS else 0
 
     def before_controller_execute_resize_decision(self, resize_decision: ResizeDecision) -> None:
-        """See the base class; gives larger groups more time to be placed, and twice the time after a timeout."""
+        """See the base class; increases the start timeout for large groups, and doubles it after a timeout."""
         super().before_controller_execute_resize_decision(resize_decision)
         if self._timeout is None:
             self._timeout = float(os.environ[START_TIMEOUT])

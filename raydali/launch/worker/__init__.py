@@ -1,1 +1,1 @@
-"""Code that runs in each worker: the job's interface to its run."""
+"""Code that runs in each worker: the interface of a training function to its run."""

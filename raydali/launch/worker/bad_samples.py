@@ -1,7 +1,7 @@
-"""The broken samples of a run: what its ranks found is merged, reported to the driver, limited and saved.
+"""The broken samples of a run: the ranks merge, report, limit and save what each of them has found.
 
-Each rank finds and replaces broken samples on its own (data/loading/quarantine.py). At intervals ranks merge what
-they found, and decide on the merged result only, so that all of them stop at the same step.
+Each rank finds and replaces broken samples independently (data/loading/quarantine.py). At intervals the ranks merge
+their findings. Only the merged result is compared with the limit, so all ranks stop at the same step.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from raydali.run.folder import EVENTS
 from raydali.text import summarize
 
 EXCHANGE_STEPS = 16
-"""Interval at which ranks ask each other for news; the answer is read one interval later, so that no rank waits."""
+"""Interval at which ranks ask each other for new findings. The answer is read one interval later: no rank waits."""
 SHOWN = 20
 TRAINING, VALIDATION = "training", "validation"
 SOUND = "sound"
-"""The key in checkpoints of one bit for each sample that was read as a whole and is sound."""
+"""The key in checkpoints of a bit array that marks the samples that were read completely and are sound."""
 
 
 class BrokenSamples:
-    """One rank's part; all ranks must call the same methods in the same order.
+    """The broken samples, on one rank. All ranks must call the same methods in the same order.
 
     Args:
         options: the job's options.
@@ -51,7 +51,7 @@ class BrokenSamples:
     def of(self, order: Order) -> "_OfOrder":
         """Return the factory of the quarantine for a loader of this order.
 
-        Broken samples of a stream are replaced, those of an ordered pass are left out.
+        Broken samples of a stream are replaced; an ordered pass skips them.
         """
         return _OfOrder(lambda source: self._quarantine(order, source))
 
@@ -69,7 +69,7 @@ class BrokenSamples:
         return self._quarantines[name]
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Take over the broken samples of a checkpoint, before loaders are made. No event is repeated."""
+        """Restore the broken samples of a checkpoint, before loaders are made. No recorded event is repeated."""
         if SOUND in saved:
             self._quarantines[TRAINING].add_sound(np.flatnonzero(np.unpackbits(saved[SOUND].numpy())))
         for name, samples in saved.items():
@@ -87,8 +87,7 @@ class BrokenSamples:
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint.
 
-        It has the broken training samples, which substitutes depend on, and a bit for each sample that was read as a
-        whole and is sound.
+        It has the broken training samples, on which the choice of substitutes depends, and the bits of sound samples.
         """
         kept = {name: self._agreed[name] for name in [*self._agreed] if name.startswith(TRAINING)}
         sound = self._quarantines[TRAINING].sound
@@ -98,7 +97,10 @@ class BrokenSamples:
         }
 
     def after_step(self, steps: int) -> None:
-        """Ask other ranks for news at intervals, given the number of completed steps, without waiting.
+        """Ask other ranks for new findings at intervals, without waiting.
+
+        Args:
+            steps: number of completed steps.
 
         Raises:
             DataError: see `exchange`.
@@ -115,7 +117,7 @@ class BrokenSamples:
             self._asked = worker.sum_later(news)
 
     def exchange(self) -> None:
-        """Merge what all ranks found.
+        """Merge the findings of all ranks.
 
         Raises:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks.
@@ -142,7 +144,7 @@ class BrokenSamples:
             self._limit(name, quarantine.samples)
 
     def in_validation(self) -> int:
-        """Return the number of broken validation samples, as of the last exchange."""
+        """Return the number of broken validation samples that the last exchange found."""
         return sum(len(samples) for name, samples in self._agreed.items() if name.startswith(VALIDATION))
 
     def _report_outages(self, of_ranks: list[list[Outage]]) -> None:
@@ -175,7 +177,7 @@ class BrokenSamples:
 
 
 def _is_same(one: Source, other: Source) -> bool:
-    """Return whether two sources are one: sources with equal names may be in different folders."""
+    """Return whether two sources are the same: sources with equal names may be in different folders."""
     if one is other:
         return True
     return len(one) == len(other) and one.path(0) == other.path(0) and one.fingerprint == other.fingerprint
@@ -183,15 +185,15 @@ def _is_same(one: Source, other: Source) -> bool:
 
 @dataclass(frozen=True)
 class _OfOrder:
-    """What gives a loader of an order its quarantine."""
+    """The factory of quarantines for loaders of one order."""
 
     of_source: Callable[[Source], Quarantine]
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> Quarantine:
-        """Return the quarantine of this source, which can read its samples."""
+        """Return the quarantine of this source, which reads samples with the pipeline."""
         return self.of_source(source).bound_to(source, pipeline)
 
 
 def allowed(share: float, samples: int) -> int:
-    """Return how many samples may be broken: that share, rounded down, but at least one; none if the share is 0."""
+    """Return how many samples may be broken: the share rounded down, but at least 1; 0 if the share is 0."""
     return max(1, int(share * samples)) if share else 0

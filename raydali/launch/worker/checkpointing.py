@@ -1,4 +1,4 @@
-"""The state of a run in its checkpoints: read when a run resumes, saved with the records that it covers."""
+"""The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,23 +24,23 @@ class Stateful(Protocol):
     """Something that can be saved and loaded: a module, an optimiser, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values; empty for nothing."""
+        """Return the state as tensors and plain values; it may be empty."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Take over the state."""
+        """Load the state."""
         ...
 
 
 class RunState:
-    """The state of a run on one rank; all ranks must call the same methods.
+    """The state of a run on one rank. All ranks must call the same methods.
 
     Args:
-        trace: of samples; None without one.
-        ceiling_of: what a ceiling depends on; a ceiling that was measured with other values is not used.
+        trace: the trace of samples, if there is one.
+        ceiling_of: the conditions of a ceiling; a ceiling that was measured under other conditions is not used.
 
     Attributes:
-        ceiling: images a second over all ranks; None if it is not known.
+        ceiling: images per second of all ranks together; None if it is not known.
     """
 
     def __init__(
@@ -82,15 +82,20 @@ class RunState:
 
     @property
     def is_resumed(self) -> bool:
-        """True from a resume until the first step."""
+        """Whether the run was resumed and has not completed a step since."""
         return self._read is not None
 
     def discard_checkpoint(self) -> None:
-        """Free the checkpoint that was read, once its parts are loaded."""
+        """Free the memory of the checkpoint that was read, once its parts are loaded."""
         self._read = None
 
     def keep(self, parts: Mapping[str, Stateful], before_saving: Callable[[], None]) -> None:
-        """Load these parts if they were read, and save them from now on; see TrainingRun.register_state."""
+        """Load these parts if the checkpoint has them, and save them from now on; see TrainingRun.register_state.
+
+        Args:
+            parts: the parts by their names in checkpoints.
+            before_saving: called on every rank before the state of the parts is taken.
+        """
         self._prepare, self._parts = before_saving, dict(parts)
         for name, part in self._parts.items():
             if read := (self._read or {}).get(name):
@@ -100,31 +105,31 @@ class RunState:
                     part.load_state_dict(read)
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:
-        """End an epoch: return the records of all ranks on rank 0, worker group by worker group.
+        """End an epoch: return on rank 0 the records of all ranks, one list for each worker group.
 
         Args:
-            record: of this rank, since the last epoch ended or the worker group began.
+            record: this rank's record since the last epoch ended or the worker group began.
         """
         segments = [*self._segments, segment_of(self._worker.gather(asdict(record)))]
         self._segments.clear()
         return segments
 
     def add_epoch(self, record: dict[str, Any]) -> None:
-        """Take an epoch's record on rank 0, which the next checkpoint writes."""
+        """Keep an epoch's record on rank 0 until it is written before the next checkpoint."""
         self._unwritten.append(record)
 
     def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
-        """Return the weights to keep as the best ones on rank 0; None elsewhere, or unless the score is the highest."""
+        """Return a copy of the weights on rank 0 if the score is the highest so far; otherwise None."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
         return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
 
     def save(self, record: RankRecord, best: dict[str, Any] | None) -> None:
-        """Make a checkpoint of all that is done, after the records that it covers are written.
+        """Save a checkpoint of all completed steps, after the records that it covers are written.
 
         Args:
-            record: of this rank, for the current epoch.
+            record: this rank's record of the current epoch.
             best: see `best_of`.
 
         Raises:
@@ -132,7 +137,7 @@ class RunState:
         """
         done = self._cursor.done
         self._broken.exchange()
-        self._prepare()  # which may bring in what other ranks have
+        self._prepare()  # it may gather values from other ranks
         self._check_weights(done)
         why = self._write_rows()
         gathered = self._worker.gather((asdict(record), why))
@@ -156,10 +161,10 @@ class RunState:
         self._cursor.saved = done
 
     def _check_weights(self, done: int) -> None:
-        """Refuse, on rank 0, to save what a run could not resume from.
+        """Raise an error on rank 0 if a run could not resume from this state.
 
         Raises:
-            DivergedError: weights, momenta or averages are infinite or not a number.
+            DivergedError: weights, momenta or averages are infinite or NaN.
         """
         if self._worker.rank:
             return
@@ -171,7 +176,7 @@ class RunState:
             )
 
     def _write_rows(self) -> str:
-        """Write the records before a checkpoint; return the error, or an empty text. The next one tries again."""
+        """Write the records before a checkpoint; return the error, or an empty text. The next checkpoint retries it."""
         try:
             if self._trace is not None:
                 self._trace.flush()

@@ -1,6 +1,6 @@
-"""The environment of a worker group, for the event of its start: versions, and each node's cores and GPUs.
+"""The environment of a worker group, recorded when it starts: versions, and the cores and GPUs of each node.
 
-Nothing else of a node is reported: no host name, no address, no environment variable.
+Host names, addresses and environment variables are not recorded.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def environment(workers: Sequence[WorkerEnvironment]) -> dict[str, Any]:
 
     Returns:
         {"versions": {"torch": "2.15.0", ...}, "nodes": [{"node": "3f2a1b9c", "workers": 2, "cores": 16, "gpu": name or
-        None}, ...]}. A version that differs among workers is a comma list, one that none of them has is None.
+        None}, ...]}. Versions that differ among workers are separated by commas; None if no worker has the package.
     """
     names = dict.fromkeys(name for worker in workers for name in worker.versions)
     found = {name: sorted({worker.versions.get(name, "") for worker in workers} - {""}) for name in names}

@@ -11,13 +11,13 @@ from raydali.run.folder import CONFIG
 
 
 def chosen(options: Options, session: Session, *, samples: int) -> Options:
-    """Return the options with everything chosen. All ranks must call it.
+    """Return the options with a value for each one that was left open. All ranks must call it.
 
-    What `config.json` lacks is chosen for the hardware of all workers, written there and reported to the driver before
-    anything is trained: a worker group that takes over, however soon, finds it there.
+    Values that are not in `config.json` yet are chosen for the hardware of all workers, written there and reported to
+    the driver before training begins. A later worker group therefore uses the same values.
 
     Raises:
-        StorageAway: the storage does not answer, for a minute.
+        StorageAway: the storage did not answer for a minute.
     """
     worker, folder = session.worker, session.folder
     first, device = worker.rank == 0, worker.device.type

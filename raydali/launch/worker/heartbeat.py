@@ -14,7 +14,7 @@ from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, M
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
 _COLLECTIVES = str(Path("raydali", "train", "worker.py"))
-"""The file in which ranks wait for each other, outside a backward pass."""
+"""The source file of the collectives in which ranks wait for each other, outside a backward pass."""
 
 
 class HeartbeatThread:
@@ -25,7 +25,7 @@ class HeartbeatThread:
         count: returns the number of batches consumed so far, validation included, and of calls that were retried.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
-        rank, group, node, node_id: of this worker, see `run.events.Heartbeat`.
+        rank, group, node, node_id: identify this worker, see `run.messages.Heartbeat`.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class HeartbeatThread:
             )
 
     def _stack(self) -> tuple[str, bool]:
-        """Return the thread's stack, and whether it waits for other ranks there."""
+        """Return the thread's stack, and whether the thread waits for other ranks."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
         ours = [each for each in frames if _LIBRARIES not in each.filename] or frames
-        # The innermost frame counts even if it is a library's: a collective, a read.
+        # The innermost frame is shown even if it is in a library: it may be a collective or a read.
         shown = [*ours[-_SHOWN_FRAMES:], *([frames[-1]] if frames and frames[-1] not in ours else [])]
         waits = any(each.filename.endswith(_COLLECTIVES) for each in frames)
         return "".join(traceback.format_list(shown)), waits

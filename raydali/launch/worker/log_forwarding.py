@@ -1,6 +1,6 @@
-"""Forwards the warnings that code in a worker gives by `warnings` and `logging` to the driver.
+"""Forward warnings from `warnings` and `logging` in a worker to the driver.
 
-Otherwise they would only be in the worker's log, which nobody reads. The output of C++ stays there.
+Otherwise they would only appear in the worker's log. The output of C++ code is not forwarded.
 """
 
 import logging
@@ -13,15 +13,15 @@ from typing import TextIO
 from raydali.run.messages import MORE_WARNINGS
 
 MAX_TEXTS = 20
-"""Limit per worker; messages containing a step or file name are unbounded."""
+"""Maximum number of texts per worker; a message that contains a step or a file name may have many texts."""
 
 
 @contextmanager
 def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
-    """Within this, forward each warning and error of this process, each text once; the logs get them too.
+    """Forward the warnings and errors of this process inside this context, each text once. The logs keep them too.
 
     Args:
-        emit: takes a text, at any time and from any thread.
+        emit: called with a text, at any time and from any thread.
     """
     handler, shows = _Handler(emit), warnings.showwarning
 
@@ -38,7 +38,7 @@ def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
             handler.forward(f"{category.__name__}: {message} ({filename}:{lineno})")
 
     known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    # Loggers of PyTorch and others do not propagate. The driver sees for itself what Ray's loggers report.
+    # Loggers of PyTorch and others do not propagate. The driver already receives what Ray's loggers report.
     apart = [logger for logger in known if not logger.propagate and logger.name.partition(".")[0] != "ray"]
     for logger in (logging.root, *apart):
         logger.addHandler(handler)
@@ -64,7 +64,7 @@ class _Handler(logging.Handler):
         self.forward(f"{record.getMessage()}{why}" + (f" ({record.name})" if record.name != "root" else ""))
 
     def forward(self, text: str) -> None:
-        if os.getpid() != self._process:  # a fork, which must not use its parent's connections
+        if os.getpid() != self._process:  # a forked process must not use its parent's connections
             return
         if text in self._sent or len(self._sent) > MAX_TEXTS:
             return

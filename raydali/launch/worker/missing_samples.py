@@ -1,6 +1,6 @@
-"""A node that lacks the samples, found before the first step: the node's fault, not the samples'.
+"""The check before the first step that no node lacks the samples.
 
-A disk that is not mounted on one of many nodes would otherwise condemn, as broken, whatever that node reads.
+If a disk is not mounted on one node, all samples that this node reads would otherwise be recorded as broken.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ CHECKED_AHEAD = 8
 
 
 def check_samples(loader: Loader, worker: Worker) -> None:
-    """Read some samples, the same on every rank, where ranks run on several nodes; all ranks must call it.
+    """Read the same few samples on every rank if ranks run on several nodes. All ranks must call it.
 
     Raises:
         NodeError: most of them are missing on this rank's node, and another node has most of them.
@@ -35,7 +35,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
 
 
 def _is_missing(loader: Loader, id: int) -> bool:
-    """Return whether there is no such file; any other error is left to those who read it again."""
+    """Return whether the sample's file does not exist. Other errors are ignored: the loader will meet them again."""
     try:
         loader.pipeline.sample(loader.source, id, 0)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Sets up and ends the processes of a worker group, for Ray Train."""
+"""Ray Train's backend that sets up and ends the processes of a worker group."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ _SIOCGIFADDR = 0x8915
 class WorkerProcesses(TorchConfig):
     """A TorchConfig whose workers listen at their node's address, and end at once.
 
-    By default gloo listens at the address that the host's name resolves to, which on many hosts is 127.0.0.1 or
+    By default gloo listens at the address that the host's name resolves to. On many hosts this is 127.0.0.1 or
     127.0.1.1: workers on other nodes then try to connect to themselves, and time out.
     """
 
@@ -38,15 +38,15 @@ class _Backend(_TorchBackend):
             worker_group.execute(listen_at_node_address)
             super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
-            # For example a connection that was reset. Ray Train only continues after this type; the driver counts it.
+            # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
             raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
 
     def on_shutdown(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]
-        """Do nothing: the processes end anyway, and NCCL would wait 5 s for one that is dead."""
+        """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
 
 
 def listen_at_node_address() -> None:
-    """Give gloo the network interface with the node's address, unless the user has named one."""
+    """Make gloo use the network interface with the node's address, unless the user has set another one."""
     address = ray.util.get_node_ip_address()
     for _, interface in socket.if_nameindex():
         if _address(interface) == address:
@@ -54,7 +54,7 @@ def listen_at_node_address() -> None:
 
 
 def _address(interface: str) -> str | None:
-    """Return the IPv4 address of an interface, which is the kind that Ray's nodes have."""
+    """Return the IPv4 address of an interface, if it has one. The addresses of Ray's nodes are IPv4 addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
         found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
         return socket.inet_ntoa(found[20:24])

@@ -1,7 +1,7 @@
-"""Metrics of a rank for Prometheus, through Ray's own metrics, which get the prefix `ray_`; see docs/monitoring.md.
+"""Metrics of a rank for Prometheus, exported by Ray with the prefix `ray_`; see docs/monitoring.md.
 
-Ray's counters, which get the suffix `_total`, stay until the node's agent ends. Its gauges vanish 20 s after they were
-last set, so that none outlives its rank.
+Ray adds the suffix `_total` to counters, and exports them until the node's agent ends. It drops a gauge 20 s after it
+was last set, so gauges disappear after their rank has ended.
 """
 
 import psutil
@@ -23,7 +23,7 @@ GAUGES = {
     "raydali_host_memory_bytes": "Resident memory of this rank's process.",
     "raydali_gpu_memory_bytes": "GPU memory that PyTorch holds for this rank.",
 }
-"""The gauges of each rank, with help texts."""
+"""The gauges of each rank, with their help texts."""
 
 
 class RankMetrics:
@@ -43,7 +43,7 @@ class RankMetrics:
         self._gauges = {name: Gauge(name, text, RANK_TAGS).set_default_tags(tags) for name, text in GAUGES.items()}
 
     def publish(self, figures: Figures) -> None:
-        """Set everything that was measured; takes about 60 microseconds, without waiting for the device."""
+        """Set the metrics that were measured. It takes about 60 microseconds and does not wait for the device."""
         if figures.images:
             self._images.inc(figures.images)
         on_gpu = self._device.type == "cuda"

@@ -10,7 +10,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.train.v2._internal.execution.context import get_train_context  # the public way waits for all ranks
+from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
@@ -37,7 +37,10 @@ PROGRESS_SECONDS = 0.5
 
 
 class RaySession:
-    """See session.Session. Checkpoints are our own: Ray Train ends a run if it cannot rewrite its record of them."""
+    """The Session inside a Ray Train worker.
+
+    Ray Train's checkpoints are not used: Ray Train ends a run if it cannot rewrite its record of them.
+    """
 
     def __init__(self, task: "WorkerTask") -> None:
         context = ray.get_runtime_context()
@@ -63,7 +66,7 @@ class RaySession:
         self._last_progress = 0.0
 
     def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
-        """Return this worker group's attempt, for which rank 0 takes the folder."""
+        """Return this worker group's attempt, after rank 0 has taken the folder over for it."""
         number = 0
         if self.worker.rank == 0:
             number = self._channel.next_group()
@@ -130,7 +133,7 @@ class RaySession:
         return self._channel.notice() if self.worker.rank == 0 else None
 
     def publish(self, figures: Figures) -> None:
-        """Publish to Ray's metrics, which Prometheus collects, and to the driver's display."""
+        """Publish figures to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
         self.emit(RankFigures(self.worker.rank, figures))
 
@@ -147,7 +150,7 @@ class WorkerTask:
 
     Attributes:
         train, samples: see `launcher.Job`.
-        data: the job's, in Ray's object store.
+        data: the job's data, in Ray's object store.
         attempt: the id of the driver's attempt.
     """
 
@@ -161,7 +164,7 @@ class WorkerTask:
 
 
 def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
-    """Run the job's training function in a Ray Train worker; report an error to the driver before it is raised."""
+    """Run the job's training function in a Ray Train worker. Report an error to the driver before raising it."""
     task = ray.get(config["task"])
     channel = task.channel
     session: RaySession | None = None
@@ -209,7 +212,7 @@ def _group() -> str:
 
 
 def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:
-    """Describe an error for the driver: our own need no traceback, others only the frames outside libraries."""
+    """Describe an error for the driver, with the traceback outside libraries; errors of raydali have none."""
     passing = isinstance(error, StorageAway | NodeError)
     ours = passing or isinstance(error, UsageError | DataError | DivergedError | StorageError)
     frames = traceback.extract_tb(error.__traceback__)[1:]

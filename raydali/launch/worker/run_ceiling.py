@@ -1,4 +1,4 @@
-"""A run's ceiling: measured before its first step, and again if an epoch is faster."""
+"""The ceiling of a run, which is measured before the first step, and again if it cannot be right."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -29,14 +29,14 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "val_data",
     "root",
 }
-"""Options that do not change the duration of a step on a batch that is on the device already."""
+"""Options that do not change the duration of a step if its batch is already on the device."""
 
 MAX_MEASURED_AGAIN = 3
-"""Repeated measurements of a start: a machine may be busy with other things all the time."""
+"""Maximum number of repeated measurements per worker group: other processes may always keep the machine busy."""
 
 
 def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str]:
-    """Return what a ceiling depends on: options, workers and device. A ceiling of other conditions means nothing."""
+    """Return the options, workers and device that a ceiling depends on. Under other conditions it is invalid."""
     options = {name: repr(value) for name, value in asdict(config).items() if name not in OPTIONS_WITHOUT_STEP_COST}
     device = worker.device
     threads = f"{torch.get_num_threads()} threads of a CPU"
@@ -45,17 +45,19 @@ def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str
 
 
 class RunCeiling:
-    """One rank's part; all ranks must call the same methods. The ceiling itself is the run's state.
+    """The measurement of a run's ceiling, on one rank. All ranks must call the same methods.
+
+    The measured ceiling is stored in the RunState.
 
     Args:
-        warm_up: yields this number of warm-up steps, then measures the ceiling on request, and undoes all of them.
+        warm_up: yields a number of warm-up steps, then measures the ceiling if requested, and undoes all these steps.
     """
 
     def __init__(
         self, session: Session, state: RunState, warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]]
     ) -> None:
         self._session, self._state, self._warm_up = session, state, warm_up
-        self._is_void = False  # or it was once
+        self._is_void = False
         self._measured_again = 0
 
     def begin(self, steps: int, *, measures: bool, what: str) -> Iterator[Step]:
@@ -64,7 +66,7 @@ class RunCeiling:
         Args:
             steps: number of steps before the measurement.
             measures: whether the ceiling is measured.
-            what: purposes other than the measurement.
+            what: other purposes of the warm-up steps; may be empty.
         """
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
@@ -79,13 +81,13 @@ class RunCeiling:
         self._report(Rehearsed, measured.images_per_second, began)
 
     def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> Iterator[Step]:
-        """Yield the steps of another measurement, if the machine was busy in the last one or the epoch was faster.
+        """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
 
-        They count to no epoch's time.
+        It yields the steps of the measurement. Their time belongs to no epoch.
 
         Args:
-            record: the epoch's, on rank 0.
-            is_last: no epoch follows.
+            record: the epoch's record on rank 0; None on other ranks.
+            is_last: whether the epoch is the last one.
         """
         known = self._state.ceiling
         if known is not None and self._session.worker.from_first(_disproves(record, known)):
@@ -112,7 +114,7 @@ class RunCeiling:
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:
-    """Return whether an epoch, of ranks that were as many throughout, was faster than a ceiling can be."""
+    """Return whether an epoch was faster than the ceiling allows; False if the number of ranks changed during it."""
     if record is None or len({rank["world_size"] for rank in record["ranks"]}) > 1:
         return False
     rate = record["images_per_second"]

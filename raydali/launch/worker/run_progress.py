@@ -1,4 +1,4 @@
-"""Counts a run's steps on one rank, measures its epochs, and reports both to the driver."""
+"""The progress of a run: count steps, measure epochs, and report both to the driver."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,13 +23,13 @@ from raydali.train.profiling import StepTrace
 
 
 class RunProgress:
-    """One rank's part; all ranks must call the same methods.
+    """The progress of a run, on one rank. All ranks must call the same methods.
 
     Args:
-        labels: of the training set, int64 (N,), if each sample has one.
+        labels: labels of the training set, int64 (N,), if each sample has one.
 
     Attributes:
-        meter: of the current epoch.
+        meter: the meter of the current epoch.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class RunProgress:
         self._live_metrics: LiveMetrics
 
     def new_meter(self, loader: Loader) -> EpochMeter:
-        """Return a meter of this rank."""
+        """Return a new meter for this rank."""
         worker = self._worker
         return EpochMeter(
             worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node, loader=loader
         )
 
     def begin(self, loader: Loader) -> None:
-        """Begin to measure, before the first step."""
+        """Begin to measure; call it before the first step."""
         self.meter = self.new_meter(loader)
         self.meter.enter("loop")
         self._live_metrics = LiveMetrics(
@@ -111,10 +111,10 @@ class RunProgress:
         self._live_metrics.step()
 
     def end_epoch(self, validation: Mapping[str, Any], learning_rate: float) -> dict[str, Any] | None:
-        """Gather what all ranks measured, and hand the epoch's record to the next checkpoint and to the driver.
+        """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
 
         Returns:
-            The record on rank 0, elsewhere None.
+            The record on rank 0; None on other ranks.
         """
         self._broken.exchange()
         segments = self._state.gather(self.meter.record())

@@ -12,12 +12,12 @@ from raydali.train.worker import Worker
 
 @dataclass
 class Cursor:
-    """The position of a run in its stream, counted in global batches; the session's one object is all that holds it.
+    """The position of a run in its stream, in global batches. The session has the only such object of a worker.
 
     Attributes:
-        start: the newest checkpoint's position when this worker group began; 0 on a fresh run.
-        done: global batches that were trained on.
-        saved: global batches that the newest checkpoint covers.
+        start: position of the newest checkpoint when this worker group began; 0 in a fresh run.
+        done: number of global batches that were trained on.
+        saved: number of global batches that the newest checkpoint covers.
     """
 
     start: int = 0
@@ -38,11 +38,11 @@ class Session(Protocol):
         ...
 
     steps_left: int
-    """Number of steps until the end of the training loop, as far as the loop has begun; 0 at its end."""
+    """Number of remaining steps of the training loop; 0 after its end."""
 
     @property
     def worker(self) -> Worker:
-        """This process: its rank, device and process group."""
+        """The worker that this process is: rank, device and process group."""
         ...
 
     @property
@@ -63,24 +63,24 @@ class Session(Protocol):
     ) -> None:
         """Save a checkpoint of rank 0's state in the background. All ranks must call it, the others with None.
 
-        If it cannot be saved, that is an event, and the previous one stays the newest.
+        A failure is reported as an event, and the previous checkpoint remains the newest.
 
         Args:
-            step: global batches that it covers; no two checkpoints of a run have the same.
+            step: number of global batches that the checkpoint covers; unique among the checkpoints of a run.
             state: a snapshot; it must not change afterwards.
-            best: weights to keep in the run's `best/`, as the best so far.
-            save_error: why there can be no checkpoint now: the rows before it could not be written.
+            best: the best weights so far, to be saved in the run's `best/`.
+            save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
 
         Raises:
-            StorageError: five in a row could not be saved.
+            StorageError: several consecutive checkpoints could not be saved (see `CheckpointStore.save`).
         """
         ...
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is saved; if that fails, it is retried for a minute.
+        """Wait until the last checkpoint is saved; a failure is retried for a minute.
 
         Raises:
-            StorageError: it cannot be saved.
+            StorageError: the checkpoint cannot be saved.
         """
         ...
 
@@ -89,21 +89,25 @@ class Session(Protocol):
         ...
 
     def warn(self, text: str) -> None:
-        """Show a warning on the driver's console, with this rank."""
+        """Show a warning on the driver's console, with the number of this rank."""
         ...
 
     def report_start(self, *, steps: int) -> None:
-        """Report the first completed step, of `steps` of the run, to the driver; from rank 0."""
+        """Report from rank 0 to the driver that the first step is complete.
+
+        Args:
+            steps: number of steps of the run.
+        """
         ...
 
     def report_progress(self, *, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """Report a completed step to the driver, from rank 0 and at intervals; cheap enough for every step."""
+        """Report progress from rank 0 to the driver at intervals; cheap enough to call after every step."""
         ...
 
     def notice(self) -> Notice | None:
-        """Return why this rank should leave between two steps, if it should; cheap enough for every step."""
+        """Return the reason if this rank should leave between two steps; cheap enough to call at every step."""
         ...
 
     def publish(self, figures: Figures) -> None:
-        """Publish what this rank measured in the last seconds, for monitoring and the console."""
+        """Publish this rank's measurements of the last seconds, for monitoring and the console."""
         ...

@@ -1,4 +1,4 @@
-"""One step of the optimiser, as a job's training loop takes it. A call that the loop leaves out is an error."""
+"""One optimiser step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class StepContext:
     """The parts that all steps of a run on this rank share.
 
     Attributes:
-        micro_batches: number of micro-batches that this rank takes of a global batch.
+        micro_batches: number of micro-batches of a global batch that this rank trains on.
         allreduce: the timer of the all-reduce; None with one worker.
-        learning_rate: of the newest step.
+        learning_rate: the learning rate of the newest step.
     """
 
     micro_batches: int
@@ -40,7 +40,7 @@ class StepContext:
 
 
 class Step:
-    """A global batch about to be trained on; made by `TrainingRun.steps`.
+    """One step of training, on one global batch. `TrainingRun.steps` yields it for a loop like this.
 
         for batch in step:
             step.backward(differentiated, batch["images"], batch["labels"])
@@ -48,8 +48,8 @@ class Step:
 
     Attributes:
         index: number of the step in the run.
-        progress: share of the run's samples consumed in the middle of the step, 0..1, which learning rates follow.
-        ends_epoch: whether the epoch's record is written after it.
+        progress: share of the run's samples that are consumed in the middle of the step, 0..1, for learning rates.
+        ends_epoch: whether the step is the last one of its epoch.
         is_warm_up: whether the step trains on a resident batch and is undone afterwards.
     """
 
@@ -72,10 +72,10 @@ class Step:
         self._updated = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's micro-batches; the random numbers of torch are seeded for each of them.
+        """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
 
         Raises:
-            UsageError: the loop took the next one without a call of `backward`.
+            UsageError: the loop did not call `backward` for the previous micro-batch.
         """
         context, meter = self._context, self._meter
         if context.allreduce is not None:
@@ -94,17 +94,17 @@ class Step:
             self._require(self._pending is None, f"micro-batch {index} was not given to `step.backward`")
 
     def backward(self, differentiated: ForwardBackward, *inputs: Any) -> torch.Tensor:
-        """Compute the loss of the newest micro-batch and its gradients; on the last one ranks all-reduce them.
+        """Compute the loss of the newest micro-batch and its gradients; the last one all-reduces the gradients.
 
         Args:
             differentiated: made by `TrainingRun.differentiated`.
-            inputs: its arguments, tensors of the micro-batch.
+            inputs: arguments of `differentiated`, tensors of the micro-batch.
 
         Returns:
             The loss, a scalar on the device, valid until the next call.
 
         Raises:
-            UsageError: there is no micro-batch that was not given to it before.
+            UsageError: it was already called for the newest micro-batch, or there is none yet.
         """
         batch, index = self._pending, len(self._trained)
         if batch is None:
@@ -119,15 +119,15 @@ class Step:
     def update(
         self, optimizer: Optimizer, average: AveragedModel | None = None, *, max_norm: float | None = None
     ) -> None:
-        """Update the weights by the step's gradients, which are cleared, and then their moving average.
+        """Update the weights with the step's gradients, clear the gradients, and update the moving average.
 
         Args:
-            optimizer: of the weights.
+            optimizer: the optimiser of the weights.
             average: the moving average of the weights, if the job keeps one.
-            max_norm: gradients are scaled down to this norm; None: they are left alone.
+            max_norm: the maximum norm of gradients, which are clipped to it; None for no clipping.
 
         Raises:
-            UsageError: micro-batches of the step are left, or it was called before.
+            UsageError: not all micro-batches of the step were trained on, or `update` was called before.
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
         context, scaler = self._context, self._context.precision.scaler
@@ -137,7 +137,7 @@ class Step:
         context.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:
             for group in optimizer.param_groups:
-                group["lr"] = 0.0  # weights stay what they are, and losses finite
+                group["lr"] = 0.0  # the weights do not change, so losses remain finite
         if max_norm is not None:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
@@ -152,10 +152,10 @@ class Step:
             self._on_update(self._trained)
 
     def check_end(self) -> None:
-        """Refuse to go on to the next step.
+        """Check that the step is complete.
 
         Raises:
-            UsageError: this one was not updated.
+            UsageError: `update` was not called.
         """
         self._require(self._updated, "`step.update` was not called")
 

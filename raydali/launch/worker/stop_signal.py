@@ -7,10 +7,10 @@ from raydali.train.worker import Worker
 
 
 class StopSignals:
-    """One rank's part; all ranks must call `poll` at the same steps.
+    """The notices of all ranks, on one rank. All ranks must call `poll` at the same steps.
 
-    A notice reaches ranks at different times. At each step they start to sum how many have one, and read the sum of the
-    step before: no rank waits, and all leave at the same step.
+    A notice reaches ranks at different times. At each step the ranks start an asynchronous sum of how many have a
+    notice, and read the sum of the previous step. So no rank waits, and all ranks leave at the same step.
 
     Args:
         mine: returns this rank's notice, if any; called at every step.
@@ -22,7 +22,7 @@ class StopSignals:
         self._asked: Callable[[], int] | None = None
 
     def poll(self) -> Notice | None:
-        """Return the notice that any rank had at the step before, the same on all ranks; None for none."""
+        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none."""
         anyone = self._asked() if self._asked is not None else 0
         if anyone:
             return next(notice for notice in self._worker.exchange(self._notice) if notice)

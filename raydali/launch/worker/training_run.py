@@ -1,4 +1,4 @@
-"""The run as a job's training loop sees it: where to start, what to measure, when to save, what to report.
+"""The interface of a job's training loop to its run: it yields the steps, measures, saves and reports.
 
     run = TrainingRun(config, session, samples=len(data.train))
     run.register_state(model=model, optimizer=optimizer)
@@ -13,7 +13,7 @@
                     metrics = evaluate(model, val_loader)
                 run.close_epoch(metrics, score="top1", weights=model)
 
-A call that is left out, or made out of turn, ends the run with an error that names it.
+An omitted or misplaced call ends the run with an error that names the call.
 """
 
 import gc
@@ -59,22 +59,22 @@ Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
 
 class Closed(NamedTuple):
-    """An epoch that the job has closed: its record, on rank 0, and the weights to keep as the best ones."""
+    """An epoch that the job has closed: its record on rank 0, and the best weights if they are new."""
 
     record: dict[str, Any] | None
     best: dict[str, Any] | None
 
 
 class TrainingRun:
-    """One worker's side of a run; all ranks must call the same methods in the same order.
+    """A training run, on one worker. All ranks must call the same methods in the same order.
 
-    It seeds torch's random numbers, the same on every rank: build the model afterwards.
+    The constructor seeds torch's random numbers equally on every rank: build the model afterwards.
 
     Args:
         config: the job's options.
-        session: given by the launcher.
+        session: the session that the launcher passes to the training function.
         samples: number of training samples.
-        labels: of the training set, int64 (N,), if each sample has one.
+        labels: labels of the training set, int64 (N,), if each sample has one.
 
     Attributes:
         worker, stream: this worker, and the run's stream of ids.
@@ -108,7 +108,7 @@ class TrainingRun:
     def _on_gpu(self) -> bool:
         return self.worker.device.type == "cuda"
 
-    # What a job calls before its loop.
+    # Calls before the training loop.
 
     def synchronized(self, model: nn.Module) -> nn.Module:
         """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
@@ -121,9 +121,9 @@ class TrainingRun:
         """Load the model, the optimiser and others from the newest checkpoint, if any, and save them in later ones.
 
         Args:
-            model: its BatchNorm statistics are kept independent of the number of workers.
-            optimizer: it keeps its settings; only its momenta are loaded.
-            others: by their names in checkpoints, such as the moving average `ema`; None for what the run lacks.
+            model: the model; its BatchNorm statistics are saved independently of the number of workers.
+            optimizer: the optimiser; only its momenta are loaded, its settings stay.
+            others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
         self._parts = {name: part for name, part in parts.items() if part is not None}
@@ -134,10 +134,10 @@ class TrainingRun:
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
 
     def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
-        """Return what `step.backward` differentiates: compiled and captured as a CUDA graph, as the options require.
+        """Return the loss function for `step.backward`, compiled and captured in a CUDA graph if the options say so.
 
         Args:
-            model: all parameters that the loss depends on.
+            model: the module with all parameters that the loss depends on.
             loss: computes the mean loss of a micro-batch from its tensors by calling the model.
 
         Raises:
@@ -158,7 +158,7 @@ class TrainingRun:
 
     @property
     def _can_capture(self) -> bool:
-        """Whether a step can be one CUDA graph: a GPU, one micro-batch a worker, statistics of its own."""
+        """Whether a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
         config = self._config
         alone = self.stream.micro_batches_per_step == self.worker.world_size and not config.sync_bn
         return config.cuda_graph and self._on_gpu and alone
@@ -167,12 +167,12 @@ class TrainingRun:
     def loaders(
         self, data: TrainAndVal[Any], pipelines: Pipelines, *, make: Callable[..., Loader] = make_loader
     ) -> Iterator[tuple[Loader, Loader]]:
-        """Make the loaders of the training and the validation set, and close them in the end.
+        """Make the loaders of the training and the validation set, and close them at the end of the context.
 
         Args:
-            data: the sources of both.
-            pipelines: of the training and of the validation samples.
-            make: called as `make_loader` is.
+            data: the sources of both sets.
+            pipelines: the pipelines of training samples and of validation samples.
+            make: a function with the signature of `make_loader`.
         """
         options = LoaderOptions(
             rank=self.worker.rank,
@@ -189,19 +189,20 @@ class TrainingRun:
         ):
             yield loader, val_loader
 
-    # The loop.
+    # The training loop.
 
     def steps(self, loader: Loader) -> Iterator[Step]:
-        """Yield the remaining steps, after warm-up steps on a resident batch, which are undone.
+        """Yield the remaining steps of the run, after warm-up steps.
 
-        Warm-up steps compile, capture a CUDA graph and measure the ceiling. Between two steps a checkpoint is saved if
-        one is due, and the run ends on request.
+        Warm-up steps train on one batch that stays on the device, in order to compile, to capture a CUDA graph and to
+        measure the ceiling; then they are undone. Between two steps a checkpoint is saved if one is due, and the run
+        ends if this was requested.
 
         Args:
-            loader: of the training set, made by `loaders`.
+            loader: the loader of the training set, made by `loaders`.
 
         Raises:
-            UsageError: the loop left out a call.
+            UsageError: the loop omitted a call.
             NodeError: see `check_samples`.
         """
         self._require(self._parts, "call `run.register_state` before `run.steps`")
@@ -215,7 +216,7 @@ class TrainingRun:
             doing = ["compiling"] * bool(self._config.compile) + ["capturing a CUDA graph"] * self._can_capture
             yield from ceiling.begin(warm_up_steps(self.worker.device), measures=measures, what=", ".join(doing))
         self._state.discard_checkpoint()
-        # Otherwise a collection now and then walks all that imports and compilers left, which takes longer than a step.
+        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
         gc.collect()
         gc.freeze()
         progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
@@ -273,9 +274,9 @@ class TrainingRun:
 
     @contextmanager
     def validation(self) -> Iterator[None]:
-        """Make the weights ready for validation, which happens inside; its time counts to no training rate.
+        """Prepare the weights for the validation inside this context; its time does not reduce the training rate.
 
-        BatchNorm's statistics become those of all ranks, and the moving average takes them over.
+        BatchNorm's statistics are averaged over ranks, and copied to the moving average.
         """
         began = time.perf_counter()
         with self._progress.meter.stage("validation"):
@@ -288,15 +289,15 @@ class TrainingRun:
         self._validation_seconds = time.perf_counter() - began
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
-        """Write the epoch's record and a checkpoint, which keeps the weights in `best/` if the score is the highest.
+        """Write the epoch's record and a checkpoint; also save the weights in `best/` if the score is the highest.
 
         Args:
             metrics: results of the validation.
-            score: name of the metric by which the best weights are chosen: the higher, the better.
+            score: name of the metric by which the best weights are chosen; higher is better.
             weights: the model, or its moving average.
 
         Raises:
-            UsageError: the step ends no epoch, the epoch is closed already, or nothing was validated.
+            UsageError: no epoch ends at this step, the epoch is already closed, or there was no validation.
         """
         if self._newest is not None:
             self._newest.check_end()
@@ -309,7 +310,7 @@ class TrainingRun:
         self._closed = Closed(record, self._state.best_of(metrics[score], weights))
 
     def _finish_epoch(self, ceiling: RunCeiling) -> Iterator[Step]:
-        """Make the epoch's checkpoint, and measure the ceiling again if the epoch disproves it."""
+        """Save the epoch's checkpoint, and measure the ceiling again if it cannot be right."""
         closed, self._closed = self._closed, None
         if closed is None:
             raise self._error(
@@ -324,7 +325,7 @@ class TrainingRun:
             self._state.save(self._progress.meter.record(), best)
 
     def _leave(self, notice: Notice) -> None:
-        """Make a checkpoint of all that is done, and leave once it is saved."""
+        """Save a checkpoint of all completed steps, and then leave."""
         if self._cursor.saved < self._cursor.done:
             self._checkpoint()
         self._session.finish()
