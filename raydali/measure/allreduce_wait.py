@@ -1,4 +1,4 @@
-"""Times how long a rank that has all its gradients of a step waits for the all-reduce."""
+"""The time from a rank's last gradient of a step to the end of the all-reduce."""
 
 import time
 
@@ -9,17 +9,17 @@ from torch.autograd import Variable
 from raydali.measure.meter import EpochMeter
 
 SAMPLE_SECONDS = 2.0
-"""Interval between samples of a captured all-reduce; each waits for the device once."""
+"""Interval between samples of an all-reduce in a CUDA graph; each sample synchronises with the device."""
 
 
 class AllReduceTimer:
-    """Times the all-reduce of gradients, which DistributedDataParallel waits for at the end of a backward pass.
+    """A timer of the all-reduce of gradients, which DistributedDataParallel waits for at the end of a backward pass.
 
-    In an eager step it is a stage of the meter's clock. A CUDA graph contains two events instead, which every replay
-    records again: the time between them is sampled.
+    In an eager step the all-reduce is a stage of the meter's clock. A CUDA graph contains two events instead, which
+    every replay records again. The time between them is sampled.
 
     Args:
-        model: of its parameters the first one that is trained gets its gradient last.
+        model: the model; its first trained parameter gets its gradient last.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -31,7 +31,7 @@ class AllReduceTimer:
         self._look_at = 0.0
 
     def expect(self, meter: EpochMeter | None) -> None:
-        """Set the meter for the next micro-batch; None unless it is the last of its step."""
+        """Set the meter for the next micro-batch; None unless the micro-batch is the last of its step."""
         self._meter = meter
 
     def sample(self, meter: EpochMeter) -> None:
@@ -57,6 +57,6 @@ class AllReduceTimer:
         begun.record()
         queue = Variable._execution_engine.queue_callback
 
-        # DDP makes the stream wait for its all-reduce in such a callback too, which this pass will queue later.
+        # DDP waits for its all-reduce in a callback that is queued later in this pass. Queue ours after DDP's.
         queue(lambda: queue(ended.record))
         self._captured = begun, ended

@@ -1,4 +1,4 @@
-"""A clock that always runs for exactly one stage, so that every second is accounted for."""
+"""A clock that attributes every second to exactly one stage."""
 
 import time
 from collections import defaultdict, deque
@@ -7,11 +7,11 @@ import torch
 
 
 class StageClock:
-    """Adds up the time spent in named stages; entering one ends the previous one.
+    """A clock that adds up the time spent in named stages. To enter a stage ends the previous one.
 
-    On a GPU the marks are CUDA events on the current stream: durations are the device's, nothing is synchronised while
-    a stage runs, and "loader_wait" is how long the device, not the host, was idle for its data. On a CPU the marks are
-    times of the host's monotonic clock.
+    On a GPU it records CUDA events on the current stream. Durations are therefore those of the device, nothing is
+    synchronised while a stage runs, and "loader_wait" is the time for which the device, not the host, waited for data.
+    On a CPU it uses the host's monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,23 +33,23 @@ class StageClock:
         self._add_up(wait=False)
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of each stage up to now, the running one included; waits for the device."""
+        """Return the seconds of each stage until now, including the running one. It waits for the device."""
         if self._marks:
             self.enter(self._marks[-1][0])
             self._add_up(wait=True)
         return dict(self._totals)
 
     def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Return the seconds and the count of each stage, as far as the device has finished; never waits."""
+        """Return the seconds and the number of runs of each stage that the device has finished. It never waits."""
         self._add_up(wait=False)
         return dict(self._totals), dict(self._ended)
 
     def shortest(self, stage: str) -> float | None:
-        """Return the seconds of the shortest completed run of a stage, among those that `totals` or `so_far` saw."""
+        """Return the seconds of the shortest run of a stage; call `totals` or `so_far` before to include new runs."""
         return self._shortest.get(stage)
 
     def latest(self, stage: str) -> float | None:
-        """Return the same for the last such run."""
+        """Return the seconds of the last run of a stage; call `totals` or `so_far` before to include new runs."""
         return self._latest.get(stage)
 
     def reset(self) -> None:

@@ -1,21 +1,21 @@
 """Attribute the seconds of an epoch to causes, from the records of its ranks; docs/verdict.md explains the method.
 
-An epoch lasts as long as its slowest rank, plus validation. The ceiling gives the time that training itself needs: that
-of the same steps with their batch already on the device. The rest is divided among causes, each second once:
+An epoch takes as long as its slowest rank, plus validation. The ceiling gives the time that training itself needs: the
+time of the same steps if their batch is already on the device. The remaining seconds are divided among these causes:
 
-    start-up        up to the first batch of the last worker
-    compile         from there to the end of the last worker's first step, beyond the mean of later steps
+    start-up        the time until the first batch of the last worker
+    compile         the time from there to the end of the last worker's first step, minus the mean of later steps
     straggler       how much longer one rank waited for its loader or computed than the median of the others
     storage, python, cpu decode, gpu decode, loader
                     how long the other ranks waited for the loader, by what blocked it; `loader` if that is unknown
-    python          also steps longer than at the ceiling, up to the time that the loader's Python ran meanwhile: the
-                    threads of a process run Python one at a time
-    communication   how long an all-reduce takes even when no rank is late
-    contention      waiting for a core
-    gpu contention  on a GPU, steps longer than at the ceiling: the loader gets in their way
-    slower steps    on a CPU, steps longer than at the ceiling although they had their cores
-    validation, checkpoint
-                    a checkpoint counts as long as it blocks the first rank, for which the others then wait
+    python          also the time of steps beyond that at the ceiling, up to the time that the loader's Python ran
+                    meanwhile: the threads of a process run Python one at a time
+    communication   the time of an all-reduce if no rank is late
+    contention      the wait for a core
+    gpu contention  on a GPU, the time of steps beyond that at the ceiling: the loader slows them down
+    slower steps    on a CPU, the time of steps beyond that at the ceiling although they had their cores
+    validation      the time of the validation
+    checkpoint      the time for which a checkpoint blocks the first rank, and so the others
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from typing import Any
 ON_CORES = ("python", "cpu decode")
 LOADER = ("storage", "python", "cpu decode", "gpu decode", "loader")
 SATURATED_IDLE = 0.15
-"""Cores that idle for a smaller share of the time are all taken."""
+"""If cores are idle for a smaller share of the time, all of them count as busy."""
 
 Rank = Mapping[str, Any]
 
@@ -36,9 +36,9 @@ class Straggler:
     """The slowest rank of an epoch.
 
     Attributes:
-        rank: its record.
-        seconds: how much longer it takes than the median of the others, image for image.
-        waits: if most of that is waiting for its loader: its seconds of that, and the median of the others'.
+        rank: the rank's record.
+        seconds: how much longer it takes than the median of the others for the same number of images.
+        waits: if most of this is waiting for the loader: the rank's seconds of it, and the median of the others.
     """
 
     rank: Rank
@@ -52,8 +52,8 @@ def seconds_by_cause(
     """Return the seconds of an epoch that each cause costs, without validation.
 
     Args:
-        ranks: of the epoch.
-        straggler: the slowest of them, if the others waited for it.
+        ranks: the ranks of the epoch.
+        straggler: the slowest rank, if the others waited for it.
         foreign_cpu_share: see `contended_node`.
         at_ceiling: seconds that the same steps take at the ceiling; None if it is unknown.
     """
@@ -61,14 +61,14 @@ def seconds_by_cause(
     others = [rank for rank in ranks if straggler is None or rank is not straggler.rank]
     exchanging = _communicating(ranks)
     begun, started, saved = max(map(_begun, ranks)), max(map(_first_batch, ranks)), max(map(_saving, ranks))
-    # The other ranks spend these seconds in the all-reduce. Any further wait there is for ranks that take turns at
-    # being late.
+    # The other ranks spend these seconds in the all-reduce. They wait there longer if different ranks are late in
+    # different steps.
     known = fmean(begun - _begun(rank) + saved - _saving(rank) for rank in others)
     waiting = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost)
     if all(rank["exchange_seconds"] is not None for rank in others):
         known = min(known, waiting)
     late = max(0.0, waiting - known)
-    # Time beyond that at the ceiling.
+    # The time of steps beyond that at the ceiling.
     stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost - late - known
     slowed = max(0.0, stepped - at_ceiling) if at_ceiling is not None else 0.0
     waits = _waits(others)
@@ -76,8 +76,8 @@ def seconds_by_cause(
     beside = min(slowed, max(0.0, _mean(others, "python_seconds") - in_python))
     waits["python"] = in_python + beside
     slowed -= beside
-    # The wait of one rank makes each of the others wait as long, at most. All-reduces differ for other reasons too, so
-    # `late` may be too large: at most, it is what training took longer than at the ceiling and is not explained yet.
+    # If one rank waits, each other rank waits at most as long. All-reduces also differ for other reasons, so `late` may
+    # be too large: limit it to the time beyond that at the ceiling that is not explained yet.
     own = sum(waits.values()) + slowed
     late = min(late, own * (len(others) - 1))
     if at_ceiling is not None:
@@ -96,11 +96,11 @@ def seconds_by_cause(
 
 
 def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
-    """Return the slowest rank, if it costs at least that share of the epoch."""
+    """Return the slowest rank if it costs at least this share of the epoch; otherwise None."""
     whole = max(rank["seconds"] for rank in ranks)
     if len(ranks) < 2 or not all(rank["images"] for rank in ranks):
         return None
-    # If all-reduces could not be timed, only the loader distinguishes a rank from the others.
+    # If all-reduces were not timed, steps of all ranks take equally long, and only waits for the loader differ.
     timed = all(rank["exchange_seconds"] is not None for rank in ranks)
     pace = [(_busy(rank) if timed else waited(rank)) / rank["images"] for rank in ranks]
     slowest = pace.index(max(pace))
@@ -114,7 +114,7 @@ def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
 
 
 def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool:
-    """Return whether the others' loaders are much faster; also of equal ones, the last is waited for."""
+    """Return whether the others' loaders are much faster: even among equal loaders one is the slowest."""
     if median(map(waited, others)) > 0.05 * whole:
         return False
 
@@ -129,16 +129,23 @@ def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool
 def _contention(
     ranks: Sequence[Rank], waits: Mapping[str, float], slowed: float, foreign_cpu_share: float
 ) -> dict[str, float]:
-    """Return the seconds of waits, contention and slower steps; `slowed`: of steps beyond those at the ceiling."""
-    # What the loader's own threads take from each other is no contention.
+    """Return the seconds of waits, contention and slower steps.
+
+    Args:
+        ranks: the ranks of the epoch without the straggler.
+        waits: seconds of waiting for the loader, by cause.
+        slowed: seconds of steps beyond those at the ceiling.
+        foreign_cpu_share: see `contended_node`.
+    """
+    # It is no contention if the loader's threads wait for each other.
     queued_share = _queued_share(ranks) * foreign_cpu_share
     contended = sum(waits.get(cause, 0.0) for cause in ON_CORES) * queued_share
-    # Steps on a CPU may take longer for other reasons than cores; other processes may have lowered the ceiling, too.
+    # Steps on a CPU may also take longer for other reasons. Other processes may also have lowered the ceiling.
     queued = _mean(ranks, "cpu_queued_seconds")
     on_gpu = ranks[0]["device"] == "cuda"
     lacking = 0.0 if on_gpu else max(min(queued, slowed), queued * foreign_cpu_share)
     left = {cause: wait * (1 - queued_share) if cause in ON_CORES else wait for cause, wait in waits.items()}
-    # While all wait for a disk, cores idle. If none did, reading was held up by cores for as long as threads queued.
+    # If all threads wait for a disk, cores are idle. If none was idle, reading waited for cores while threads queued.
     if "storage" in left and (idle := idle_share(ranks)) is not None and idle <= SATURATED_IDLE:
         reading = min(left["storage"], _mean(ranks, "helpers_queued_seconds"))
         left["storage"] -= reading
@@ -148,12 +155,12 @@ def _contention(
 
 
 def _busy(rank: Rank) -> float:
-    """Return the seconds for which others that were done would wait: for its loader, and for its own part of steps."""
+    """Return the seconds for which other ranks may have to wait for this one: its loader, and its own part of steps."""
     return waited(rank) + _stepping(rank) - _compiling(rank)
 
 
 def _stepping(rank: Rank) -> float:
-    """Return the seconds of its own part of steps."""
+    """Return the seconds of steps without the wait for other ranks."""
     return float(rank["step_seconds"]) - float(rank["exchange_seconds"] or 0.0)
 
 
@@ -171,7 +178,7 @@ def _saving(rank: Rank) -> float:
 
 
 def _compiling(rank: Rank) -> float:
-    """Return by how much the first step exceeded the mean of those that followed."""
+    """Return the seconds of the first step beyond the mean of later steps."""
     first, rest = rank["first_step_seconds"], rank["steps"] - 1
     if first is None or rest < 1:
         return 0.0
@@ -180,17 +187,17 @@ def _compiling(rank: Rank) -> float:
 
 
 def _begun(rank: Rank) -> float:
-    """Return the seconds until it had its first batch and had compiled."""
+    """Return the seconds of the rank's first batch and compilation."""
     return _first_batch(rank) + _compiling(rank)
 
 
 def _mean(ranks: Sequence[Rank], name: str) -> float:
-    """Return the mean over ranks; what was not measured counts as 0."""
+    """Return the mean over ranks; a missing value counts as 0."""
     return fmean(float(rank[name] or 0.0) for rank in ranks)
 
 
 def _communicating(ranks: Sequence[Rank]) -> float:
-    """Return the seconds that all-reduces take even if no rank is late: the shortest of all, in each step."""
+    """Return the seconds of all-reduces if no rank is late: the shortest all-reduce, times the number of steps."""
     shortest = [rank["shortest_exchange_seconds"] for rank in ranks]
     if any(seconds is None for seconds in shortest):
         return 0.0
@@ -208,14 +215,14 @@ def _waits(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _queued_share(ranks: Sequence[Rank]) -> float:
-    """Return the share of the time in which the loader's threads could run that they waited for a core."""
+    """Return how long the loader's threads waited for a core, as a share of the time in which they could run."""
     queued = sum(rank["helpers_queued_seconds"] or 0.0 for rank in ranks)
     ran = sum(rank["helpers_seconds"] or 0.0 for rank in ranks)
     return queued / (queued + ran) if queued else 0.0
 
 
 def idle_share(ranks: Sequence[Rank]) -> float | None:
-    """Return the share of idle cores, among those that the ranks may use, on the busiest node; None if not measured."""
+    """Return the idle share of the cores that ranks may use, on the busiest node; None if it was not measured."""
     shares = [
         rank["host_idle_seconds"] / (rank["host_idle_seconds"] + rank["host_busy_seconds"])
         for rank in ranks
@@ -225,9 +232,9 @@ def idle_share(ranks: Sequence[Rank]) -> float | None:
 
 
 def contended_node(ranks: Sequence[Rank]) -> tuple[str, float]:
-    """Return the node of which other processes take the largest share of the CPU time, and that share.
+    """Return the node on which other processes use the largest share of the CPU time, and this share.
 
-    The share is 0 if cores are left.
+    The share is 0 if cores are idle.
     """
     most = "", 0.0
     for node in {rank["node"] for rank in ranks}:

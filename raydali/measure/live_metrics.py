@@ -1,4 +1,4 @@
-"""Metrics of the last seconds of a rank's training, taken without waiting for the device."""
+"""Metrics of the last seconds of a rank's training, measured without waiting for the device."""
 
 import time
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from raydali.measure.meter import EpochMeter
 from raydali.measure.records import Figures
 
 PULSE_SECONDS = 5.0
-"""Interval of publishing. Ray exports metrics every 10 s, and drops those not set for 20 s."""
+"""Interval of publishing. Ray exports metrics every 10 s, and drops metrics that were not set for 20 s."""
 SHORTEST_SECONDS = 1.0
-"""A shorter remainder of an epoch gives no reliable speed; it is left out if the epoch has other figures."""
+"""A shorter remainder of an epoch gives no reliable speed; it is ignored if the epoch has other figures."""
 
 
 class LiveMetrics:
-    """Publishes at intervals what a meter has measured since the last time.
+    """The live metrics of a rank, published at intervals.
 
-    On a GPU they cover the steps that the device has finished; the host is a little ahead.
+    On a GPU they include the steps that the device has finished; the host is slightly ahead.
 
     Args:
-        meter: that of the current epoch.
-        batch_size: of a micro-batch.
-        micro_batches: of this rank in each step.
+        meter: the meter of the current epoch.
+        batch_size: number of images in a micro-batch.
+        micro_batches: number of micro-batches of this rank in each step.
         ceiling_images_per_second: this rank's part of the ceiling; None if it was not measured.
         prepared: returns the loader's `prepared_batches`.
-        publish: takes the figures.
+        publish: called with the figures.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class LiveMetrics:
         self._begin()
 
     def step(self) -> None:
-        """Publish if it is time to; cheap enough for every step."""
+        """Publish if the interval has passed; cheap enough to call after every step."""
         if time.monotonic() - self._taken >= PULSE_SECONDS:
             self._publish(self._figures())
 
     def end_epoch(self) -> None:
-        """Publish the rest of the epoch; the meter is about to be reset."""
+        """Publish the rest of the epoch; call it before the meter is reset."""
         self._publish(self._figures())
         self._begin()
 
@@ -67,7 +67,7 @@ class LiveMetrics:
             seconds_of.get("step", 0.0) + seconds_of.get("exchange", 0.0),
             seconds_of.get("exchange", 0.0),
         )
-        ended = ended_of.get("step", 0) - ended_of.get("exchange", 0)  # which parts a step in two
+        ended = ended_of.get("step", 0) - ended_of.get("exchange", 0)  # an exchange splits a step in two
         seconds, waited, stepped = sums[0] - self._seconds, sums[1] - self._waited, sums[2] - self._stepped
         exchanged, batches = sums[3] - self._exchanged, ended - self._ended
         self._taken, prepared = time.monotonic(), self._prepared()
@@ -87,7 +87,7 @@ class LiveMetrics:
         )
 
     def _mean_loss(self) -> float | None:
-        """Return the mean loss since the last time."""
+        """Return the mean loss since the previous call."""
         (total, images), (total_before, images_before) = self._meter.loss_so_far(), self._loss
         if images == images_before:
             return None

@@ -1,4 +1,4 @@
-"""Measures one rank's part of an epoch, until its record is written."""
+"""The meter that measures an epoch on one rank."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class EpochMeter:
-    """Counts images, adds up the loss on the device, and times the stages; only `record` waits for the device.
+    """A meter that counts images, sums the loss on the device and times stages. Only `record` waits for the device.
 
-    Stages: "loader_wait", "step", "exchange" (the time between this rank's last gradient and the end of
-    the all-reduce), "checkpoint" and "validation" (which is left out of an epoch's seconds); what a caller
-    enters under another name counts as the loop's own.
+    The stages are "loader_wait", "step", "exchange" (the time between this rank's last gradient and the end of the
+    all-reduce), "checkpoint" and "validation" (which does not count to an epoch's seconds). Time in other stages counts
+    as time of the training loop itself.
 
     Attributes:
-        on_stage: called with each stage that is entered, if it is set.
+        on_stage: called with the name of each stage that is entered, if it is set.
 
     Args:
-        loader: its waits and the time of its Python are recorded; None: there is none.
+        loader: the loader whose waits and Python time are recorded, if there is one.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class EpochMeter:
         self._first_batch_seconds: float | None = None
         self._seen_first = self._exchanging = False
         self._first_step_seconds: float | None = None
-        # The first step on the host: seconds of its own work so far, and when the present part of that began.
+        # For the first step: seconds of the host's own work until now, and the start of the current part of this work.
         self._first_own_seconds = 0.0
         self._own_since: float | None = None
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges: list[tuple[float, float]] = []  # seconds of an exchange, and of the rest of its step
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        # The loss as of an earlier moment: the copy that `loss_so_far` has requested, and the one that has arrived.
+        # Copies of the loss on the host: the one that `loss_so_far` has requested, and the last one that has arrived.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
         self._loss_got = 0.0, 0
@@ -69,7 +69,7 @@ class EpochMeter:
         self._waits_before, self._python_before = self._of_loader()
 
     def _of_loader(self) -> tuple[dict[str, float], float]:
-        """Return the seconds so far that blocked the host, by cause, and those of Python."""
+        """Return the loader's totals: seconds for which it blocked the host, by cause, and seconds of its Python."""
         if self._loader is None:
             return {}, 0.0
         return dict[str, float](self._loader.waits.seconds.items()), self._loader.python.seconds
@@ -82,7 +82,7 @@ class EpochMeter:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what happens inside as this stage, and what follows as the loop's own."""
+        """Time the inside of this context as a stage, and what follows as the training loop itself."""
         self.enter(name)
         yield
         self.enter("loop")
@@ -117,9 +117,10 @@ class EpochMeter:
         return self._steps
 
     def sample_exchange(self, seconds: float) -> None:
-        """Attribute an all-reduce inside a captured CUDA graph, which the stage clock cannot see. Call between steps.
+        """Record a sampled all-reduce of a CUDA graph, which the stage clock cannot measure. Call it between steps.
 
-        Captured steps do identical work, so any time beyond the fastest one is all-reduce wait. Waits for the device.
+        Captured steps do identical work, so the time beyond that of the fastest step is a wait in the all-reduce. It
+        waits for the device.
         """
         self._clock.totals()
         step = self._clock.latest("step")
@@ -127,31 +128,32 @@ class EpochMeter:
             self._sampled_exchanges.append((seconds, max(0.0, step - seconds)))
 
     def end_step(self) -> None:
-        """Note that a step is done; of a worker's first step also the time of the host's own part."""
+        """Count a step. After a worker's first step also record the time of the host's own work."""
         self._steps += 1
         if self._first_batch_seconds is not None and self._first_step_seconds is None:
             self._note_own_part(False)
             self._first_step_seconds = self._first_own_seconds
 
     def first_batch(self) -> None:
-        """Note that the worker's first batch is there; later calls change nothing."""
+        """Record that the worker has its first batch; later calls do nothing."""
         if not self._seen_first:
             self._first_batch_seconds, self._seen_first = time.perf_counter() - self._created, True
-            self._note_loader()  # what the first batch took is no one's fault
+            self._note_loader()  # later waits are attributed to causes, those of the first batch are not
 
     @property
     def images(self) -> int:
-        """The number since the last reset; a GPU may not have finished the last ones."""
+        """The number of images since the last reset; a GPU may not have finished the last ones."""
         return self._images
 
     def so_far(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Seconds of each stage since the last reset, and how often it was; see `StageClock.so_far`."""
+        """Return the seconds and the number of runs of each stage since the last reset; see `StageClock.so_far`."""
         return self._clock.so_far()
 
     def loss_so_far(self) -> tuple[float, int]:
-        """The loss, summed over images, and the number of these images. Never waits.
+        """Return the loss, summed over images, and the number of these images. It never waits.
 
-        They are as of the newest call before this one whose work the device has completed; on a CPU as of now.
+        On a GPU, each call requests a copy and returns the newest copy that has arrived. On a CPU the values are
+        current.
         """
         if self._loss_asked is None:
             self._ask_for_loss()
@@ -170,7 +172,7 @@ class EpochMeter:
         self._loss_asked = self._images, there
 
     def record(self) -> RankRecord:
-        """Return the record since the last reset; waits for the device."""
+        """Return the record since the last reset. It waits for the device."""
         times, cpu = self._clock.totals(), cpu_times()
         waits, python = self._of_loader()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None

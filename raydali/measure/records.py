@@ -1,4 +1,7 @@
-"""Epoch records: the measurements of all ranks, merged into a row of `epochs.jsonl`. None: not measured."""
+"""Epoch records: the measurements of all ranks, merged into a row of `epochs.jsonl`.
+
+A value that was not measured is None.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +17,8 @@ from raydali.measure.verdict import verdict
 class RankRecord:
     """The measurements of one rank in an epoch, or in the part of an epoch that one worker group ran.
 
-    Times are in seconds. The loader's, the step's and the checkpoint's add up to `seconds`, except for the cost of the
-    loop itself. Validation is not included.
+    Times are in seconds. The times of the loader, the steps and the checkpoints add up to `seconds`, apart from the
+    time of the loop itself. Validation is not included.
     """
 
     rank: int
@@ -29,36 +32,36 @@ class RankRecord:
     step_seconds: float
     checkpoint_seconds: float
     first_batch_seconds: float | None
-    """Wait for the worker's first batch; None if that was before this record."""
+    """Wait for the worker's first batch; None if it came before this record."""
 
     replaced: int = 0
     """Number of broken samples that were replaced."""
 
-    # Input of the verdict. With defaults, since older checkpoints do not have it.
+    # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
     has_bf16: bool = False
-    """Whether the device has units for bf16; otherwise the verdict does not advise it."""
+    """Whether the device has bf16 units; otherwise the verdict does not advise bf16."""
     steps: int = 0
     first_step_seconds: float | None = None
-    """Host time of the worker's first step, without the loader and the all-reduce; None if that was before this
+    """Host time of the worker's first step, without the loader and the all-reduce; None if the step came before this
     record."""
     exchange_seconds: float | None = None
-    """The part of `step_seconds` between this rank's last gradient and the end of the all-reduce; inside a CUDA graph
-    estimated from samples. None: one rank, or not measured."""
+    """The part of `step_seconds` between this rank's last gradient and the end of the all-reduce, estimated from
+    samples inside a CUDA graph; None for one rank, or if it was not measured."""
     shortest_exchange_seconds: float | None = None
-    """The same of the shortest step: an upper bound of the duration of the all-reduce itself."""
+    """The same time in the step where it is shortest: an upper bound of the duration of the all-reduce itself."""
     loader_waits: dict[str, float] = field(default_factory=dict)
-    """Time that the loader blocked the host after the first batch, by cause; empty if unknown."""
+    """Time for which the loader blocked the host after the first batch, by cause; empty if unknown."""
     python_seconds: float = 0.0
     """CPU time of the loader's Python after the first batch, during which the training thread could not run Python."""
     cpu_seconds: float | None = None
-    """CPU time of this rank's processes; this and the following include validation."""
+    """CPU time of this rank's processes. This time and the following ones include validation."""
     cpu_queued_seconds: float | None = None
-    """Time that the training thread was ready and waited for a core."""
+    """Time for which the training thread was ready to run and waited for a core."""
     helpers_seconds: float | None = None
-    """CPU time of all threads but the training thread, mainly the loader's."""
+    """CPU time of all threads except the training thread; most of them are the loader's."""
     helpers_queued_seconds: float | None = None
-    """Time that these were ready and waited for a core."""
+    """Time for which these threads were ready to run and waited for a core."""
     host_busy_seconds: float | None = None
     """CPU time of all processes on the cores that this rank may use."""
     host_idle_seconds: float | None = None
@@ -70,7 +73,7 @@ class Figures:
     """The measurements of one rank in the last seconds; None for what could not be measured."""
 
     images: int
-    """Images that it trained on. Over a run, each image counts once."""
+    """Number of images that the rank trained on. Over a run, each image counts once."""
     images_per_second: float | None = None
     """Training speed of this rank, validation excluded."""
     of_ceiling: float | None = None
@@ -78,11 +81,11 @@ class Figures:
     loader_wait_fraction: float | None = None
     """Share of the time, validation excluded, in which the rank waited for the loader."""
     step_seconds: float | None = None
-    """Forward, backward and optimiser; mean over steps."""
+    """Time of forward pass, backward pass and optimiser; mean over steps."""
     own_step_seconds: float | None = None
-    """The same without the wait for other ranks' gradients; None inside a CUDA graph, which hides that wait."""
+    """The same time without the wait for other ranks' gradients; None inside a CUDA graph, which hides the wait."""
     loss: float | None = None
-    """Mean over images; on a GPU, those of the previous interval."""
+    """Mean loss over images; on a GPU, over the images of the previous interval."""
     prepared_batches: int | None = None
     """See `Loader.prepared_batches`."""
 
@@ -92,7 +95,7 @@ Segment = Sequence[RankRecord]
 
 
 def segment_of(rows: Iterable[Mapping[str, Any]]) -> list[RankRecord]:
-    """Return the records that these rows hold, as checkpoints and other ranks give them."""
+    """Return the records of these rows, which come from checkpoints and from other ranks."""
     return [RankRecord(**row) for row in rows]
 
 
@@ -109,22 +112,22 @@ def epoch_record(
     options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
-    """Return a row of `epochs.jsonl`; arguments with the name of a column are copied.
+    """Return a row of `epochs.jsonl`; an argument with the name of a column is copied to the row.
 
-    Ranks run concurrently, segments one after the other: a time is the sum over segments of the mean over ranks, except
-    `seconds`, which is that of the slowest rank. Images are summed.
+    A time is the mean over ranks, summed over segments. `seconds` is the time of the slowest rank, summed over
+    segments. Images are summed over both.
 
     Args:
         segments: one for each worker group that ran a part of the epoch.
-        epoch: its number, from 0.
-        step: completed steps of the run.
-        samples_consumed: by these steps.
-        learning_rate: of the last step.
+        epoch: the epoch's number, from 0.
+        step: number of completed steps of the run.
+        samples_consumed: number of samples that these steps consumed.
+        learning_rate: the learning rate of the last step.
         validation: the metrics; None if there was no validation.
         quarantined: samples of the epoch that were replaced because they are broken.
-        ceiling_images_per_second: of the last segment's workers. It is dropped if others had another number of
-            workers, or if the epoch is faster (`share_of_ceiling`).
-        options: the job's, a dataclass, for the verdict's advice; None for a loop of one's own.
+        ceiling_images_per_second: the ceiling of the last segment's workers. The row omits it if other segments had
+            another number of workers, or if the epoch is faster (`share_of_ceiling`).
+        options: the job's options, a dataclass, for the verdict's advice; None for a training loop without a job.
         useful_block: see `verdict`.
     """
 

@@ -1,4 +1,4 @@
-"""The verdict: what an epoch's time was lost to, and what to try; docs/verdict.md explains it."""
+"""The verdict: the largest cost of an epoch's time, and what to try; docs/verdict.md explains it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ BLAMED_FROM: dict[Kind, float] = {
     "checkpoint": 0.1,
     "short epochs": 0.3,
 }
-"""The share of an epoch that a cause must cost to be named: a little of each is normal."""
+"""The minimum cost, as a share of the epoch, for which a verdict names a cause: smaller costs are normal."""
 SHORT_STEPS, SHORT_SECONDS = 10, 10.0
-"""An epoch of fewer steps in less time consists mostly of costs that each epoch has, whatever its length."""
+"""An epoch with fewer steps and a shorter time mostly consists of costs that do not depend on its length."""
 _EACH_EPOCH: tuple[Kind, ...] = "start-up", "validation", "checkpoint"
 TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 50, 2.0
-"""Of fewer steps in less time, what is measured is a few delays of each kind: too little to name a cause."""
+"""If an epoch has fewer steps and a shorter time, the measurements are too few to name a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Verdict:
 
     Attributes:
         kind: the largest cost, or "step-bound" if none is large.
-        cause: of "loader-bound" one of LOADER, else the kind.
-        costs: share of the epoch, validation included, that each cause costs; zeros are left out.
+        cause: one of LOADER if the kind is "loader-bound", otherwise the kind.
+        costs: cost of each cause as a share of the epoch, validation included, without zeros.
         text: a sentence, with the kind before the first colon, and a remedy if there is one.
     """
 
@@ -70,9 +70,9 @@ def verdict(
     """Return the verdict on an epoch, or None if nothing was trained.
 
     Args:
-        record: of the epoch. If several worker groups ran it, only the last one counts.
-        options: the job's, a dataclass, from which remedies are chosen; None for a loop of one's own.
-        useful_block: returns a `shuffle_block` that suits the data; 0: none.
+        record: the record of the epoch. If several worker groups ran it, only the last one counts.
+        options: the job's options, a dataclass, by which remedies are chosen; None for a training loop without a job.
+        useful_block: returns a `shuffle_block` that suits the data; 0 if there is none.
     """
     ranks: Sequence[Rank] = record["ranks"][-record["world_size"] :]
     images = sum(rank["images"] for rank in ranks)
@@ -117,14 +117,14 @@ def verdict(
 
 
 def _by_kind(costs: Mapping[str, float]) -> dict[Kind, float]:
-    """Return the costs by the kind of verdict that they would be."""
+    """Return the costs by the kind of verdict that describes them."""
     of: dict[Kind, float] = {kind: costs[kind] for kind in BLAMED_FROM if kind in costs}
     by_loader = sum(costs.get(cause, 0.0) for cause in LOADER)
     return of | {"loader-bound": by_loader} if by_loader else of
 
 
 def _largest(by_kind: Mapping[Kind, float], ranks: Sequence[Rank], whole: float) -> tuple[Kind, float]:
-    """Return the kind to name, and what it costs."""
+    """Return the kind of the verdict, and its cost as a share of the epoch."""
     each_epoch = sum(by_kind.get(kind, 0.0) for kind in _EACH_EPOCH)
     if _is_short(ranks, whole, TOO_SHORT_STEPS, TOO_SHORT_SECONDS):
         return "short epochs", each_epoch

@@ -1,4 +1,4 @@
-"""The text of a verdict: what an epoch's time was lost to, and one remedy that fits the job and the machine."""
+"""The text of a verdict: the largest cost of an epoch, and one remedy that suits the job and the machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from raydali.measure.costs import Straggler
 from raydali.text import plural
 
 AT_CEILING = 0.95
-"""The share of the ceiling from which training is as fast as its steps."""
+"""From this share of the ceiling on, training counts as fast as its steps alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +19,17 @@ class Finding:
 
     Attributes:
         cost: share of the epoch that the cause costs.
-        largest: the largest cost of training, which may be too small for a verdict of its own, and its kind.
+        largest: the largest cost of training and its kind, even if it is too small for a verdict.
         seconds: duration of the epoch.
-        wait: share of the training time for which a rank waited for its loader, the first batch not counted.
-        mutual_wait: share of the training time for which a rank waited, in an all-reduce, for others that waited so.
-        of_ceiling: share of the ceiling; None if that is not known.
-        ranks, nodes: their numbers.
+        wait: share of the training time for which a rank waited for its loader, without the first batch.
+        mutual_wait: share of the training time for which a rank waited in an all-reduce for another rank's loader.
+        of_ceiling: share of the ceiling; None if the ceiling is not known.
+        ranks, nodes: number of ranks, number of nodes.
         contended_node, foreign_cpu_share: see `costs.contended_node`.
         idle: share of idle cores on the busiest node.
-        has_bf16: whether all devices have units for bf16.
-        options: the job's, a dataclass; None for a loop of one's own.
-        useful_block: returns a `shuffle_block` that suits the data; 0: none.
+        has_bf16: whether all devices have bf16 units.
+        options: the job's options, a dataclass; None for a training loop without a job.
+        useful_block: returns a `shuffle_block` that suits the data; 0 if there is none.
     """
 
     cause: str
@@ -52,7 +52,7 @@ class Finding:
     useful_block: Callable[[], int] = lambda: 0
 
     def takes(self, **change: Any) -> bool:
-        """Return whether the job has such an option, accepts that value, and does not use it already."""
+        """Return whether the job has these options, accepts these values, and does not use them already."""
         try:
             return bool(replace(self.options, **change) != self.options)
         except (TypeError, UsageError):
@@ -73,8 +73,8 @@ class Advice:
 
     Attributes:
         option: the advice in words.
-        change: the changed options; a job that does not accept them is not given the advice.
-        own: the advice for a loop of one's own; empty for none.
+        change: the changed options; only a job that accepts them gets the advice.
+        own: the advice for a training loop without a job; empty for none.
     """
 
     option: str
@@ -82,7 +82,7 @@ class Advice:
     own: str = ""
 
     def to(self, found: Finding) -> str:
-        """Return the words for that job; empty for none."""
+        """Return the advice for the job of this finding; empty for none."""
         if found.options is None:
             return self.own
         return self.option if found.takes(**self.change) else ""
@@ -95,7 +95,7 @@ def describe(finding: Finding) -> str:
 
 
 Words = tuple[str, str, str]
-"""The headline, what it costs, and what to try; empty: nothing."""
+"""The headline, the cost, and what to try; an empty text for nothing."""
 
 _COSTS = {
     "loader-bound": "waiting for data",
@@ -105,9 +105,9 @@ _COSTS = {
     "compile": "the first step",
     "checkpoint": "checkpoints",
 }
-"""Costs that are too small to be named, where the word differs from the kind's."""
+"""Descriptions of costs that are too small for a verdict, if they differ from the name of the kind."""
 _ANY = 1 << 20
-"""A value that no option has."""
+"""A larger value than any option has."""
 _MORE_CORES = Advice("a higher --cpus-per-worker", {"cpus_per_worker": _ANY}, "more cores and threads")
 
 
@@ -117,7 +117,7 @@ def _smaller(found: Finding) -> str:
 
 
 def _waited(found: Finding) -> str:
-    """Return how long ranks waited for data, as the epoch's row shows it, and beyond that for each other."""
+    """Return how long ranks waited for data, as in the epoch's row, and additionally for each other."""
     who = "ranks" if found.ranks > 1 else "training"
     waited = f"{who} waited for data {found.wait:.0%} of the time"
     return waited + f", and {found.mutual_wait:.0%} for each other" * (found.mutual_wait >= 0.005)
@@ -159,7 +159,7 @@ def _step_bound(found: Finding) -> Words:
     compiled = Advice("--compile", {"compile": True}, "torch.compile")
     steps = found.steps * getattr(found.options, "epochs", COMPILE_PAYS_FROM)
     half = fastest_precision(found.device, bf16=found.has_bf16)
-    is_slow = getattr(found.options, "precision", "fp32") == "fp32"  # bf16 and fp16 are much alike
+    is_slow = getattr(found.options, "precision", "fp32") == "fp32"  # bf16 and fp16 are about equally fast
     faster = found.first(
         *([Advice(f"--precision {half}", {"precision": half}, half)] if is_slow and half != "fp32" else []),
         *([compiled] if found.device == "cuda" and steps >= COMPILE_PAYS_FROM else []),
@@ -220,7 +220,7 @@ def _start_up(found: Finding) -> Words:
 def _compile(found: Finding) -> Words:
     what = f"the first step took {found.cost:.0%} of the epoch longer than the others, as it does once after each start"
     warmed_up = Advice("leaving out --no-ceiling, so that steps are warmed up", {"ceiling": True})
-    return "compile", what, found.first(*([warmed_up] if found.device == "cpu" else []))  # on a GPU they always are
+    return "compile", what, found.first(*([warmed_up] if found.device == "cpu" else []))  # GPUs always warm up
 
 
 def _validation(found: Finding) -> Words:

@@ -2,8 +2,8 @@
 
 attempt.json    the driver's random id, and the number of its worker group; 0 before the first one
 
-Two drivers may train one run: on two machines, or because the first was given up too early. And a node that is cut off
-continues for a minute after Ray has given it up and started its workers elsewhere; it may still reach the storage.
+Two drivers may train the same run, for example on two machines. A node that has lost its network may also continue for
+a minute after Ray has started its workers elsewhere, and may still reach the storage.
 """
 
 import secrets
@@ -30,7 +30,7 @@ class Attempt:
     group: int = 0
 
     def take(self, folder: RunFolder) -> None:
-        """Take over the folder: earlier attempts are refused from now on.
+        """Take over the folder: earlier attempts can no longer write from now on.
 
         Raises:
             SupersededError: this is a worker group, and another driver or a newer group has taken the folder.
@@ -40,7 +40,7 @@ class Attempt:
         folder.write_json(ATTEMPT, {"driver": self.driver, "group": self.group, "time": round(time.time(), 3)})
 
     def fenced(self, folder: RunFolder) -> RunFolder:
-        """Return the folder with a fence: each write, rename and deletion checks that this attempt still owns it.
+        """Return a folder in which each write, rename and deletion checks that this attempt still owns it.
 
         If it does not, they raise `SupersededError`, which is no OSError.
         """
@@ -51,7 +51,7 @@ class Attempt:
             newest: Any = folder.read_json(ATTEMPT)
             driver, group = newest["driver"], newest["group"]
         except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return  # it was deleted, or the disk is gone, in which case the write fails
+            return  # it was deleted, or the disk is unmounted and the write fails
         if driver != self.driver:
             raise SupersededError(
                 f"another driver has taken over {folder}: this one ends, and writes nothing more to it"

@@ -1,10 +1,10 @@
 """The checkpoints of a run: saved in the background, valid once complete, verified before use.
 
     checkpoint_000000100/state.pt         written first
-    checkpoint_000000100/manifest.json    written last: sizes and hashes; without it this is not a checkpoint
-    checkpoint_000000095/refused.json     the manifest of one that was unusable, after an earlier one was used
+    checkpoint_000000100/manifest.json    written last: sizes and hashes; without it the checkpoint is incomplete
+    checkpoint_000000095/refused.json     the manifest of an unusable checkpoint, renamed when an older one was used
 
-A kill at any instant leaves the newest complete one intact. A checkpoint that cannot be saved is an event.
+A kill at any time leaves the newest complete checkpoint intact. A failed save is reported as an event.
 """
 
 import re
@@ -25,9 +25,9 @@ from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointErro
 from raydali.train.worker import Worker
 
 KEPT = 3
-"""Number of newest checkpoints to keep; older ones are deleted."""
+"""Number of the newest checkpoints to keep; older ones are deleted."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
-"""Number of consecutive failed saves, and their duration, after which the run ends."""
+"""The run ends after this number of consecutive failed saves if they also took this time."""
 REFUSED = "refused.json"
 
 
@@ -43,8 +43,8 @@ class CheckpointStore:
     """The checkpoints in a run's folder. Only rank 0 writes, on a background thread.
 
     Args:
-        folder: the run's.
-        worker: this process; its process group broadcasts what rank 0 reads.
+        folder: the run's folder.
+        worker: this worker, whose process group broadcasts the state that rank 0 reads.
         emit: sends an event to the driver.
         is_kept: returns whether the checkpoint of a step is kept permanently.
     """
@@ -67,16 +67,18 @@ class CheckpointStore:
     def save(
         self, step: int, state: dict[str, Any], *, best: dict[str, Any] | None = None, save_error: str = ""
     ) -> None:
-        """Begin to save a state, once the previous one is saved: snapshots must not pile up in memory. Rank 0 only.
+        """Begin to save a state. Only rank 0 may call it.
+
+        It first waits until the previous state is saved, so that at most one snapshot is in memory.
 
         Args:
-            step: global batches that it covers.
+            step: number of global batches that the checkpoint covers.
             state: a snapshot; it must not change afterwards.
-            best: weights to keep in `best/`; if that fails, they are saved with the next checkpoint.
-            save_error: why there can be no checkpoint now: the rows before it could not be written.
+            best: weights to save in `best/`; if this fails, they are saved with the next checkpoint.
+            save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
 
         Raises:
-            StorageError: too many consecutive ones could not be saved, for too long.
+            StorageError: MAX_FAILURES consecutive checkpoints could not be saved for MAX_SECONDS.
             StorageAway: the same, because the storage does not answer.
         """
         self.wait()
@@ -93,7 +95,7 @@ class CheckpointStore:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is being saved."""
+        """Wait until the background thread has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -101,10 +103,10 @@ class CheckpointStore:
             raise self._bug
 
     def finish(self) -> None:
-        """Wait for the last one; if it could not be saved, it is retried for a minute.
+        """Wait until the last checkpoint is saved; a failure is retried for a minute.
 
         Raises:
-            StorageError: it cannot be saved.
+            StorageError: the checkpoint cannot be saved.
             StorageAway: the same, because the storage does not answer.
         """
         self.wait()
@@ -127,7 +129,7 @@ class CheckpointStore:
         try:
             self._write(unsaved)
         except OSError as error:
-            # It must not fill a full disk. Without retry, since the storage may be away.
+            # Partial files must not fill a full disk. Nothing is retried, since the storage may not answer.
             with suppress(OSError, SupersededError):
                 self._folder.fence()
                 self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
@@ -156,7 +158,7 @@ class CheckpointStore:
         self._emit(CheckpointFailed(step=step, path=self._path(step), reason=why, in_a_row=self._failures))
 
     def _tidy(self, step: int) -> None:
-        """Delete older checkpoints that are not to be kept, and parts that earlier kills left."""
+        """Delete old checkpoints, and incomplete ones that killed processes have left."""
         try:
             complete = 0
             for name in self._names():
@@ -164,7 +166,7 @@ class CheckpointStore:
                     complete += 1
                     if complete <= KEPT or self._is_kept(_step(name)):
                         continue
-                    self._folder.remove(f"{name}/{MANIFEST}")  # first, so that no part of it looks complete
+                    self._folder.remove(f"{name}/{MANIFEST}")  # first, so that the rest counts as incomplete
                 elif _step(name) > step:
                     continue
                 self._folder.remove_folder(name)
@@ -181,9 +183,9 @@ class CheckpointStore:
     # -- Loading
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the state of the newest usable checkpoint, the same on every rank; None if none was ever made.
+        """Return the state of the newest usable checkpoint, the same on every rank; None if there was never one.
 
-        All ranks must call it. Rank 0 reads it for all, reports unusable ones, and sets them aside.
+        All ranks must call it. Rank 0 reads the checkpoint, reports unusable ones, and renames their manifests.
 
         Raises:
             StorageError: there were checkpoints, but none can be used, or the storage refuses access.
@@ -218,7 +220,7 @@ class CheckpointStore:
                 last = str(error)
                 self._emit(CheckpointRefused(path=f"{self._folder}/{name}", reason=last))
                 continue
-            # Should they become readable again, they would not match what the run writes from here on.
+            # If they become readable again, they will not match what the run writes from now on.
             for bad in refused:
                 self._folder.rename(f"{bad}/{MANIFEST}", f"{bad}/{REFUSED}")
             return state
@@ -227,7 +229,7 @@ class CheckpointStore:
                 f"no checkpoint in {self._folder} can be used ({', '.join(refused)}; {last}): "
                 "restore one, or give another --name"
             )
-        # The third epoch's line is written once the first one's checkpoint was saved.
+        # The third epoch's row is only written after the first epoch's checkpoint was saved.
         if len(self._folder.rows(EPOCHS)) > 2 or any(self._refused()):
             raise StorageError(f"{self._folder} has epochs but no checkpoint: restore one, or give another --name")
         return None
@@ -245,7 +247,7 @@ class CheckpointStore:
         return checkpoint_file.verified(contents(MANIFEST), contents, step=_step(name))
 
     def _names(self) -> list[str]:
-        """Return the names of the folders, the newest first."""
+        """Return the names of the checkpoints' folders, the newest first."""
         return newest_first(self._folder)
 
     def _path(self, step: int) -> str:
@@ -253,7 +255,7 @@ class CheckpointStore:
 
 
 def newest_first(folder: RunFolder) -> list[str]:
-    """Return the names of the folders of checkpoints, complete or not, from the newest to the oldest."""
+    """Return the names of the folders of complete and incomplete checkpoints, from the newest to the oldest."""
     names = [name for name in folder.folders() if re.fullmatch(r"checkpoint_\d{9,}", name)]
     return sorted(names, key=_step, reverse=True)
 

@@ -1,4 +1,4 @@
-"""Events of a run: the messages to the driver, from workers and from the controller, that `events.jsonl` records."""
+"""The events of a run, which the driver records in `events.jsonl`. Most are messages to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from raydali.run.messages import Message
 END_EVENTS = ("finish", "stop", "interrupt")
 """The events with which a driver ends."""
 GROUP_END_EVENTS = ("failure", "preemption", "resize")
-"""The events with which a worker group ends early. Another group starts, unless the driver ends."""
+"""The events with which a worker group ends early. Another group starts unless the driver ends."""
 Notice = Literal["preemption", "stop", "resize"]
 """Why workers leave between two steps, after a checkpoint."""
 WorkerAddress = tuple[str, int]
@@ -18,11 +18,11 @@ WorkerAddress = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Event(Message):
-    """A message that `events.jsonl` holds as a row.
+    """A message that is recorded as a row of `events.jsonl`.
 
     Attributes:
-        event: what the row calls it.
-        seconds: since the driver began to listen; added by the driver, None for its own events.
+        event: the event's name in the row.
+        seconds: time since the driver began to listen, added by the driver; None for the driver's own events.
     """
 
     event: ClassVar[str]
@@ -30,7 +30,7 @@ class Event(Message):
     seconds: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return the row, to which the driver adds the time."""
+        """Return the row without the time, which the driver adds."""
         facts = {name: value for name, value in asdict(self).items() if name not in self._unrecorded}
         seconds = facts.pop("seconds")
         return {"event": self.event, **facts} | ({} if seconds is None else {"seconds": seconds})
@@ -41,7 +41,7 @@ class Started(Event):
     """A worker group has completed its first step.
 
     Attributes:
-        step: the step that it began at.
+        step: the step at which the group began.
         versions, nodes: see `launch.worker.environment`.
         train_run: Ray Train's own id of the run.
     """
@@ -58,30 +58,30 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Started):
-    """The same, from a checkpoint."""
+    """A worker group has completed its first step after a checkpoint."""
 
     event = "resume"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsChosen(Event):
-    """Options that were left open are set for the hardware that the workers found."""
+    """Options that were left open were chosen for the hardware of the workers."""
 
     event = "chosen"
     options: Mapping[str, Any]
 
     def row(self) -> dict[str, Any]:
-        """Return the row, in which each option has its own name."""
+        """Return the row, which has one column for each chosen option."""
         row = super().row()
         return {"event": self.event, **row.pop("options"), **row}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed(Event):
-    """The warm-up before the first step is done.
+    """The warm-up before the first step is complete.
 
     Attributes:
-        ceiling_images_per_second: over all ranks; None if it was not measured.
+        ceiling_images_per_second: the ceiling of all ranks together; None if it was not measured.
     """
 
     event = "rehearsal"
@@ -98,7 +98,7 @@ class CeilingMeasured(Rehearsed):
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined(Event):
-    """A sample turned out to be broken.
+    """A broken sample was found.
 
     Attributes:
         of: "training" or "validation", with a number for further validation sets.
@@ -115,7 +115,7 @@ class Quarantined(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StorageRetried(Event):
-    """A storage that holds samples did not answer, and answered again."""
+    """A storage of samples did not answer for a while, and then answered again."""
 
     event = "storage retry"
     path: str
@@ -126,7 +126,7 @@ class StorageRetried(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be saved; training goes on."""
+    """A checkpoint could not be saved; training continues."""
 
     event = "checkpoint failed"
     step: int
@@ -158,7 +158,7 @@ class GroupEnded(Event):
     """A worker group ended early.
 
     Attributes:
-        number: counts such ends, from 1.
+        number: the number of this end, counted from 1.
     """
 
     _unrecorded: ClassVar[tuple[str, ...]] = ("number",)
@@ -170,12 +170,12 @@ class Failure(GroupEnded):
     """Workers of a group failed.
 
     Attributes:
-        ranks, error: those that ended with an error, and the error as Ray Train describes it.
+        ranks, error: the ranks that ended with an error, and the error as Ray Train describes it.
         killed: the ranks whose process died.
         starting: whether the group failed before its workers ran.
-        places: where the ranks ran.
-        step, pause, cause, nodes, left_out: added by the driver: the last step that it knows to be completed, and its
-            decision, see `launch.driver.restart_policy`; nodes by the first 8 characters of their ids.
+        places: node and process id of each rank.
+        step, pause, cause, nodes, left_out: added by the driver: the last completed step that it knows, and its
+            decision, see `launch.driver.restart_policy`. Nodes are given by the first 8 characters of their ids.
     """
 
     event = "failure"
@@ -192,13 +192,13 @@ class Failure(GroupEnded):
     left_out: Sequence[str] = ()
 
     def row(self) -> dict[str, Any]:
-        """Return the row, where `starting` is only named if it is true."""
+        """Return the row; it has `starting` only if this is true."""
         return {name: value for name, value in super().row().items() if name != "starting" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption(GroupEnded):
-    """Nodes are taken away, or the workers left on notice.
+    """Nodes were taken away, or the workers left after a notice of preemption.
 
     Attributes:
         killed, places: see `Failure`; None if the group ended before Ray Train shut it down.
@@ -211,7 +211,7 @@ class Preemption(GroupEnded):
     error: str
 
     def row(self) -> dict[str, Any]:
-        """Return the row without what is None."""
+        """Return the row without values that are None."""
         return {name: value for name, value in super().row().items() if value is not None}
 
 
@@ -228,9 +228,9 @@ class StuckRank:
     """A rank that holds up the run.
 
     Attributes:
-        node, node_id, pid, started: where its process runs; see `Heartbeat`.
+        node, node_id, pid, started: identify its process; see `Heartbeat`.
         frozen: whether its heartbeats have stopped.
-        stack: of its training thread; None if it sent none.
+        stack: stack trace of its training thread; None if it sent none.
     """
 
     rank: int
@@ -244,7 +244,7 @@ class StuckRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Event):
-    """The run has made no progress for `--hang-timeout`, or not started within `--start-timeout`."""
+    """The run has made no progress for `--hang-timeout`, or has not started within `--start-timeout`."""
 
     event = "hang"
     starting: bool
@@ -253,7 +253,7 @@ class Hang(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsChanged(Event):
-    """A resume changed settings: by name, their old and new values."""
+    """A resume changed settings; their old and new values by name."""
 
     event = "settings"
     changed: Mapping[str, tuple[Any, Any]]
@@ -271,7 +271,7 @@ class RunStopped(Event):
     """The driver ends with an error.
 
     Attributes:
-        why: why it did not start the workers again; None if Ray Train ended.
+        why: why the driver did not restart the workers; None if Ray Train ended.
     """
 
     event = "stop"

@@ -8,13 +8,13 @@ samples/        with --trace-samples: which rank trained on which sample at whic
 traces/         with --profile-steps: what each rank did in these steps (train/profiling.py)
 tensorboard/    the numbers of each epoch, for TensorBoard; written by the driver (report/tensorboard.py)
 tracking.json   with --track: the ids of the run in other programs (report/tracking.py)
-samples.png     of restoration: some test images as input, output and truth (report/comparison_grid.py)
-report.html     all of it as one page, updated while the run goes on; written by the driver (report/html/live.py)
-best/           the weights with the best validation so far
+samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)
+report.html     a report of the run as one page, updated during the run; written by the driver (report/html/live.py)
+best/           the weights with the best validation score so far
 checkpoint_*/   checkpoints (checkpoints.py)
 
-Calls that a storage does not answer are retried for a minute (data/sources/retry.py). Writes to local disks are not:
-they are repeated with the next checkpoint or event.
+If a storage does not answer, calls are retried for a minute (data/sources/retry.py). Writes to local disks are not
+retried at once, but repeated with the next checkpoint or event.
 """
 
 import errno
@@ -52,16 +52,16 @@ def _ignore(*_: str) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder; it can be passed to another process, without `warn` and `fence`.
+    """A run's folder. It can be pickled, but then loses `warn` and `fence`.
 
     Args:
-        storage: where runs are kept: a folder (`~` is understood) or a URI such as `s3://bucket/runs`.
+        storage: the folder of all runs (`~` is expanded), or a URI such as `s3://bucket/runs`.
         name: the run's name.
-        warn: takes a line about a storage that does not answer.
-        fence: called before anything is written, renamed or deleted; it may refuse by raising an exception.
+        warn: called with a line of text if the storage does not answer.
+        fence: called before each write, rename and deletion; it may raise an exception to prevent them.
 
     Raises:
-        UsageError: the name cannot name a folder, or the storage's URI holds a key.
+        UsageError: the name cannot be a folder's name, or the storage's URI contains a key.
     """
 
     storage: str
@@ -69,13 +69,13 @@ class RunFolder:
     warn: Callable[[str], None] = field(default=_ignore, repr=False, compare=False)
     fence: Callable[[], None] = field(default=_ignore, repr=False, compare=False)
     uri_of_storage: str = field(init=False, repr=False)
-    """The storage as Ray Train takes it: an absolute path or a URI."""
+    """The storage as Ray Train expects it: an absolute path or a URI."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise UsageError(f"--name {self.name!r} cannot name a folder: use letters, digits, dots, dashes and _")
         refuse_secrets(self.storage)
-        # Now, because another process may have another working directory and another home. Links stay as they are.
+        # Expand now: another process may have another working or home directory. Symbolic links are not resolved.
         uri = self.storage if "://" in self.storage else os.path.abspath(os.path.expanduser(self.storage))  # noqa: PTH100, PTH111
         object.__setattr__(self, "uri_of_storage", uri)
 
@@ -86,7 +86,7 @@ class RunFolder:
     def _location(self) -> tuple[arrow_fs.FileSystem, str]:
         uri = self.uri_of_storage
         if uri.startswith("gs://") and "?" not in uri:
-            uri += "?retry_limit_seconds=20"  # of a single call; its default is a quarter of an hour
+            uri += "?retry_limit_seconds=20"  # limit of a single call; the default is 15 minutes
         try:
             filesystem, path = arrow_fs.FileSystem.from_uri(uri)
         except (OSError, ValueError, ImportError) as error:
@@ -107,12 +107,12 @@ class RunFolder:
         return with_retry(call, str(self), self.warn, self.is_transient)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether an error of this storage may pass."""
+        """Return whether an error of this storage may be temporary."""
         return errno_of(error) in STORAGE_ERRNOS if self._local else is_transient(error)
 
     @contextmanager
     def must_answer(self) -> Iterator[None]:
-        """Within this, calls that the storage does not answer for a minute raise StorageAway."""
+        """Raise StorageAway inside this context if the storage does not answer for a minute."""
         try:
             yield
         except OSError as error:
@@ -121,7 +121,7 @@ class RunFolder:
             raise StorageAway(f"{self} does not answer: {reason(error)}") from error
 
     def path(self, file: str = "") -> str:
-        """Return the path of a file on the file system; without an argument that of the folder."""
+        """Return the path of a file on the file system; without an argument, the path of the folder."""
         return f"{self._location[1]}/{file}".rstrip("/")
 
     def __str__(self) -> str:
@@ -168,16 +168,17 @@ class RunFolder:
         """Return the contents of a file."""
 
         def contents() -> bytes:
-            with self.filesystem.open_input_file(self.path(file)) as stream:  # a stream would read pieces of 64 KB
+            with self.filesystem.open_input_file(self.path(file)) as stream:  # a stream would read blocks of 64 KB
                 return bytes(stream.read())
 
         return self._with_retry(contents)
 
     def write(self, file: str, contents: bytes | memoryview) -> None:
-        """Write a whole file, durably; readers see the old one or the new one, never a part.
+        """Write a whole file durably. Readers see the old contents or the new contents, never a part.
 
         Raises:
-            OSError: it cannot be written; the old one stays. On a local disk also if the run's folder is gone.
+            OSError: the file cannot be written, and keeps its old contents. On a local disk this also happens if the
+                run's folder no longer exists.
         """
 
         def store() -> None:
@@ -207,7 +208,7 @@ class RunFolder:
         self._with_retry(lambda: self.filesystem.delete_file(self.path(file)))
 
     def remove_folder(self, folder: str) -> None:
-        """Delete a sub-folder and all that is in it."""
+        """Delete a sub-folder with its contents."""
         self.fence()
         self._with_retry(lambda: self.filesystem.delete_dir(self.path(folder)))
 
@@ -220,18 +221,18 @@ class RunFolder:
         self.write(file, _indented(value))
 
     def remove_partial_files(self) -> None:
-        """Remove what killed processes left of local files; object stores do not show such parts."""
+        """Remove local files that killed processes have not completed; object stores have no such files."""
         if self._local:
             local_files.remove_partial(Path(self.path()))
 
     def create_json(self, file: str, value: object) -> None:
         """Write a JSON file that must not exist yet.
 
-        pyarrow cannot ask an object store to refuse, so it is checked before: two writers at the same moment may both
-        succeed there.
+        On an object store this is not atomic, because pyarrow has no such operation: two concurrent writers may both
+        succeed.
 
         Raises:
-            FileExistsError: it exists.
+            FileExistsError: the file exists.
         """
         if self._local:
             local_files.create(self._local_path(file), _indented(value))
@@ -241,18 +242,18 @@ class RunFolder:
             self.write_json(file, value)
 
     def rows(self, file: str) -> list[Row]:
-        """Return the rows of a JSONL file, none if it does not exist. A last line that was cut short is left out.
+        """Return the rows of a JSONL file, without an incomplete last line; none if the file does not exist.
 
         Raises:
-            UsageError: another line is broken.
+            UsageError: another line is not valid JSON.
         """
         return list(self.each_row(file))
 
     def each_row(self, file: str) -> Iterator[Row]:
-        """Yield the same rows one by one: parsed, they take many times the memory of the file.
+        """Yield the same rows one by one: parsed rows take many times the memory of the file.
 
         Raises:
-            UsageError: a line but the last is broken.
+            UsageError: a line other than the last is not valid JSON.
         """
         *lines, rest = self.read(file).split(b"\n") if self.exists(file) else [b""]
         for number, line in enumerate(lines, 1):
@@ -260,11 +261,11 @@ class RunFolder:
                 yield json.loads(line)
             except ValueError as error:
                 raise UsageError(f"{self}/{file}, line {number} is broken: {error}; correct or delete it") from error
-        with suppress(ValueError):  # no part of a row is JSON, so what can be parsed only lacks its newline
+        with suppress(ValueError):  # a part of a row is not valid JSON: valid JSON lacks only its newline
             yield json.loads(rest)
 
     def extend(self, file: str, contents: bytes) -> None:
-        """Add to the end of a file, which need not exist. On object stores it is rewritten, so it should be small."""
+        """Append to a file, or create it. Object stores rewrite the whole file, so it should be small."""
         if self._local:
             self.fence()
             local_files.append(self._local_path(file), contents)
@@ -272,14 +273,14 @@ class RunFolder:
             self.write(file, (self.read(file) if self.exists(file) else b"") + contents)
 
     def append(self, file: str, row: Row) -> None:
-        """Add a row to a JSONL file, which is small: see `extend`."""
+        """Append a row to a JSONL file, which should be small: see `extend`."""
         if self._local and local_files.ends_with_newline(Path(self.path(file))):
             self.extend(file, _lines([row]))
-        else:  # a row must not continue a line that was cut short
+        else:  # a row must not continue an incomplete line
             self.write(file, _lines([*self.rows(file), row]))
 
     def keep_rows(self, file: str, keep: Callable[[Row], bool]) -> None:
-        """Drop the rows of a JSONL file that a resume will write again."""
+        """Drop the rows of a JSONL file for which `keep` returns False: a resume will write them again."""
         rows = self.rows(file)
         kept = [row for row in rows if keep(row)]
         if len(kept) < len(rows):
@@ -295,7 +296,7 @@ def _lines(rows: Iterable[Row]) -> bytes:
 
 
 def _finite(value: Json) -> Json:
-    """Replace NaN and infinities, which JSON does not have, by None."""
+    """Replace NaN and infinities by None, since JSON does not have them."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Durable writes to local files: after a crash at any instant a file holds its old contents or the new ones."""
+"""Durable writes to local files: after a crash at any time, a file has its old contents or the new ones."""
 
 import errno
 import os
@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial-"
-"""In the names of files that are being written."""
+"""A part of the names of files that are being written."""
 
 
 def replace(path: Path, contents: bytes | memoryview) -> None:
-    """Write a whole file; readers see the old one or the new one, never a part."""
+    """Write a whole file. Readers see the old contents or the new contents, never a part."""
     with _partial(path) as partial:
         _write(partial, contents)
         partial.replace(path)
@@ -23,7 +23,7 @@ def create(path: Path, contents: bytes) -> None:
     """Write a whole file that must not exist yet.
 
     Raises:
-        FileExistsError: it exists.
+        FileExistsError: the file exists.
     """
     with _partial(path) as partial:
         _write(partial, contents)
@@ -38,8 +38,8 @@ def create(path: Path, contents: bytes) -> None:
 
 
 def append(path: Path, contents: bytes) -> None:
-    """Add to the end of a file, which need not exist; if that fails half-way, the file keeps its length."""
-    # Unbuffered, since closing a buffered file would try to write once more.
+    """Append to a file, or create it. If this fails, the file keeps its length."""
+    # Unbuffered: after an error, closing a buffered file would write again.
     with path.open("ab", buffering=0) as stream, _restored(stream.fileno()):
         rest = memoryview(contents)
         while rest:
@@ -57,7 +57,7 @@ def ends_with_newline(path: Path) -> bool:
 
 
 def make_parent(path: Path, root: Path) -> None:
-    """Make the folder of a file, but never `root`: if its disk was unmounted, we would write to the wrong disk.
+    """Make the folder of a file, but never `root`: if its disk was unmounted, the file would be on the wrong disk.
 
     Raises:
         FileNotFoundError: `root` does not exist.
@@ -71,7 +71,7 @@ def make_parent(path: Path, root: Path) -> None:
 
 
 def remove_partial(root: Path) -> None:
-    """Remove what killed processes left of files that they were writing; errors are ignored.
+    """Remove files that killed processes have not completed; errors are ignored.
 
     A process that still writes one of them gets an error.
     """
@@ -82,8 +82,8 @@ def remove_partial(root: Path) -> None:
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A name for the file while it is written; removed if it is still there, so that a full disk does not stay full."""
-    # Processes of two containers may share an id.
+    """Give a temporary name for a file, and remove this file at the end: it must not fill a full disk."""
+    # Processes of two containers may have the same id.
     partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield partial
@@ -100,7 +100,7 @@ def _write(path: Path, contents: bytes | memoryview) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the names in a folder durable, if its file system can."""
+    """Make the names in a folder durable if the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):
@@ -111,7 +111,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def _restored(descriptor: int) -> Iterator[None]:
-    """Cut an open file back to its length if adding to it fails."""
+    """Restore the length of an open file if appending to it fails."""
     length = os.fstat(descriptor).st_size
     try:
         yield

@@ -1,4 +1,4 @@
-"""Messages to the driver that are not recorded; run/events.py has those that are."""
+"""Messages to the driver that are not recorded; run/events.py has the recorded ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from raydali.measure.records import Figures
 HEARTBEAT_SECONDS = 2.0
 """Interval between two heartbeats of a worker."""
 MORE_WARNINGS = "there are more warnings; Ray's logs of the workers have them"
-"""Replaces the warnings beyond a limit."""
+"""The text that replaces the warnings beyond a limit."""
 
 
 class Message:
@@ -18,7 +18,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerMessage(Message):
-    """A message of which the driver must know the worker group: it ignores those of groups that have ended.
+    """A message of a worker group; the driver ignores it if the group has ended.
 
     Attributes:
         group: an id that the workers of one group share.
@@ -33,11 +33,11 @@ class Heartbeat(WorkerMessage):
     """The progress of a rank, sent every `HEARTBEAT_SECONDS`.
 
     Attributes:
-        node, node_id, pid, started: where its process runs; see `host.processes.start_ticks`.
-        count: batches taken so far, validation included, and calls that were retried.
+        node, node_id, pid, started: identify its process; see `host.processes.start_ticks`.
+        count: number of batches consumed so far, validation included, and of calls that were retried.
         progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
-        stack: of the training thread, once it has made no progress for a while.
-        waits: whether it waits for other ranks there.
+        stack: stack trace of the training thread if it has made no progress for a while.
+        waits: whether the training thread waits for other ranks.
     """
 
     node: str
@@ -60,12 +60,12 @@ class WorkerError(WorkerMessage):
     """The exception that ended a worker.
 
     Attributes:
-        step: the last one that the rank completed; 0 before its group's first one.
-        traceback: only the frames outside libraries; empty for errors of our own, which explain themselves.
+        step: the last step that the rank completed; 0 before its group's first step.
+        traceback: the frames outside libraries; empty for raydali's own errors, whose message is sufficient.
         usage: whether it is a UsageError.
         final: whether a restart would end in the same way.
-        storage: whether it passes once the storage answers.
-        node_fault: whether other nodes do not have it.
+        storage: whether the cause is that the storage does not answer.
+        node_fault: whether only this node causes the error.
     """
 
     step: int
@@ -95,7 +95,7 @@ class RankWarning(Message):
 
 @dataclass(frozen=True)
 class ForwardedWarning(Message):
-    """A warning that code in a worker gave by `warnings` or `logging`; the driver merges equal ones."""
+    """A warning from `warnings` or `logging` in a worker; the driver merges equal ones."""
 
     rank: int
     text: str
@@ -103,7 +103,7 @@ class ForwardedWarning(Message):
 
 @dataclass(frozen=True)
 class Placed(Message):
-    """A group of fewer workers than the maximum is about to start, for lack of room."""
+    """A group with fewer workers than the maximum is about to start, because resources are missing."""
 
     workers: int
     maximum: int
@@ -114,8 +114,8 @@ class Progress(Message):
     """The progress of training, from rank 0.
 
     Attributes:
-        step: completed ones of the run's `steps`.
-        epoch: the current one, of `epochs`.
+        step: number of completed steps; `steps` is the run's total.
+        epoch: the current epoch; `epochs` is the run's total.
     """
 
     step: int
@@ -135,6 +135,6 @@ class RankFigures(Message):
 
 @dataclass(frozen=True)
 class EpochEnded(Message):
-    """The record of an epoch, as `epochs.jsonl` will hold it."""
+    """The record of an epoch, which `epochs.jsonl` will contain."""
 
     record: Mapping[str, Any]

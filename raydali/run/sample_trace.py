@@ -1,4 +1,4 @@
-"""The trace of samples: which rank trained on which id, at which step. Parquet files in the run's samples/."""
+"""The trace of samples: Parquet files in the run's samples/, with the rank and the step of each id."""
 
 import io
 import re
@@ -25,10 +25,10 @@ SCHEMA = pa.schema(
 
 
 class SampleTrace:
-    """Collects the rows of one rank, and writes them as a file before each checkpoint.
+    """The trace of one rank, which is written to a file before each checkpoint.
 
-    A row: step (global batch), epoch, rank, micro_batch (its place in the global batch), id, and replaced_by, null
-    except for a broken sample. Within a micro-batch rows keep the order of the stream.
+    A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, and replaced_by (null
+    unless the sample is broken). The rows of a micro-batch have the order of the stream.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
@@ -40,10 +40,10 @@ class SampleTrace:
         self._micro_batches.append(micro_batch)
 
     def flush(self) -> None:
-        """Write what was added since the last flush as one file.
+        """Write the rows since the last flush to one file.
 
         Raises:
-            OSError: it cannot be written; the next flush tries again.
+            OSError: the file cannot be written; the next flush tries again.
         """
         batches = self._micro_batches
         if not batches:
@@ -73,10 +73,10 @@ def _replaced_by(batches: Sequence[MicroBatch]) -> pa.Array:
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:
-    """Drop the rows from global batch `step` on, which a resume will write again, and parts that a crash left.
+    """Drop the rows from global batch `step` on, which a resume will write again, and incomplete files.
 
     Raises:
-        RuntimeError: a file begins before the step and reaches beyond it.
+        RuntimeError: a file has rows before and after the step.
     """
     for file in folder.files("samples"):
         match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?", file)
