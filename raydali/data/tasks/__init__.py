@@ -1,1 +1,1 @@
-"""Pipelines that make tensors of samples, one for each task: a DALI graph, and its twin on the CPU."""
+"""Pipelines that convert samples to tensors, one for each task: a DALI graph, and the same by Pillow on the CPU."""

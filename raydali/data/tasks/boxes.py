@@ -1,4 +1,4 @@
-"""The geometry of detection: boxes (left, top, right, bottom) moved into the squares that images are fitted into."""
+"""The geometry of detection: how boxes (left, top, right, bottom) change when images are fitted into squares."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,14 @@ Integers = NDArray[np.int64]
 Boxes = NDArray[np.float32]
 
 PADDING = -1
-"""The label of an entry that is no box, but fills up an image's row."""
+"""The label of entries that pad the row of an image and are no boxes."""
 
 
 def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers]:
-    """Return boxes (N, max_boxes, 4) and labels (N, max_boxes), PADDING for crowds and after the last box.
+    """Return boxes (N, max_boxes, 4) and labels (N, max_boxes). The label is PADDING for crowds and after the last box.
 
     Raises:
-        DataError: an image has more boxes.
+        DataError: an image has more than `max_boxes` boxes.
     """
     begins = source.first_boxes[ids]
     counts = source.first_boxes[ids + 1] - begins
@@ -39,15 +39,15 @@ def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers
 def moved(
     boxes: Boxes, labels: Integers, starts: Integers, sizes: Integers, flips: NDArray[np.int32], side: int
 ) -> tuple[Boxes, Integers]:
-    """Return boxes (N, M, 4) and labels (N, M) as the windows show them in squares, PADDING for hidden ones.
+    """Return boxes (N, M, 4) and labels (N, M) in the squares that show windows; hidden boxes get the label PADDING.
 
     Args:
         boxes: (N, M, 4), in pixels of the originals.
         labels: (N, M).
-        starts: of the windows, (N, 2), height before width.
-        sizes: of the windows, likewise.
+        starts: first row and column of each window, (N, 2).
+        sizes: height and width of each window, (N, 2).
         flips: (N,), 0 or 1.
-        side: of the squares, pixels.
+        side: side of the squares, in pixels.
     """
     high, small = sizes[:, None, ::-1], fitted(sizes, side)[:, None, ::-1]  # width before height
     begins, ends = np.split(boxes.astype(np.float64) - np.tile(starts[:, None, ::-1], 2), 2, 2)
@@ -67,24 +67,24 @@ def moved(
 
 
 def fitted(sizes: Integers, side: int) -> Integers:
-    """Scale heights and widths (N, 2), or widths and heights, so that the longer one is `side`."""
+    """Scale heights and widths (N, 2), in either order, so that the longer one is `side`."""
     scaled = np.rint(sizes * (side / sizes.max(-1, keepdims=True)))
     whole: Integers = scaled.clip(1, side).astype(np.int64)
     return whole
 
 
 def corners(fitted: Integers, side: int) -> Integers:
-    """Return where a fitted image begins in the middle of a square."""
+    """Return the first row and column of a fitted image that is centred in a square."""
     return (side - fitted) // 2
 
 
 def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
-    """Return boxes (K, 4) in a square as boxes in the original, clipped to its border.
+    """Convert boxes (K, 4) from a square back to the original image, clipped to its border.
 
     Args:
         boxes: (K, 4), in pixels of the square.
-        size: height and width (2,) of the original, pixels.
-        side: of the square, pixels.
+        size: height and width (2,) of the original, in pixels.
+        side: side of the square, in pixels.
     """
     small = fitted(size, side)
     scale, corner = size / small, corners(small, side)
@@ -93,6 +93,6 @@ def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
 
 
 def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
-    """Return which images (N,) differ in size from their annotations, so that their boxes are meaningless."""
+    """Return which images (N,) have another size than in their annotations, so that their boxes are invalid."""
     other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
     return other

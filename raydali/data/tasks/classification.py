@@ -3,10 +3,10 @@
     contents --> decode the window --> resize, flip
     windows, placed by draws from (seed, epoch, id) --^
 
-`graph` does this in DALI, `sample` by Pillow and torchvision for the baseline loader. On the CPU the decoded pixels are
-Pillow's, bit for bit (JPEG also in CMYK and YCCK, PNG, WebP, BMP; EXIF orientation applied), and resized ones differ
-from Pillow's by rounding, at most 2 of 255. The same holds on a GPU, except for the outermost ring of pixels where the
-window is scaled down: there DALI's filter repeats the border, and Pillow's cuts it off.
+`graph` does this in DALI; `sample` uses Pillow and torchvision, for the baseline loader. On the CPU the decoded pixels
+are identical to Pillow's (JPEG also in CMYK and YCCK, PNG, WebP, BMP; EXIF orientation is applied). Resized pixels
+differ from Pillow's by rounding, at most 2 of 255. The same is true on a GPU, except for the outermost pixels if the
+window is scaled down: at the border DALI's filter repeats pixels, and Pillow's filter is cut off.
 """
 
 from collections.abc import Sequence
@@ -46,19 +46,21 @@ class Images(Pipeline[LabeledSource], SquareImages):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names: images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        """The names of images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainImages(Images):
-    """A random resized crop and a random flip, drawn from (seed, epoch, id): torchvision's, from other numbers.
+    """A random resized crop and a random flip, which depend on (seed, epoch, id) only.
+
+    Their distribution is that of torchvision.
 
     Args:
-        seed: key of the random numbers, 0 or more.
+        seed: seed of the random numbers, 0 or more.
         random_area: bounds of the crop's share of the image's area.
         random_aspect: bounds of the crop's width / height.
-        flip_probability: of a horizontal flip.
+        flip_probability: probability of a horizontal flip.
     """
 
     seed: int
@@ -73,14 +75,14 @@ class TrainImages(Images):
         require_crops(self.random_area, self.random_aspect)
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files, draws (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
+        """Return files, random numbers (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
         return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Return the windows' starts and sizes (N, 2), flips and labels.
+        """Return the starts and sizes (N, 2) of the windows, flips and labels.
 
-        For the CPU a flip is 0 or 1. For a GPU it is the corner (N, 2, 2) of the window where the result begins and
-        that where it ends, in units of the window: resizing from right to left costs nothing.
+        For the CPU a flip is 0 or 1. For a GPU flips are the first and the last corner of the result (N, 2, 2), in
+        units of the window: to resize from right to left flips the image at no cost.
         """
         draws, flips, labels = map(np.asarray, inputs)
         starts, sizes = crop_windows(shapes[0], draws, self.random_aspect)
@@ -106,7 +108,7 @@ class TrainImages(Images):
         return images, labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same crop and flip by Pillow: image (3, image_size, image_size) uint8, label."""
+        """Return the same crop and flip, made by Pillow: image (3, image_size, image_size) uint8, label."""
         from torchvision.transforms.v2 import functional as F
 
         from raydali.data.tasks.pillow import decoded
@@ -119,7 +121,7 @@ class TrainImages(Images):
         return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """Draw the random numbers of samples: those of `draw_crops` (N, 11, 2), and flips (N,), 0 or 1."""
+        """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
         flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
         return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), flips
@@ -127,10 +129,10 @@ class TrainImages(Images):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationImages(Images):
-    """The shorter side resized to `resize_size`, then the centre: torchvision's Resize and CenterCrop.
+    """The centre of the image after its shorter side is resized: torchvision's Resize and CenterCrop.
 
     Args:
-        resize_size: at least image_size; None: 8/7 of it, as 256 is of 224.
+        resize_size: length of the resized shorter side, at least image_size. None: 8/7 of image_size, like 256 for 224.
     """
 
     resize_size: int | None = None
@@ -142,7 +144,7 @@ class ValidationImages(Images):
 
     @property
     def shorter_side(self) -> int:
-        """The length to which the shorter side is resized, pixels."""
+        """The length of the resized shorter side, in pixels."""
         return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
@@ -150,9 +152,9 @@ class ValidationImages(Images):
         return source.files(ids), source.labels[ids]
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Return start and end (N, 2) of the centre crops in the originals, in pixels, not rounded; labels.
+        """Return starts and ends (N, 2) of the centre crops in the originals, in pixels, not rounded; and labels.
 
-        The CPU needs the labels alone.
+        For the CPU return only the labels.
         """
         if device == "cpu":
             return inputs
@@ -163,7 +165,7 @@ class ValidationImages(Images):
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
 
     def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """Decode, and resize only what the centre crop shows."""
+        """Decode the images, and resize only the part that the centre crop shows."""
         from nvidia.dali import fn
 
         from raydali.data.tasks import resize_cpu
@@ -176,7 +178,7 @@ class ValidationImages(Images):
         return fn.resize(images, size=(side, side), roi_start=start, roi_end=end), labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same crop by Pillow: image (3, image_size, image_size) uint8, label."""
+        """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""
         from torchvision.transforms.v2 import functional as F
 
         from raydali.data.tasks.pillow import centre, decoded, is_thin

@@ -1,4 +1,4 @@
-"""Parts that the DALI graphs of tasks share: files that are read and peeked at, external inputs, decoders."""
+"""Common parts of DALI graphs: reading files and their shapes, external inputs, decoders."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ BatchSource = Callable[[], tuple[Any, ...]]
 
 
 def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Read the files of each sample: contents, then shapes, lengths, first and last bytes.
+    """Return the nodes of the files of each sample: contents, then shapes, lengths, first and last bytes.
 
     Args:
-        feed: a batch at a time.
+        feed: returns the inputs of a batch.
         files: number of files of a sample.
-        reads: whether `feed` gives paths, rather than contents.
+        reads: whether `feed` returns paths instead of contents.
     """
     nodes = fn.external_source(feed, num_outputs=files, batch=True)
     contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
@@ -38,9 +38,9 @@ def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, .
 
 
 def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch.device) -> list[Any]:
-    """Return the nodes of what `feed` returns, a batch at a time; the first `resident` are on the GPU.
+    """Return the nodes of the inputs that `feed` returns for each batch; the first `resident` inputs are on the GPU.
 
-    DALI does not copy inputs on the host, and keeps them alive until it has used them.
+    DALI does not copy inputs on the host, and keeps references to them until it has used them.
     """
     if not resident:
         return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
@@ -50,13 +50,13 @@ def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch
         if not parts[side]:
             whole = feed()
             for tensor in chain.from_iterable(whole[:resident]):
-                tensor.record_stream(stream)  # DALI's copy may run when the tensor is gone: its memory waits for it
+                tensor.record_stream(stream)  # keep its memory until DALI's copy has run
             parts[0].append(whole[:resident])
             parts[1].append(whole[resident:])
         part: tuple[Any, ...] = parts[side].popleft()
         return part
 
-    # On a stream of its own: on torch's, DALI's copies would wait for the steps that are queued there.
+    # On torch's stream, DALI's copies would wait for the training steps in its queue.
     stream = torch.cuda.Stream(device)
     on_gpu = fn.external_source(
         lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream.cuda_stream
@@ -65,7 +65,7 @@ def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch
 
 
 def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Options of DALI's decoders of images; of a GPU's, as `classification.Images` takes them."""
+    """Return the options of DALI's image decoders; see `settings.DecoderSettings` for the arguments."""
     if device == "cpu":
         return {"device": "cpu"}
     return {
@@ -78,7 +78,7 @@ def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, in
 
 @contextmanager
 def conditionals_hint() -> Iterator[None]:
-    """Add the name of raydali's setting to DALI's error about a graph that has an `if`."""
+    """Add the name of raydali's setting to DALI's error about an `if` in a graph."""
     try:
         yield
     except TypeError as error:

@@ -1,11 +1,11 @@
-"""Object detection: a random crop and flip to train, boxes moved along; the whole image to validate.
+"""Object detection: a random crop and flip of images and boxes for training, the whole image for validation.
 
-    image --> window --> fitted into a square, its aspect kept, the rest filled with grey --> flipped
-    boxes --> those whose centre the window shows, cut off at its border --> the same
+    image --> window --> fitted into a square with its aspect kept and the rest filled with grey --> flipped
+    boxes --> those whose centre is in the window, clipped to its border --> the same
 
-`graph` moves the images in DALI, `sample` by Pillow for the baseline loader; boxes.py moves the boxes. On the CPU
-pixels differ from Pillow's by rounding, at most 2 of 255; on a GPU also in the outermost ring of what is scaled down,
-as classification.py says.
+`graph` transforms images in DALI, `sample` with Pillow for the baseline loader, and boxes.py transforms boxes. On the
+CPU pixels differ from Pillow's by rounding, at most 2 of 255; on a GPU the outermost pixels of images that are scaled
+down also differ (see classification.py).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 FILL = 124, 116, 104
-"""The grey around an image in its square: the mean of ImageNet, which is 0 when normalised."""
+"""The colour around an image in its square: the mean of ImageNet, which is 0 after normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Images(Pipeline[Coco], SquareImages):
         return fn.flip(images, horizontal=flips), *(other.gpu() for other in others)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which images (N,) differ in size from their annotations."""
+        """Return which images (N,) have another size than in their annotations."""
         return differs(np.asarray(inputs[0]), shapes[0])
 
     def windows(
@@ -67,8 +67,8 @@ class Images(Pipeline[Coco], SquareImages):
     ) -> Inputs:
         """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
 
-        On GPUs also the fitted sizes, and where the square begins in them, (N, 2) each. Windows that are `refused`,
-        (N,), reach out of their images: decoders refuse them, and `sample` gives the reason.
+        For GPUs also return the fitted sizes, and the start of the square in them, (N, 2) each. The windows of samples
+        that are `refused` (N,) are outside their images: decoders raise an error, and `sample` gives the reason.
         """
         placed = np.where(refused[:, None], -1, starts).astype(np.int32), sizes.astype(np.int32), flips
         if device == "cpu":
@@ -79,18 +79,18 @@ class Images(Pipeline[Coco], SquareImages):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainImages(Images):
-    """A random crop and a random flip, drawn from (seed, epoch, id).
+    """A random crop and a random flip, which depend on (seed, epoch, id) only.
 
-    The window is that of classification (random_crops.py). A box is kept if its centre is in the window, as in SSD
-    (Liu et al., ECCV 2016), and cut off at the window's border. Crowds are left out.
+    The window is drawn as in classification (random_crops.py). A box is kept if its centre is in the window, as in SSD
+    (Liu et al., ECCV 2016), and clipped to the window's border. Crowds are omitted.
 
     Args:
-        max_boxes: boxes in a row of the output; no image may have more: give the source's `most_boxes`.
-        seed: key of the random numbers, 0 or more.
-        crop_probability: how often a window is cut out, instead of the whole image taken.
+        max_boxes: number of boxes in each row of the output; no image may have more. Use the source's `most_boxes`.
+        seed: seed of the random numbers, 0 or more.
+        crop_probability: probability of a crop; otherwise the window is the whole image.
         random_area: bounds of the window's share of the image's area.
         random_aspect: bounds of the window's width / height.
-        flip_probability: of a horizontal flip.
+        flip_probability: probability of a horizontal flip.
     """
 
     max_boxes: int
@@ -109,7 +109,7 @@ class TrainImages(Images):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Images, boxes and labels.
+        """The names of images, boxes and labels.
 
         Images are (N, image_size, image_size, 3) uint8. Boxes are (N, max_boxes, 4) float32: left, top, right,
         bottom, in pixels. Labels are (N, max_boxes) int64, PADDING after the last box.
@@ -117,7 +117,7 @@ class TrainImages(Images):
         return "images", "boxes", "labels"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
-        """Return files; annotated sizes (N, 2); draws (N, 11, 2) of the crops; crops and flips (N,); boxes, labels.
+        """Return files, annotated sizes (N, 2), random numbers (N, 11, 2), crops and flips (N,), boxes, labels.
 
         Raises:
             DataError: an image has more than `max_boxes` boxes.
@@ -132,10 +132,10 @@ class TrainImages(Images):
         return *placed, *moved(boxes, labels, starts, sizes, flips, self.image_size)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
+        """Return by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
 
         Raises:
-            DataError: the image's size is not the annotated one; more than `max_boxes` boxes.
+            DataError: the image's size is not the annotated one, or it has more than `max_boxes` boxes.
         """
         import torch
         from torchvision.transforms.v2 import functional as F
@@ -154,7 +154,7 @@ class TrainImages(Images):
         """Draw the random numbers of samples.
 
         Returns:
-            Those of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
+            The random numbers of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
         """
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
         crops = numbers[:, -2] < self.crop_probability
@@ -162,18 +162,18 @@ class TrainImages(Images):
         return draw_crops(numbers[:, :-2], self.random_area, self.random_aspect), crops, flips
 
     def chosen(self, shapes: Integers, draws: Floats, crops: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-        """Return the windows, starts and sizes (N, 2), that draws give in images of these shapes."""
+        """Return starts and sizes (N, 2) of the windows for these random numbers in images of these shapes."""
         starts, sizes = crop_windows(shapes, draws, self.random_aspect)
         return np.where(crops[:, None], starts, 0), np.where(crops[:, None], sizes, shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationImages(Images):
-    """The whole image. Boxes are not its matter: what was found is taken back to the original's pixels, `unfitted`."""
+    """The whole image, without boxes: detections are compared in pixels of the original, see `boxes.unfitted`."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Images (N, image_size, image_size, 3) uint8; sizes (N, 2) int64, the originals' height and width."""
+        """The names of images (N, image_size, image_size, 3) uint8, and of the originals' sizes (N, 2) int64."""
         return "images", "sizes"
 
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
@@ -188,7 +188,7 @@ class ValidationImages(Images):
         return *self.windows(np.zeros_like(sizes), sizes, flips, refused, device), np.ascontiguousarray(sizes)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same by Pillow: image (3, image_size, image_size) uint8, size (2,).
+        """Return the same, made by Pillow: image (3, image_size, image_size) uint8, size (2,).
 
         Raises:
             DataError: the image's size is not the annotated one.

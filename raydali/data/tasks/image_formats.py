@@ -1,22 +1,22 @@
-"""The formats of image files that are read: those that Pillow and DALI both decode, by a file's first bytes.
+"""The supported formats of image files, which both Pillow and DALI decode.
 
-Nothing else reaches a parser, whatever the name of a file: data from the web may contain anything.
+A format is recognised by a file's first bytes. Files of other formats are never parsed, whatever their name is.
 """
 
 from typing import NamedTuple
 
 HEAD, TAIL = 12, 16
-"""First bytes of a file that identify its format, and last ones that show in most formats whether it was cut off."""
+"""Number of first bytes that identify a file's format, and of last bytes that show if most formats are complete."""
 _REMEDY = "which is not read: convert it to JPEG or PNG"
 
 
 class Format(NamedTuple):
-    """One that is read.
+    """A supported format.
 
     Attributes:
-        name: as Pillow calls it.
-        magics: what a file of it begins with; one of them.
-        modes: of Pillow's that DALI decodes to the same colours; none: all.
+        name: the name in Pillow.
+        magics: the possible first bytes of a file.
+        modes: Pillow's modes that DALI decodes to the same colours; empty for all modes.
     """
 
     name: str
@@ -51,12 +51,12 @@ _BRANDS = {b"avif": "an AVIF", b"avis": "an AVIF", b"heic": "a HEIC", b"heix": "
 
 
 def format_of(head: bytes) -> Format | None:
-    """Return the format of a file of which the first HEAD bytes are given; None: it is none that is read."""
+    """Return the format of a file by its first HEAD bytes; None if it is not supported."""
     return next((each for each in FORMATS if head.startswith(each.magics)), None)
 
 
 def why_not_read(head: bytes) -> str:
-    """Return why a file of another format is not read, in words."""
+    """Return the reason why a file with these first bytes is not supported."""
     named = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
     if head[4:8] == b"ftyp":
         named += [_BRANDS.get(head[8:12], "a video or an image of the MP4 family")]

@@ -1,4 +1,4 @@
-"""An image file's pixels by Pillow: what counts as readable everywhere, whatever decodes it in the end."""
+"""Decoding of image files by Pillow. It defines which files are readable, also for other decoders."""
 
 import io
 import re
@@ -15,29 +15,29 @@ from raydali.errors import DataError
 
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MARKER = re.compile(b"\xff[\xc0-\xcf\xd9-\xdf\xe0-\xef\xfe]")
-"""Of a JPEG: the end of its image, or one that a segment and its length follow."""
+"""A JPEG's marker of the end of the image, or of a segment with a length."""
 MAX_RESIZED = 2**22
-"""Pixels. A file of 2 kB with 5,000 x 1 pixels would have 327 million where its shorter side is resized to 256."""
+"""Maximum pixels of a resized image: an image of 5,000 x 1 pixels with a shorter side of 256 would have 327 million."""
 _LAST = 65_536
-"""Bytes that are searched for the end first: walking along the markers takes longer."""
+"""Number of last bytes in which the end marker is searched first, since to follow all markers takes longer."""
 _BITS_PER_SAMPLE = 258
 
 
 def decoded(data: bytes) -> Image.Image:
-    """The image in a file's content, upright, in 8-bit RGB.
+    """Decode the image in a file's content to upright 8-bit RGB.
 
     Raises:
-        DataError, Exception: as `opened` does; or Pillow cannot decode it.
+        DataError, Exception: see `opened`; or Pillow cannot decode it.
     """
     return in_8_bits(ImageOps.exif_transpose(opened(data))).convert("RGB")
 
 
 def opened(data: bytes) -> ImageFile:
-    """The image in a file's content; only the header has been parsed.
+    """Open the image in a file's content; only the header is parsed.
 
     Raises:
-        DataError: it is empty, or of none of `image_formats.FORMATS`; a JPEG's end is missing: Pillow takes one that
-            was filled up otherwise; a PNG's checksum is wrong; its pixels are of a kind that DALI does not decode.
+        DataError: the file is empty, or not of `image_formats.FORMATS`; the end of a JPEG is missing, which Pillow does
+            not always detect; a PNG's checksum is wrong; DALI does not decode pixels of this kind.
         Exception: it has more than twice PIL.Image.MAX_IMAGE_PIXELS, or a header that Pillow cannot read.
     """
     if not data:
@@ -58,12 +58,12 @@ def opened(data: bytes) -> ImageFile:
 
 
 def is_thin(height: int, width: int, shorter: int) -> bool:
-    """Return whether an image with its shorter side at `shorter` has too many pixels to be made for its centre."""
+    """Return whether an image resized to this shorter side has too many pixels to be computed as a whole."""
     return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
 
 
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """Return the centre (side, side) of an image resized to a shorter side of `shorter`, without the rest of it."""
+    """Return the centre (side, side) of an image resized to this shorter side; the rest is not computed."""
     wide, high = (shorter * length // min(image.size) for length in image.size)
     left, top = round((wide - side) / 2), round((high - side) / 2)
     x, y = image.width / wide, image.height / high
@@ -72,9 +72,9 @@ def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
 
 
 def is_certain(error: Exception) -> bool:
-    """Return whether an error means that no decoder can read an image: no such file, or what `opened` refuses.
+    """Return whether an error means that no decoder can read an image: the file is missing, or `opened` refuses it.
 
-    DALI may decode a file inside of which Pillow gave up.
+    After other errors of Pillow, DALI may still decode the file.
     """
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, FileNotFoundError | PermissionError)
@@ -93,12 +93,12 @@ def has_end(data: bytes | memoryview) -> bool:
             return scanned
         scanned = scanned or match[0] == _SCAN
         length = int.from_bytes(data[at : at + 2])
-        at += length if at + length < len(data) else 0  # else it is no marker, but damage
+        at += length if at + length < len(data) else 0  # otherwise the file is damaged
     return False
 
 
 def _checked(data: bytes) -> bytes:
-    """Return a PNG without ancillary chunks whose checksums are wrong, which libpng, and so DALI, ignores.
+    """Return a PNG without the ancillary chunks with wrong checksums, which libpng, and therefore DALI, ignores.
 
     Raises:
         DataError: the checksum of a critical chunk is wrong.
@@ -121,9 +121,9 @@ def _checked(data: bytes) -> bytes:
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """The same image, or in mode L if its pixels are 16-bit integers, or floats from 0 to 1.
+    """Convert an image of 16-bit integers, or of floats in 0..1, to mode L; return others as they are.
 
-    convert("RGB") would cut these off at 255; DALI scales them.
+    convert("RGB") would clip such pixels at 255; DALI scales them.
     """
     if image.mode == "F":
         scaled = np.clip(np.asarray(image), 0, 1) * 255

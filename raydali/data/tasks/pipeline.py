@@ -1,15 +1,16 @@
-"""The interface of a task: the inputs of a DALI graph for a sample, and the graph itself.
+"""The interface of a task: the inputs of a DALI graph, and the graph itself.
 
-A task is one `Pipeline` over its kind of `Source`; the loaders (data/loading/loader.py) know nothing else about it:
+A task is a `Pipeline` for one kind of `Source`. The loaders (data/loading/loader.py) use only this interface:
 
     ids --> inputs --> [ read, peek at shapes --> compute_crops ] --> graph --> tensors
-            threads      where `image_files` > 0
+            threads      if `image_files` > 0
 
-The position of a crop depends on the shape of the image, which only the file has. A task may therefore have its image
-files read first, and compute the crops of a whole batch at once with numpy, several times faster than in a DALI graph.
+The position of a crop depends on the shape of the image, which is in the file. A task may therefore let the loader read
+its image files first, and then compute the crops of a whole batch with numpy. This is several times faster than in a
+DALI graph.
 
-See classification.py for a task. The driver makes pipelines too, to check their settings: torch and DALI are imported
-inside `graph` and `sample` alone.
+classification.py is an example of a task. The driver also makes pipelines, to check their settings. Therefore torch and
+DALI are only imported inside `graph` and `sample`.
 """
 
 from collections.abc import Sequence
@@ -27,66 +28,70 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "gpu"]
 Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
-"""One or more batches: lists of arrays or tensors, or arrays of which each row belongs to a sample."""
+"""Inputs of a batch: each is a list of arrays or tensors, or an array with one row per sample."""
 AnySource = TypeVar("AnySource", bound=Source, contravariant=True)
 
 
 class Pipeline(Protocol[AnySource]):
-    """Makes tensors of a source's ids, the same on every rank: random numbers depend on (seed, epoch, id) alone.
+    """The base class of tasks, which convert the ids of a source to tensors.
 
-    To be subclassed.
+    Random numbers may depend on (seed, epoch, id) only, so that all ranks make the same tensors.
     """
 
     image_files: ClassVar[int] = 0
-    """Number of the inputs, from the first on, that are image files for the loader to read; 0: the graph reads."""
+    """The number of first inputs that are image files, which the loader reads; 0 if the graph reads files itself."""
     gpu_inputs: ClassVar[int] = 0
-    """Number of the inputs, from the first on, that are torch tensors on the GPU already."""
+    """The number of first inputs that are already torch tensors on the GPU."""
     conditionals: ClassVar[bool] = False
-    """Whether the graph has `if`s on data, as `nvidia.dali.auto_aug` does. DALI then rewrites the source of `graph` and
-    of all that it calls, inner functions too: define one for `fn.python_function` outside, or it is slow."""
+    """Whether the graph has `if` statements on data, as `nvidia.dali.auto_aug` has. DALI then rewrites `graph`, its
+    inner functions and all functions that it calls. Define the function for `fn.python_function` outside, or it is
+    slow."""
     inputs_are: ClassVar[Cause] = "python"
-    """Cause, in the verdict, of the time of `inputs` without reading files: "cpu decode" if it decodes."""
+    """The verdict's cause for the time of `inputs`, apart from reading files: "cpu decode" if `inputs` decodes."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's outputs, in order; "images" and "labels" for classification."""
+        """The names of the graph's outputs, in order; for example "images" and "labels"."""
         ...
 
     def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         """Return the inputs of the graph for these samples.
 
-        Called ahead of time, on several threads at once. Files are passed as paths if DALI reads them
-        (`dali_reads`), so that their bytes do not pass through Python; else as contents.
+        It is called in advance, on several threads at once. Files are paths if DALI reads them (`dali_reads`), so that
+        their bytes do not pass through Python; otherwise they are contents.
         """
         ...
 
     def unfit(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which samples (N,) `sample` refuses though their images can be decoded; see `compute_crops`."""
+        """Return for which samples (N,) `sample` raises an error although their images can be decoded.
+
+        The arguments are those of `compute_crops`.
+        """
         return np.zeros(len(shapes[0]), np.bool_)
 
     def compute_crops(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs, device: Device) -> Inputs:
-        """Return the inputs of the graph besides the files, once the shapes of the images are known.
+        """Return the graph's inputs that follow the files, when the shapes of the images are known.
 
         Args:
-            shapes: for each of the `image_files`, height and width (N, 2), as EXIF orientation has them.
-            inputs: those that follow the image files.
+            shapes: for each of the `image_files`, height and width (N, 2) after EXIF orientation.
+            inputs: the inputs that follow the image files.
             device: where the graph will run.
         """
         return inputs
 
     def graph(self, source: AnySource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """The DALI graph (fn calls on DataNodes) to the outputs; images leave as HWC in 8 bits.
+        """Build the DALI graph (fn calls on DataNodes) and return its outputs; images are 8-bit HWC.
 
         Args:
             source: the samples.
-            inputs: as `inputs` made them; with `image_files`, contents of these and what `compute_crops` returned.
+            inputs: the nodes of `inputs`; with `image_files`, the files' contents and the result of `compute_crops`.
             device: where the graph runs.
         """
         ...
 
     def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make one sample by Pillow and torchvision on the CPU, for the baseline `--loader torch` and for checks.
+        """Return one sample, made by Pillow and torchvision on the CPU, for `--loader torch` and for checks.
 
-        The outputs are those of the graph, images as CHW.
+        The outputs are those of the graph, but images are CHW.
         """
         ...

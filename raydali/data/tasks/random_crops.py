@@ -1,11 +1,10 @@
-"""Random resized crops as torchvision draws them, but from numbers that depend on (seed, epoch, id) alone.
+"""Random resized crops with torchvision's distribution, from numbers that depend on (seed, epoch, id) only.
 
     uniforms (N, 22)  --draw_crops-->  draws (N, 11, 2)  --crop_windows-->  starts, sizes (N, 2)
     from data/stream/counter_rng.py                    no shape needed       + image shapes
 
-The work is split where the image's shape comes in: `draw_crops` runs on the host before anything is read,
-`crop_windows` wherever shapes are known. Whatever the shape, the windows have the distribution of
-`torchvision.transforms.v2.RandomResizedCrop`.
+`draw_crops` runs on the host before files are read, and `crop_windows` when the shapes of images are known. For any
+shape, the windows have the distribution of `torchvision.transforms.v2.RandomResizedCrop`.
 """
 
 import numpy as np
@@ -29,7 +28,7 @@ def draw_crops(uniforms: Floats, random_area: Range, random_aspect: Range) -> Fl
 
     Returns:
         (N, ATTEMPTS + 1, 2), height before width: the attempts' sizes in units of sqrt(H * W) pixels, and in the
-        last row the window's place between the first (0) and the last (1) of those possible.
+        last row the window's position between the first (0) and the last (1) possible one.
     """
     shares, aspects = np.moveaxis(uniforms[:, :-2].reshape(-1, ATTEMPTS, 2), -1, 0)
     shares = random_area[0] + (random_area[1] - random_area[0]) * shares
@@ -40,16 +39,15 @@ def draw_crops(uniforms: Floats, random_area: Range, random_aspect: Range) -> Fl
 
 
 def crop_windows(shapes: Integers, draws: Floats, random_aspect: Range) -> tuple[Integers, Integers]:
-    """The windows that draws of `draw_crops` give in images of these shapes, in pixels.
+    """Compute the windows, in pixels, of images of these shapes from the result of `draw_crops`.
 
-    The first attempt that fits inside the image counts; if none does, the window is the largest in the centre
-    whose aspect is in random_aspect (`RandomResizedCrop.make_params` of torchvision; where that gives a side of
-    0 pixels, which no image can have, it is 1 here).
+    The window is the first attempt that fits into the image. If none fits, it is the largest one in the centre with an
+    aspect in random_aspect, as in torchvision's `RandomResizedCrop.make_params`. Sides have at least 1 pixel.
 
     Args:
         shapes: (N, 2), height and width of each image.
         draws: (N, ATTEMPTS + 1, 2).
-        random_aspect: as given to `draw_crops`.
+        random_aspect: the argument of `draw_crops`.
 
     Returns:
         starts, sizes: (N, 2) each; y before x, height before width.

@@ -1,7 +1,7 @@
 """Resizing on the CPU, inside a DALI graph, by torch's kernel for 8-bit images.
 
-It does what Pillow and so torchvision do (bilinear, antialiased; to within 1 of 255, rarely 2) in half the time that
-DALI's own CPU kernel takes, which besides repeats the border under its filter where Pillow cuts the filter off.
+Its results are those of Pillow and torchvision (bilinear, antialiased) to within 1 of 255, rarely 2. It takes half the
+time of DALI's own CPU kernel, which also differs from Pillow at the border.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def resize(image: Image, height: int, width: int) -> Image:
 
 
 def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
-    """The centre (side, side, 3) of an image whose shorter side is brought to `shorter`: Resize and CenterCrop."""
+    """Return the centre (side, side, 3) of an image resized to this shorter side: Resize and CenterCrop."""
     if is_thin(image.shape[0], image.shape[1], shorter):
         return np.asarray(centre(PIL.Image.fromarray(image), shorter, side))
     shape = np.array(image.shape[:2])
@@ -43,7 +43,7 @@ def resize_and_crop(image: Image, shorter: int, side: int) -> Image:
 
 @do_not_convert  # type: ignore[untyped-decorator]
 def each(images: "DataNode", function: Callable[[Image], Image]) -> "DataNode":
-    """A DALI node whose samples are those of `images`, each put through the function, on as many threads as torch's."""
+    """Return a DALI node that applies the function to each image, on as many threads as torch has."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads)
 

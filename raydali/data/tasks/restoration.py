@@ -1,10 +1,10 @@
-"""Image restoration: both images of a pair get the same crop and flips, and are not resized.
+"""Image restoration: both images of a pair get the same crop and flips, without resizing.
 
     contents of inputs and targets --> decode the window --> flip
     windows, placed by draws from (seed, epoch, id) --^        ^-- flips
 
-`graph` does this in DALI, `sample` by Pillow for the baseline loader. On the CPU the pixels are Pillow's, bit for bit;
-on a GPU those of JPEGs differ by the rounding of its decoder.
+`graph` does this in DALI; `sample` uses Pillow, for the baseline loader. On the CPU the pixels are identical to
+Pillow's. On a GPU the pixels of JPEGs differ by the rounding of its decoder.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
     """The settings that training and validation pairs share.
 
     Args:
-        crop_size: height and width of the output, pixels; no image may be smaller.
+        crop_size: height and width of the output, in pixels; no image may be smaller.
 
     Raises:
         UsageError: a value is out of its range.
@@ -53,7 +53,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Inputs and targets, each (N, *crop_size, 3) uint8."""
+        """The names of inputs and targets, each (N, *crop_size, 3) uint8."""
         return "inputs", "targets"
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         """Draw the random numbers of samples, before their shapes are known.
 
         Returns:
-            places: (N, 2), y before x, between the first (0) and the last (1) of the window's places that are possible.
+            places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
             flips: (N, 2), vertical before horizontal, 0 or 1.
         """
 
@@ -70,15 +70,15 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         return source.inputs.files(ids), source.targets.files(ids), *self.draws(ids, epochs)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which pairs (N,) have two sizes, or are smaller than the crop."""
+        """Return which pairs (N,) have images of different sizes, or are smaller than the crop."""
         others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
         return others
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return where the windows start (N, 2), and flips (N, 2).
+        """Return the starts of the windows (N, 2), and flips (N, 2).
 
-        The window of a pair that cannot be cropped reaches out of its images, so that decoders refuse it;
-        `sample` gives the reason.
+        If a pair cannot be cropped, its window is outside its images. Decoders then raise an error, and `sample` gives
+        the reason.
         """
         places, flips = map(np.asarray, inputs)
         starts = windows(shapes[0], places, self.crop_size)
@@ -99,10 +99,10 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         return cropped(encoded), cropped(targets)
 
     def sample(self, source: ImagePairs, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same by Pillow: input and target, each (3, *crop_size) uint8.
+        """Return the same, made by Pillow: input and target, each (3, *crop_size) uint8.
 
         Raises:
-            DataError: one cannot be decoded, they differ in size, or are smaller than the crop; names files and sizes.
+            DataError: an image cannot be decoded, or the images differ in size or are smaller than the crop.
         """
         from torchvision.transforms.v2 import functional as F
 
@@ -127,11 +127,11 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPairs(Pairs):
-    """A random window and random flips, drawn from (seed, epoch, id).
+    """A random window and random flips, which depend on (seed, epoch, id) only.
 
     Args:
-        seed: key of the random numbers, 0 or more.
-        flip_probability: of a horizontal flip, and of a vertical one.
+        seed: seed of the random numbers, 0 or more.
+        flip_probability: probability of a horizontal flip, and of a vertical flip.
     """
 
     seed: int
@@ -150,7 +150,7 @@ class TrainPairs(Pairs):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPairs(Pairs):
-    """The centre, the same each time."""
+    """The centre of both images, without flips."""
 
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
         """Draw as `Pairs` says."""
@@ -158,12 +158,12 @@ class ValidationPairs(Pairs):
 
 
 def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int, int]) -> Integers:
-    """Return where windows of one size start: (N, 2), y before x.
+    """Return the starts of windows of one size: (N, 2), y before x.
 
     Args:
         shapes: (N, 2), height and width of each image.
-        places: (N, 2), in [0, 1): between the first and the last place where the window fits.
-        crop_size: height and width of the windows; one that is larger than its image starts or ends outside it.
+        places: (N, 2), in [0, 1): between the first and the last position at which the window fits.
+        crop_size: height and width of the windows; a window larger than its image starts or ends outside it.
     """
     starts: Integers = np.floor(places * (shapes - np.array(crop_size) + 1)).astype(np.int64)
     return starts

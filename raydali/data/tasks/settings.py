@@ -1,4 +1,4 @@
-"""The settings that pipelines have in common, and their checks."""
+"""The common settings of pipelines, and their checks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ class DecoderSettings:
     """The settings of DALI's image decoders.
 
     Args:
-        hw_decoder_load: share of the JPEGs, of those that the GPU's hardware decoder supports, that it decodes; the
-            rest is decoded on the GPU's other cores.
-        largest_image: (height, width) for which decoding buffers are allocated at the start. Larger images are decoded
-            too, but the GPU stalls while buffers for them are allocated.
+        hw_decoder_load: share of the JPEGs that the GPU's hardware decoder decodes, among those that it supports; the
+            others are decoded by CUDA kernels.
+        largest_image: (height, width) for which decoding buffers are allocated at the start. For larger images, the GPU
+            stalls while larger buffers are allocated.
 
     Raises:
         UsageError: a value is out of its range.
@@ -39,10 +39,10 @@ class DecoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SquareImages(DecoderSettings):
-    """The settings of tasks whose images leave as squares.
+    """The settings of tasks with square output images.
 
     Args:
-        image_size: height and width of the output, pixels.
+        image_size: height and width of the output, in pixels.
 
     Raises:
         UsageError: a value is out of its range.
@@ -56,21 +56,21 @@ class SquareImages(DecoderSettings):
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise UsageError with these words where it does not hold."""
+    """Raise UsageError with this message unless the condition holds."""
     if not holds:
         raise UsageError(otherwise)
 
 
 def default_resize_size(image_size: int) -> int:
-    """The shorter side, in pixels, of which validation crops the centre: 256 for 224, and in this ratio for others."""
+    """Return the shorter side, in pixels, of which validation crops the centre: 256 for 224, and in proportion."""
     return round(image_size * 256 / 224)
 
 
 def require_resize(resize_size: int, image_size: int) -> None:
-    """Refuse a resized image that is smaller than the crop.
+    """Check that a resized image is not smaller than the crop.
 
     Raises:
-        UsageError: naming both sizes, and one that would do.
+        UsageError: it is smaller; the message suggests a size.
     """
     require(
         resize_size >= image_size,
@@ -80,10 +80,10 @@ def require_resize(resize_size: int, image_size: int) -> None:
 
 
 def require_draws(seed: int, **probabilities: float) -> None:
-    """Refuse settings of random draws out of their ranges.
+    """Check the seed and the probabilities of random numbers.
 
     Raises:
-        UsageError: naming the setting and its value.
+        UsageError: a setting is out of its range.
     """
     require(0 <= seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {seed}")
     for name, value in probabilities.items():
@@ -91,10 +91,10 @@ def require_draws(seed: int, **probabilities: float) -> None:
 
 
 def require_crops(random_area: Range, random_aspect: Range) -> None:
-    """Refuse bounds of random crops that are none.
+    """Check the bounds of random crops.
 
     Raises:
-        UsageError: naming the setting and its value.
+        UsageError: bounds are invalid.
     """
     require(
         0 < random_area[0] <= random_area[1] <= 1,

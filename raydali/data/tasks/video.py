@@ -1,11 +1,11 @@
-"""Video classification: clips of frames that are resized, cropped and flipped as a whole.
+"""Video classification: all frames of a clip are resized, cropped and flipped in the same way.
 
     RGB clips --> resize the crop --> flip
     starts, ends --------^       flips ^
 
 Clips are decoded before they enter the DALI graph: by FFmpeg (video_pyav.py), or by a GPU's video engines
-(video_gpu.py). `fn.decoders.video` of DALI 2.4.0 is not used. It decodes a file from its first frame, whichever is
-requested; and on a GPU it makes a decoder for each clip, which takes a tenth of a second that all GPUs of a host share.
+(video_gpu.py). `fn.decoders.video` of DALI 2.4.0 is not used: it decodes a file from its first frame, whichever frame
+is requested, and on a GPU it makes a decoder for each clip. This takes 0.1 s, one at a time for all GPUs of a host.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -30,18 +30,18 @@ Ids = NDArray[np.int64]
 
 _DECODING_THREADS = 8
 _MARGIN = 2
-"""Times the pixels that become one: how far around a crop antialiasing looks."""
+"""The margin around a crop that antialiasing needs, in pixels of the output."""
 _FLIP, _TOP, _LEFT = range(3)
 
 
 @dataclass(frozen=True)
 class Crops:
-    """The crops of clips, in frames whose shorter side is resized.
+    """The crops of n clips, in resized frames.
 
     Attributes:
-        resized: int64 (n, 2), height and width of the whole frames.
+        resized: int64 (n, 2), height and width of the whole resized frames.
         starts: int64 (n, 2), y before x.
-        flips: int32 (n,), 0 or 1: mirrored.
+        flips: int32 (n,), 1 if the clip is mirrored, otherwise 0.
     """
 
     resized: NDArray[np.int64]
@@ -63,11 +63,11 @@ class Clips(Pipeline[VideoClips]):
     """The settings that training and validation clips share: frames are resized by their shorter side and cropped.
 
     Args:
-        image_size: height and width of what comes out, pixels.
-        resize_size: what the shorter side becomes, at least image_size; None: 8/7 of it, as 128 is of 112.
+        image_size: height and width of the output, in pixels.
+        resize_size: length of the resized shorter side, at least image_size. None: 8/7 of image_size, like 128 for 112.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
 
     inputs_are = "cpu decode"
@@ -81,22 +81,22 @@ class Clips(Pipeline[VideoClips]):
 
     @property
     def shorter_side(self) -> int:
-        """The length to which the shorter side is resized, pixels."""
+        """The length of the resized shorter side, in pixels."""
         return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
+        """The names of clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
         return "clips", "labels"
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
         """Return decoded clips, the crops in them, flips and labels.
 
-        Clips are (sequence_length, height, width, 3) uint8 RGB, the part around the crop; starts and ends of the crops
-        in them (N, 2) float32, flips (N,) int32, labels (N,) int64.
+        Clips are (sequence_length, height, width, 3) uint8 RGB, and contain only the part around the crop. Starts and
+        ends of the crops in them are (N, 2) float32, flips (N,) int32, labels (N,) int64.
 
         Raises:
-            OSError: a video cannot be read or decoded; names its path.
+            OSError: a video cannot be read or decoded.
         """
         from raydali.data.tasks.video_pyav import rgb_clip
 
@@ -107,7 +107,7 @@ class Clips(Pipeline[VideoClips]):
         return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
 
     def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """Resize, with antialiasing, only what the crop shows, and flip it."""
+        """Resize only the part that the crop shows, with antialiasing, and flip it."""
         from nvidia.dali import fn
 
         clips, starts, ends, flips, labels = inputs
@@ -116,9 +116,9 @@ class Clips(Pipeline[VideoClips]):
         return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Make the same by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label.
+        """Return the same, made by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label.
 
-        Frames are those of the graph on the CPU, bit for bit; resized ones differ as in classification.py.
+        Decoded frames are identical to those of the graph on the CPU; resized ones differ as in classification.py.
         """
         import torch
         from torch.nn import functional as F
@@ -136,7 +136,7 @@ class Clips(Pipeline[VideoClips]):
         return frames.permute(1, 0, 2, 3).contiguous(), torch.tensor(int(source.labels(ids)[0]))
 
     def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
-        """Return the parts of the coded frames to keep: the crops and a margin."""
+        """Return the parts of the decoded frames to keep: the crops with a margin."""
         shapes = source.shapes[source.places(ids)[0]]
         scale = shapes / crops.resized
         starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
@@ -161,16 +161,16 @@ class Clips(Pipeline[VideoClips]):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationClips(Clips):
-    """The shorter side resized to `resize_size`, then the centre."""
+    """The centre of frames whose shorter side is resized."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainClips(Clips):
-    """The shorter side resized to `resize_size`, then a random crop and flip, drawn from (seed, epoch, id).
+    """A random crop and flip of frames whose shorter side is resized; they depend on (seed, epoch, id) only.
 
     Args:
-        seed: key of the random numbers, 0 or more.
-        flip_probability: of a horizontal flip.
+        seed: seed of the random numbers, 0 or more.
+        flip_probability: probability of a horizontal flip.
     """
 
     seed: int

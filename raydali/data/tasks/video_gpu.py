@@ -1,10 +1,10 @@
-"""Decodes clips for a GPU by its video engines, or by FFmpeg if these do not decode them; DALI resizes them.
+"""Decoding of clips by a GPU's video engines, or by FFmpeg if the engines do not support a video.
 
     ids --> packets --> decode --> luma and chroma of the crops --> DALI graph
             FFmpeg      engines    on the GPU, 1.5 bytes a pixel    resize, RGB, flip
 
-Each thread has decoders of its own, which take clip after clip. An engine decodes one frame at a time, and a decoder
-keeps one engine busy: so there are as many threads as engines, and some more, which read files meanwhile.
+Each thread has its own decoders, which decode one clip after another. A decoder keeps one engine busy. There are more
+threads than engines, so that some threads can read files meanwhile.
 """
 
 import threading
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _NV12 = ("yuv420p", "yuvj420p", "nv12")
 _BT601 = 0.299, 0.114
 _WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
-"""Of red and blue in luma, by FFmpeg's number of the colour space; BT.601 if the video names none, as in FFmpeg."""
+"""Weights of red and blue in luma, by FFmpeg's number of the colour space. As in FFmpeg, BT.601 is the default."""
 _FULL_RANGE = 2
 
 
 class Colours(NamedTuple):
-    """The coding of a video's pixels, by FFmpeg's names and numbers."""
+    """The colour coding of a video, by FFmpeg's names and numbers."""
 
     pixels: str
     space: int
@@ -46,12 +46,12 @@ class Colours(NamedTuple):
 
 
 class ClipsOnGpu(Pipeline[VideoClips]):
-    """`Clips` whose videos a GPU decodes.
+    """A pipeline of clips that a GPU decodes.
 
     Args:
-        clips: settings.
+        clips: the settings, and the crops and flips.
         device: a GPU.
-        decoders: how many clips are decoded at once.
+        decoders: number of clips that are decoded at once.
     """
 
     gpu_inputs = 2
@@ -65,18 +65,18 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names that `clips` gives."""
+        """The names of the outputs of `clips`."""
         return self.clips.outputs
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
-        """The decoded frames around the crops, and what makes RGB of them.
+        """Return the decoded frames around the crops, and their conversions to RGB.
 
-        Luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2), uint8 on the
-        GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3), float32, to RGB; flips (N,)
-        int32, labels (N,) int64.
+        These are luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2), uint8
+        on the GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3) float32 of the
+        conversion to RGB; flips (N,) int32; labels (N,) int64.
 
         Raises:
-            OSError: a video cannot be read or decoded; names its path.
+            OSError: a video cannot be read or decoded.
         """
         crops = self.clips.crops(source, ids, epochs)
         regions = self.clips.regions(source, ids, crops)
@@ -87,15 +87,15 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         return list(luma), list(chroma), *beside
 
     def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """Resize, with antialiasing, only what the crop shows; convert the small frames to RGB; flip them."""
+        """Resize only the part that the crop shows, with antialiasing; convert it to RGB; flip it."""
         return planes_graph(self.clips.image_size, *inputs, device=device)
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """Make the sample of `clips`, on the CPU."""
+        """Return the sample that `clips` makes on the CPU."""
         return self.clips.sample(source, id, epoch)
 
     def close(self) -> None:
-        """End the threads, and free the decoders with them."""
+        """End the threads and free their decoders."""
         self._threads.shutdown(cancel_futures=True)
 
     def _decode(self, source: VideoClips, id: int, part: Part) -> tuple[torch.Tensor, torch.Tensor, Colours]:
@@ -119,14 +119,14 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """The thread's own CUDA stream."""
+        """Use this thread's own CUDA stream inside the context."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         with torch.cuda.device(self.device), torch.cuda.stream(self._own.stream):
             yield
 
     def _decoder(self, codec: str, largest: tuple[int, int]) -> NvdecDecoder:
-        """The thread's own for this codec."""
+        """Return this thread's decoder for a codec."""
         decoders = self._own.__dict__.setdefault("decoders", {})
         if codec not in decoders:
             decoders[codec] = NvdecDecoder(self.device, codec, *largest)
@@ -137,7 +137,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 class Planes:
     """The luma and chroma of a clip.
 
-    Columns are cropped during the copy, rows afterwards: under the GIL, one copy per frame is all we can afford.
+    Columns are cropped during the copy, rows afterwards: because of the GIL, only one copy per frame is fast enough.
     """
 
     def __init__(self, frames: int, height: int, part: Part, device: torch.device) -> None:
@@ -148,7 +148,7 @@ class Planes:
         self._places = self._frames.unbind()
 
     def put(self, place: int, frame: torch.Tensor) -> None:
-        """Copy a frame, luma above chroma, (height * 3 / 2, width)."""
+        """Copy a frame (height * 3 / 2, width), which has luma above chroma."""
         self._places[place].copy_(frame[:, self._part.columns], non_blocking=True)
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +172,7 @@ def planes_graph(
     *,
     device: Device,
 ) -> tuple["DataNode", "DataNode"]:
-    """Build the graph from luma (frames, height, width, 1) and chroma at half the size (..., 2) to RGB (side, side)."""
+    """Build the graph from luma (frames, height, width, 1) and chroma of half the size (..., 2) to RGB (side, side)."""
     size = [side] * 2
     luma, chroma = fn.reshape(luma, layout="FHWC"), fn.reshape(chroma, layout="FHWC")
     luma = fn.resize(luma, size=size, roi_start=starts, roi_end=ends, dtype=types.FLOAT)
@@ -183,7 +183,7 @@ def planes_graph(
 
 
 def colours_of(cut: ClipPackets) -> Colours:
-    """Return the coding of a clip, which the first packet names if the container does not."""
+    """Return the colour coding of a clip, from its container or from its first packet."""
     context = cut.stream.codec_context
     if context.pix_fmt is None or context.codec.canonical_name == "h264":
         context.thread_count = 1
@@ -193,7 +193,7 @@ def colours_of(cut: ClipPackets) -> Colours:
 
 
 def nv12(frame: "VideoFrame", colours: Colours) -> torch.Tensor:
-    """A frame of PyAV's, luma above chroma: uint8 (height * 3 / 2, width), an odd width less one."""
+    """Convert a frame of PyAV to luma above chroma: uint8 (height * 3 / 2, width); an odd width is reduced by one."""
     whole = {"src_color_range": colours.range, "dst_color_range": colours.range} if colours.range else {}
     planes = frame.reformat(format="nv12", **whole).planes
     # A plane is a buffer.
@@ -202,7 +202,7 @@ def nv12(frame: "VideoFrame", colours: Colours) -> torch.Tensor:
 
 
 def to_rgb(colours: Colours) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(3, 3) and (3,): RGB = matrix @ (luma, blue, red) + offset, all in 0..255."""
+    """Return a matrix (3, 3) and an offset (3,): RGB = matrix @ (luma, blue, red) + offset, all in 0..255."""
     red, blue = _WEIGHTS.get(colours.space, _BT601)
     full = colours.range == _FULL_RANGE or colours.pixels.startswith("yuvj")
     luma, chroma, black = (1.0, 1.0, 0.0) if full else (255 / 219, 255 / 224, 16.0)

@@ -1,4 +1,4 @@
-"""Decodes clips by FFmpeg, through PyAV."""
+"""Decoding of clips by FFmpeg, through PyAV."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,7 @@ from raydali.data.sources.video.packets import ClipPackets, Part, pts
 if TYPE_CHECKING:
     from av import VideoFrame
 
-# FFmpeg's own default is to repeat the colours, which are coded at half the size.
+# By default, FFmpeg repeats pixels of the colours, which are coded at half the size.
 COLOURS = int(Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND)
 _WHOLE = Part(slice(None), slice(None))
 T = TypeVar("T")
@@ -23,7 +23,7 @@ def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uin
     """Return the frames of a clip, (sequence_length, height, width, 3) RGB.
 
     Raises:
-        OSError: the video cannot be read or decoded; names its path.
+        OSError: the video cannot be read or decoded.
     """
 
     def rgb(frame: "VideoFrame") -> NDArray[np.uint8]:
@@ -35,16 +35,16 @@ def rgb_clip(source: VideoClips, id: int, part: Part = _WHOLE) -> NDArray[np.uin
 
 
 def decoded(cut: ClipPackets, convert: Callable[["VideoFrame"], T]) -> list[T]:
-    """Return what `convert` makes of the clip's frames, which are PyAV's.
+    """Decode the frames of a clip, and return the result of `convert` for each.
 
     Raises:
-        ValueError: some of them cannot be decoded.
+        ValueError: some frames cannot be decoded.
     """
     context = cut.stream.codec_context
     if not context.is_open:
-        context.thread_count = 1  # clips are decoded side by side
+        context.thread_count = 1  # several clips are decoded in parallel
     wanted, found = set(cut.times), {}
-    for packet in [*cut.packets, None]:  # None: no more will come
+    for packet in [*cut.packets, None]:  # None flushes the decoder
         if packet is not None:
             packet.pts = pts(packet)
         for frame in context.decode(packet):
