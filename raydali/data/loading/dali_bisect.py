@@ -1,4 +1,4 @@
-"""Finds the samples that DALI alone cannot decode, by bisection, when a batch fails and the host can read all of it."""
+"""Finds, by bisection, the samples of a failed batch that DALI cannot decode although the host can."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ Keys = Sequence[tuple[int, int]]
 
 
 def undecodable(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> list[int]:
-    """Return the ids of the samples that cannot be loaded even alone; an empty list if MAX_LOADS tries do not suffice.
+    """Return the ids of the samples that fail in a batch of one; an empty list if MAX_LOADS tries do not suffice.
 
     Args:
         keys: of the samples.

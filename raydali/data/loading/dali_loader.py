@@ -1,4 +1,4 @@
-"""The DALI loader: one DALI pipeline a rank, fed with ids by us, reading and decoding in C++ and on the GPU."""
+"""The DALI loader: each rank has a DALI pipeline that reads and one that decodes, fed with inputs from Python."""
 
 import gc
 import time
@@ -43,11 +43,11 @@ READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 class DaliLoader(Loader):
     """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
 
-        micro-batches --> inputs (threads) --> read, shapes (DALI) --> crops --> decode, augment (DALI) --> tensors
-                          PREFETCHED_INPUTS     READ_BATCHES                      PREFETCHED_BATCHES
+        micro-batches --> inputs (threads) --> read, shapes (DALI) --> crops (Python) --> decode, augment (DALI)
+                          (prefetch.py)         READ_BATCHES                               PREFETCHED_BATCHES
 
-    On a GPU the outputs are bound to torch's current stream without a copy and without waiting for it: DALI's memory
-    is free again when the work queued on that stream is done.
+    Pipelines without image files have no reading step. On a GPU the outputs are used on torch's current stream with no
+    copy and no synchronization: DALI reuses their memory after the work queued on that stream is done.
 
     DALI reports only that a batch failed, and its pipeline is unusable afterwards. The loader then checks the batches
     in flight on the host, rebuilds the pipeline, and resumes in the same order with substitutes for broken samples. It
@@ -72,17 +72,18 @@ class DaliLoader(Loader):
         super().__init__(source, pipeline, order, **options)
         self._recovers = recovers
         self._prefetched = prefetched
-        self._where: Device = "gpu" if self.device.type == "cuda" else "cpu"
-        if self._where == "gpu":
+        self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
+        if self._dali_device == "gpu":
             cuda_queues.set_max_connections()
-        self._preparation = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
+        self._prefetcher = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
         self._patience = self.quarantine.patience()
         self._being_read: deque[PreparedInputs] = deque()
         self._under_way: deque[MicroBatch] = deque()
         self._reader: dali.Pipeline | None = None
         self._dali: dali.Pipeline | None = None
         self._batch_size = 0
-        self._in_python, self._ran = 0.0, (0.0, 0.0)
+        self._in_python = 0.0
+        self._at_last_run = 0.0, 0.0  # `_in_python` and the time
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         if self._dali is not None:
@@ -91,14 +92,15 @@ class DaliLoader(Loader):
         if first is None:
             return
         self._batch_size = max(self._batch_size, len(first.ids))  # no micro-batch of an order is larger than its first
-        self._preparation.begin(chain([first], micro_batches))
+        self._prefetcher.begin(chain([first], micro_batches))
         while True:
             try:
                 if self._dali is None:
                     self._build()
                 assert self._dali is not None
-                with self.waits.by(self._held_up_by):
-                    outputs = self._dali.run(torch.cuda.current_stream(self.device) if self._where == "gpu" else None)
+                with self.waits.by(self._split_wait):
+                    on_gpu = self._dali_device == "gpu"
+                    outputs = self._dali.run(torch.cuda.current_stream(self.device) if on_gpu else None)
             except StopIteration:
                 return
             except InputsError as failed:
@@ -124,16 +126,16 @@ class DaliLoader(Loader):
         """
         if not self._recovers and READ_OPERATOR not in str(error):
             raise UndecodableError from error
-        waiting = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
-        if not waiting:
+        in_flight = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
+        if not in_flight:
             raise error
-        found = self._find_broken(waiting)
+        found = self._find_broken(in_flight)
         if not found and READ_OPERATOR in str(error):
             if not self._patience.pause(error):
                 raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
         elif not found:
-            # Pillow can decode them all; is it a file that DALI alone cannot?
-            blamed = undecodable(keys_of(waiting), self._loads)
+            # Pillow can decode them all: look for files that DALI cannot.
+            blamed = undecodable(keys_of(in_flight), self._dali_decodes)
             gc.collect()
             if not blamed:
                 raise error
@@ -141,32 +143,32 @@ class DaliLoader(Loader):
             for id in blamed:
                 self.quarantine.mark_broken(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
         self._discard()
-        self._preparation.requeue(waiting)
+        self._prefetcher.requeue(in_flight)
 
-    def _find_broken(self, waiting: list[MicroBatch]) -> bool:
-        """Check these on the host, and record the broken ones; return whether there are any.
+    def _find_broken(self, batches: list[MicroBatch]) -> bool:
+        """Check the samples of batches on the host, and record the broken ones; return whether there are any.
 
-        The verdict on a sample must not depend on its neighbours. A sample that Pillow alone cannot decode is given
-        to DALI: it is not broken if DALI decodes it in a batch in which nothing else fails.
+        The verdict on a sample must not depend on its neighbours. A sample that Pillow cannot decode is given to DALI:
+        it is not broken if DALI decodes it in a batch in which nothing else fails.
         """
         if not self._recovers:
             return False
-        keys = keys_of(waiting)
+        keys = keys_of(batches)
         found, errors = self.quarantine.examine_certain(id for id, _ in keys)
         if found or not errors:
             return found
-        blamed = undecodable([key for key in keys if key[0] in errors], self._loads)
+        blamed = undecodable([key for key in keys if key[0] in errors], self._dali_decodes)
         gc.collect()
         for id in blamed:
             self.quarantine.mark_broken(id, errors[id])
         return bool(blamed)
 
-    def _loads(self, keys: Keys) -> bool:
+    def _dali_decodes(self, keys: Keys) -> bool:
         """Return whether DALI decodes these samples as one batch."""
         options = LoaderOptions(device=self.device, threads=self.threads)
-        with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as alone:
+        with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
             try:
-                list(alone)
+                list(loader)
             except UndecodableError:
                 return False
         return True
@@ -179,22 +181,22 @@ class DaliLoader(Loader):
     def _discard_reader(self) -> None:
         self._reader = None
         self._being_read.clear()
-        # DALI's graph, a ring of objects, holds the last batch that it was fed, and so its threads. A loader that does
-        # not recover is young, and a full collection would take longer than all the rest.
+        # DALI's graph is a reference cycle that keeps the last batch, and through it DALI's threads, alive. A loader
+        # that does not recover was created just now: collecting the young generations suffices and is much faster.
         gc.collect(2 if self._recovers else 1)
 
     # The causes of waiting.
 
-    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
-        (in_python, at), self._ran = self._ran, (self._in_python, time.perf_counter())
-        python = min(1.0, (self._in_python - in_python) / (self._ran[1] - at))
-        decode: Cause = "gpu decode" if self._where == "gpu" else "cpu decode"
+    def _split_wait(self, seconds: float) -> dict[Cause, float]:
+        (in_python, at), self._at_last_run = self._at_last_run, (self._in_python, time.perf_counter())
+        python = min(1.0, (self._in_python - in_python) / (self._at_last_run[1] - at))
+        decode: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
         return {"python": python * seconds, decode: (1 - python) * seconds}
 
     @property
     def prepared_batches(self) -> int:
-        """Batches whose inputs are ready for DALI; the number of its finished batches DALI does not show."""
-        return self._preparation.ready
+        """Batches whose inputs are ready for DALI, which does not report how many finished batches it holds."""
+        return self._prefetcher.ready
 
     # DALI's pipelines.
 
@@ -202,28 +204,28 @@ class DaliLoader(Loader):
         """Build DALI's pipelines, for batches like the next one.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there is no next batch.
         """
-        prepared = self._preparation.peek()
-        files, feed, fed = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
+        prepared = self._prefetcher.peek()
+        files, feed, num_inputs = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
         if files:
             self._reader = self._built_reader()
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
-            placed = self.pipeline.compute_crops(shapes, prepared.inputs[files:], self._where)
-            feed, fed = self._next_read, files + len(placed)
+            crops = self.pipeline.compute_crops(shapes, prepared.inputs[files:], self._dali_device)
+            feed, num_inputs = self._next_read, files + len(crops)
         nodes = do_not_convert(
-            partial(external_inputs, feed, fed, resident=self.pipeline.gpu_inputs, device=self.device)
+            partial(external_inputs, feed, num_inputs, resident=self.pipeline.gpu_inputs, device=self.device)
         )
 
         def graph() -> tuple[Any, ...]:
-            return self.pipeline.graph(self.source, *nodes(), device=self._where)
+            return self.pipeline.graph(self.source, *nodes(), device=self._dali_device)
 
         define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
         with timed_python(self._add_python, self.python), conditionals_hint():
             self._dali = define(
                 batch_size=self._batch_size,
                 num_threads=self.threads,
-                device_id=(self.device.index or 0) if self._where == "gpu" else None,
+                device_id=(self.device.index or 0) if self._dali_device == "gpu" else None,
                 prefetch_queue_depth=self._prefetched,
             )
         self._dali.build()
@@ -244,19 +246,23 @@ class DaliLoader(Loader):
     def _add_python(self, seconds: float) -> None:
         self._in_python += seconds
 
-    # What DALI asks for ahead of time; StopIteration ends its epoch.
+    # Callbacks that DALI calls to prefetch; StopIteration ends DALI's epoch.
 
     def _next_inputs(self) -> Inputs:
-        prepared = self._preparation.take()
+        prepared = self._prefetcher.take()
         self._under_way.append(prepared.micro_batch)
         return prepared.inputs
 
     def _next_files(self) -> Inputs:
-        prepared = self._preparation.take()
+        prepared = self._prefetcher.take()
         self._being_read.append(prepared)
         return prepared.inputs[: self.pipeline.image_files]
 
     def _next_read(self) -> tuple[Any, ...]:
+        """Return the next batch from the reader, with its crops.
+
+        If one of its files is broken, a new reader reads the batches again, with substitutes.
+        """
         while True:
             assert self._reader is not None
             try:
@@ -264,7 +270,7 @@ class DaliLoader(Loader):
                     read = self._reader.run()
             except RuntimeError:
                 if not self._find_broken([prepared.micro_batch for prepared in self._being_read]):
-                    raise  # it is a file that DALI alone cannot read, which `_recover` finds
+                    raise  # `_recover` finds the file that only DALI cannot read
             else:
                 micro_batch, inputs, _ = self._being_read[0]
                 files = self.pipeline.image_files
@@ -273,21 +279,21 @@ class DaliLoader(Loader):
                 contents = [partial(_content, each) for each in read[:files]]
                 screened = map(file_checks.suspicious, heads, tails, [length[:, 0] for length in lengths], contents)
                 suspects = np.any([*screened, *map(file_checks.too_large, shapes)], 0)
-                if not self._preparation.examine_suspects(
+                if not self._prefetcher.examine_suspects(
                     micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])
                 ):
                     break
-            self._preparation.requeue([prepared.micro_batch for prepared in self._being_read])
+            self._prefetcher.requeue([prepared.micro_batch for prepared in self._being_read])
             self._discard_reader()
             self._reader = self._built_reader()
         self._being_read.popleft()
         self._under_way.append(micro_batch)
         with self.waits.on("python"):
-            return (*read[:files], *self.pipeline.compute_crops(shapes, inputs[files:], self._where))
+            return (*read[:files], *self.pipeline.compute_crops(shapes, inputs[files:], self._dali_device))
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
         """Discard what was prefetched for the last order, and make the pipelines ready for the next."""
-        self._preparation.stop()
+        self._prefetcher.stop()
         try:
             while True:
                 pipeline.run()
@@ -296,7 +302,7 @@ class DaliLoader(Loader):
             pipeline.reset()
             if self._reader is not None:
                 self._reader.reset()
-        except Exception:  # of a batch that is discarded; if it is needed, the error will come again
+        except Exception:  # the failed batch is discarded anyway; if it is needed later, it fails again
             self._discard()
 
     def _to_torch(self, output: "TensorListCPU | TensorListGPU") -> torch.Tensor:
@@ -309,13 +315,13 @@ class DaliLoader(Loader):
         super().close()
         self._patience.end()
         self._discard()
-        self._preparation.close()
+        self._prefetcher.close()
 
 
 class UndecodableError(Exception):
     """DALI failed on the contents of a batch."""
 
 
-def _content(read: "TensorListCPU", place: int) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = np.asarray(read[place])
+def _content(read: "TensorListCPU", index: int) -> NDArray[np.uint8]:
+    content: NDArray[np.uint8] = np.asarray(read[index])
     return content

@@ -57,7 +57,7 @@ class TorchLoader(Loader):
             gc.enable()
         while True:
             try:
-                with self.waits.by(self._held_up_by):
+                with self.waits.by(self._split_wait):
                     tensors, read, broken, outages = next(loaded)
             except StopIteration:
                 return
@@ -70,7 +70,7 @@ class TorchLoader(Loader):
                 named = zip(self.pipeline.outputs, tensors, strict=True)
                 yield Batch({name: self._to_device(tensor) for name, tensor in named}, micro_batch)
 
-    def _held_up_by(self, seconds: float) -> dict[Cause, float]:
+    def _split_wait(self, seconds: float) -> dict[Cause, float]:
         read, whole = self._times.sum(0).tolist()
         storage = read / whole if whole else 0.0
         return {"storage": storage * seconds, "cpu decode": (1 - storage) * seconds}
