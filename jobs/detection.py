@@ -1,12 +1,12 @@
-"""Train a detector on images with boxes, COCO or your own in its format.
+"""Train a detector on images with boxes: COCO, or your own data in COCO's format.
 
     python jobs/detection.py                                     the built-in shapes, on this machine
-    python jobs/detection.py --data /data/coco                   train2017/, val2017/ and annotations/, as COCO ships
+    python jobs/detection.py --data /data/coco                   train2017/, val2017/ and annotations/, as in COCO
     python jobs/detection.py --data /images --annotations train.json --val-data /others --val-annotations val.json
     python jobs/detection.py --data ... --model fasterrcnn_resnet50_fpn --image-size 640 --batch-size 4
 
-Images are fitted into squares. The loop below is all there is to it: copy this file and change it. The driver runs
-`main`, every worker `train`.
+Images are fitted into squares. The driver runs `main`, and every worker runs the training loop in `train`. For your own
+training, copy this file and change it.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Config(OptimizerOptions, ImageOptions):
     """Not supported: a detector's shapes depend on the objects that it finds."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be; the sources, the stream and the pipelines check what is theirs."""
+        """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
         require_data(self, self.data, "annotations", "val_data", "val_annotations")
         for name in ("cuda_graph", "compile"):
@@ -107,7 +107,7 @@ Data = TrainAndVal[Coco]
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
@@ -115,7 +115,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.models.detection import build_detector, detection_loss
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
-    if config.data is None:  # each node draws the shapes for itself
+    if config.data is None:  # each node draws its own copy
         data = data.relocate(shapes_folder())
     run = TrainingRun(config, session, samples=len(data.train))
     model = build_detector(config.model, len(data.train.classes))
@@ -164,7 +164,7 @@ def index(config: Config) -> Data:
 
 
 def main() -> None:
-    """Parse, index, check, launch."""
+    """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=SHAPES)
     require_extra("detection", "pycocotools", "detectors")
     console = Console()

@@ -1,11 +1,13 @@
-"""A pipeline with a Python function of your own: an image in; the whole, its four quarters and a label out.
+"""An example of a pipeline with a Python function, which returns an image, its four quarters and a label.
 
     python jobs/grid.py --data train.csv --workers 3
 
-reads an epoch, one rank after another; to train, `Grid` can replace TrainImages in a copy of jobs/imagenet.py.
+This command reads an epoch, one rank after another. For training, replace TrainImages by `Grid` in a copy of
+jobs/imagenet.py.
 
-The function works on the CPU, on numpy arrays. One for torch takes `torch.from_numpy(image)` and gives `.numpy()`. A
-random one takes numbers in addition to the image: `uniforms(2, seed, epochs, ids)` from `inputs`, the same on any rank.
+The function runs on the CPU, on numpy arrays. A function of torch can use `torch.from_numpy(image)`, and return
+`.numpy()`. A random function needs random numbers as additional inputs: return `uniforms(2, seed, epochs, ids)` from
+`inputs`, which is the same on every rank.
 """
 
 from io import BytesIO
@@ -30,13 +32,13 @@ from raydali.text import plural
 
 
 def quarters(image: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Left top, right top, left bottom and right bottom of an image (H, W, 3)."""
+    """Return the top left, top right, bottom left and bottom right quarter of an image (H, W, 3)."""
     y, x = image.shape[0] // 2, image.shape[1] // 2
     return image[:y, :x], image[:y, x:], image[y:, :x], image[y:, x:]
 
 
 class Grid(Pipeline[LabeledFiles]):
-    """Five images (N, 3, 112, 112) and a label (N,) of each file."""
+    """A pipeline that makes five images (N, 3, 112, 112) and a label (N,) of each file."""
 
     image_files = 1
     outputs = "whole", "left_top", "right_top", "left_bottom", "right_bottom", "labels"
@@ -46,14 +48,14 @@ class Grid(Pipeline[LabeledFiles]):
         return source.files(ids), source.labels[ids]
 
     def graph(self, source: LabeledFiles, *inputs: DataNode, device: str) -> tuple[DataNode, ...]:
-        """Decode and cut on the CPU, resize on the device."""
+        """Decode and cut images on the CPU, and resize them on the device."""
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
         cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
         *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))
         return *(fn.resize(part, size=(112, 112)) for part in parts), labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """Make the same without DALI: for the torch loader, and to find out which file is broken."""
+        """Return the same without DALI, for the torch loader and to find broken files."""
         image = np.array(ImageOps.exif_transpose(Image.open(BytesIO(source.read(id)))).convert("RGB"))
         parts = [torch.from_numpy(part).permute(2, 0, 1) for part in (image, *quarters(image))]
         return *(resize(part, [112, 112]) for part in parts), torch.tensor(source.labels[id])

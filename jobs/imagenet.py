@@ -1,13 +1,14 @@
-"""Train an image classifier on class folders, ImageNet's or your own, on lists of files, tar shards or TFRecord files.
+"""Train an image classifier on class folders, such as ImageNet, on lists of files, tar shards or TFRecord files.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
-    python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as WebDataset has them
+    python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
     python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
-The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
+The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and
+change it.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
     """Momentum of SGD (Nesterov)."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
+        """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
         require_data(self, self.data, "val_data", "root")
         require(self, "momentum", least=0, below=1)
@@ -93,7 +94,7 @@ Data = TrainAndVal[LabeledSource]
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -104,12 +105,12 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.models.normalized import Normalized
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
-    if config.data is None:  # each node writes the digits for itself
+    if config.data is None:  # each node writes its own copy
         data = data.relocate(digits_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
     device, classes = run.worker.device, len(data.train.classes)
     model = build_model(config.model, classes, config.image_size).to(device).to(memory_format=torch.channels_last)
-    # Before SyncBatchNorm, whose process group cannot be copied; the average is only ever evaluated.
+    # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
     model = run.synchronized(model)
     peak = config.learning_rate or 0.1 * run.stream.global_batch_size / 256
@@ -157,7 +158,7 @@ def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
 
 
 def main() -> None:
-    """Parse, index, check, launch."""
+    """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=DIGITS)
     console = Console()
     data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), config.val_data, config.root)))

@@ -1,14 +1,15 @@
-"""Train a network that restores images, for example deblurs them, on pairs of an input and its target.
+"""Train a network that restores images, for example removes blur, on pairs of an input and its target.
 
     python jobs/restoration.py                              blurred photographs, on this machine
-    python jobs/restoration.py --data /data/pairs           train/ and test/, in each img/ and gt/; or s3://, gs://
+    python jobs/restoration.py --data /data/pairs           train/ and test/ with img/ and gt/; or s3://, gs://
     python jobs/restoration.py --data /data/GOPRO --inputs blurry --targets sharp
     ray job submit --working-dir . -- python jobs/restoration.py ...        on a cluster
 
-Input and target have the same path, img/scene/1.png and gt/scene/1.png, and get the same crop and flips. The run's
-samples.png shows some of test/: input, output and truth.
+An input and its target have the same relative path, such as img/scene/1.png and gt/scene/1.png, and get the same crop
+and flips. The run's samples.png shows input, output and target of some test images.
 
-The loop below is all there is to it: copy this file and change it. The driver runs `main`, every worker `train`.
+The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and
+change it.
 """
 
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Config(ImageOptions):
     """Peak learning rate of AdamW, at the end of the warm-up. Default: 0.0005."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges; the sources, the stream and the pipelines check what is theirs."""
+        """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
         require(self, "crop_size", least=1)
         require(self, "channels", least=1)
@@ -101,7 +102,7 @@ Data = TrainAndVal[ImagePairs]
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
@@ -110,7 +111,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.models.normalized import Normalized
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
-    if config.data is None:  # each node writes the photographs for itself
+    if config.data is None:  # each node writes its own copy
         data = data.relocate(blurred_folder(), val="test")
     run = TrainingRun(config, session, samples=len(data.train))
     device = run.worker.device
@@ -149,7 +150,7 @@ def make_pipelines(config: Config) -> tuple[TrainPairs, ValidationPairs]:
 
 
 def main() -> None:
-    """Parse, index, check, launch."""
+    """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=BLURRED)
     console = Console()
     root = config.data.rstrip("/") if config.data else blurred_folder()

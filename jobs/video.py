@@ -1,12 +1,12 @@
-"""Train a classifier of videos on class folders of them, Kinetics' or your own, or on lists of files.
+"""Train a video classifier on class folders, such as Kinetics, or on lists of files.
 
     python jobs/video.py                                          the built-in moving discs, on this machine
     python jobs/video.py --data /data/kinetics --stride 4         train/ and val/ of class folders, or s3://, gs://
     python jobs/video.py --data train.csv --val-data val.csv      lists: a line path,label for each video
     python jobs/video.py --data ... --model mvit_v2_s --image-size 224 --resize-size 256 --optimizer adamw
 
-Each video is cut into clips, and each clip is a sample of the stream. The loop below is all there is to it: copy this
-file and change it. The driver runs `main`, every worker `train`.
+Each video is cut into clips, and each clip is a sample of the stream. The driver runs `main`, and every worker runs the
+training loop in `train`. For your own training, copy this file and change it.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Config(OptimizerOptions, ClassifierOptions):
     """Clips that each GPU decodes at once. Default: three per two video engines."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges; the stream and the pipelines check what is theirs."""
+        """Check values; the stream and the pipelines check their own settings."""
         super().__post_init__()
         require_data(self, self.data, "val_data", "root")
         check_clips(self.sequence_length, self.stride, self.step)
@@ -85,7 +85,7 @@ DISCS = Config(
     stride=2,
     image_size=32,
     resize_size=36,
-    flip_probability=0.0,  # mirrored, left would be right
+    flip_probability=0.0,  # a flip would swap the classes left and right
     epochs=5,
     batch_size=16,
     optimizer="adamw",
@@ -105,7 +105,7 @@ Data = TrainAndVal[VideoClips]
 
 def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver needs none of these, and reports a mistyped option seconds sooner without them.
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
     import torch
 
     from raydali.data.loading.video_loader import make_video_loader
@@ -115,7 +115,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.models.video import KINETICS_MEAN, KINETICS_STD, build_video_model
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
-    if config.data is None:  # each node writes the discs for itself
+    if config.data is None:  # each node writes its own copy
         data = data.relocate(moving_discs_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.all_labels)
     device = run.worker.device
@@ -169,7 +169,7 @@ def index(config: Config) -> Data:
 
 
 def main() -> None:
-    """Parse, index, check, launch."""
+    """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=DISCS)
     console = Console()
     make_pipelines(config)

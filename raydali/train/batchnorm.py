@@ -1,8 +1,8 @@
-"""BatchNorm's running statistics, made independent of the number of workers without traffic per step.
+"""Running statistics of BatchNorm that do not depend on the number of workers.
 
-Every step moves the running statistics once, by the mean of the statistics of all its micro-batches. A rank does
-that over its own micro-batches. As the update is linear, the mean over ranks, weighted by their micro-batches, is
-exactly what one worker would have got; it is taken only when it is used: in validation and in checkpoints.
+Every step updates the running statistics once, with the mean of the statistics of all its micro-batches. Each rank uses
+its own micro-batches. The update is linear, so the mean over ranks, weighted by their numbers of micro-batches, equals
+the result of one worker. Ranks only compute it before validation and checkpoints, without communication in each step.
 """
 
 import torch
@@ -12,15 +12,15 @@ from raydali.train.worker import Worker
 
 
 class RunningStatistics:
-    """Keeps the running statistics of a model's BatchNorm layers.
+    """The running statistics of a model's BatchNorm layers.
 
     Args:
         model: the unwrapped model.
-        micro_batches: how many of a global batch's micro-batches this rank takes.
-        all_micro_batches: A, those of all ranks.
+        micro_batches: number of micro-batches of a global batch that this rank trains on.
+        all_micro_batches: number of micro-batches in a global batch.
 
     Raises:
-        ValueError: a layer with momentum=None: a cumulative average depends on the number of batches seen.
+        ValueError: a layer has momentum=None: its cumulative average would depend on the number of batches.
     """
 
     def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
@@ -39,16 +39,19 @@ class RunningStatistics:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Call before the first micro-batch of a step."""
+        """Prepare for a step; call it before the step's first micro-batch."""
         if self._micro_batches > 1 and self._buffers:
             self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def after_micro_batch(self, index: int) -> None:
-        """Call after each forward pass, with its index among this rank's micro-batches of the step.
+        """Include a micro-batch in the mean; call it after each forward pass.
 
-        Each forward pass moves the buffers from their values at the beginning of the step. The mean of the results over
-        the step's micro-batches is kept. With one micro-batch per step this is what BatchNorm itself does.
+        Each forward pass updates the buffers from their values at the beginning of the step. The buffers then get the
+        mean of the results over the step's micro-batches. With one micro-batch this equals BatchNorm's own update.
+
+        Args:
+            index: the micro-batch's index among those of this rank in the step.
         """
         if self._micro_batches == 1 or not self._buffers:
             return
@@ -65,7 +68,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:
-        """Set every rank's statistics to those over all ranks. All ranks must call it."""
+        """Set the statistics of every rank to the weighted mean over ranks. All ranks must call it."""
         if worker.world_size == 1 or not self._buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * self._share

@@ -1,4 +1,4 @@
-"""A checkpoint's contents: a file of tensors and plain values, read without executing anything, and its manifest."""
+"""The files of a checkpoint: tensors and plain values, which are read without running any code, and a manifest."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ import torch
 FILE_NAME = "state.pt"
 MANIFEST = "manifest.json"
 State = Any
-"""Mappings, lists and tuples, nested, of tensors and plain values."""
+"""Nested mappings, lists and tuples of tensors and plain values."""
 
 
 class BadCheckpointError(Exception):
@@ -19,7 +19,7 @@ class BadCheckpointError(Exception):
 
 
 def snapshot(state: State) -> State:
-    """A copy of a nested state on the CPU that later steps do not change; waits for the device once."""
+    """Copy a nested state to the CPU, so that later steps do not change it. It waits for the device once."""
     copy = with_tensors(state, _copy)
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
@@ -27,7 +27,7 @@ def snapshot(state: State) -> State:
 
 
 def is_finite(state: State) -> bool:
-    """Return whether all tensors of a nested state are finite; waits for the device once."""
+    """Return whether all tensors of a nested state are finite. It waits for the device once."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in _tensors(state):
         if tensor.is_floating_point():
@@ -44,7 +44,7 @@ def _tensors(value: State) -> Iterator[torch.Tensor]:
 
 
 def with_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
-    """A nested state with each tensor changed, one after the other in the state's order."""
+    """Return a nested state whose tensors are replaced by the results of `change`, in the state's order."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -63,14 +63,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def packed(state: dict[str, Any]) -> memoryview:
-    """A snapshot as the contents of a file."""
+    """Return the contents of the file for a snapshot."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getbuffer()
 
 
 def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> bytes:
-    """Return the manifest of a checkpoint's folder: written last, it makes the checkpoint complete."""
+    """Return the manifest of a checkpoint's folder. It must be written last: it makes the checkpoint complete."""
     described = {
         name: {"bytes": contents.nbytes, "sha256": hashlib.sha256(contents).hexdigest()}
         for name, contents in files.items()
@@ -80,15 +80,15 @@ def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> 
 
 
 def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
-    """A checkpoint's state, its tensors on the CPU.
+    """Read and verify a checkpoint, and return its state with tensors on the CPU.
 
     Args:
-        listed: its manifest.
-        read: gives the contents of a file of it.
-        step: that its folder is named after.
+        listed: the contents of its manifest.
+        read: returns the contents of one of its files.
+        step: the step in its folder's name.
 
     Raises:
-        BadCheckpointError: a file differs from its manifest, or contains objects other than tensors and plain values.
+        BadCheckpointError: a file differs from the manifest, or contains objects other than tensors and plain values.
     """
     try:
         facts = json.loads(listed)
@@ -106,7 +106,7 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
     if hashlib.sha256(contents).hexdigest() != digest:
         raise BadCheckpointError(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
     try:
-        # weights_only: a pickle that would call a function is refused.
+        # weights_only refuses a pickle that would call functions.
         state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: images and labels of a micro-batch mixed with each other (torchvision's)."""
+"""Mixup and CutMix of torchvision, which mix the images and the labels of a micro-batch."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ Mix = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def mixing(mixup: float, cutmix: float, classes: int) -> Mix:
-    """Return a function that mixes 8-bit images and labels (N,): float images and shares (N, classes).
+    """Return a function that mixes 8-bit images and labels (N,) to float images and class shares (N, classes).
 
     Args:
         mixup: alpha of mixup (Zhang et al., ICLR 2018), 0 for off.
-        cutmix: alpha of CutMix (Yun et al., ICCV 2019), 0 for off; with both off nothing is changed.
+        cutmix: alpha of CutMix (Yun et al., ICCV 2019), 0 for off. With both off, nothing changes.
         classes: number of classes.
     """
     if not mixup and not cutmix:

@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate. Both depend on samples consumed, never on the number of workers."""
+"""The optimiser and its learning rate, which do not depend on the number of workers."""
 
 import math
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay: norms' and biases' (those of one dimension) have none."""
+    """Return groups of parameters with and without weight decay; norms and biases (one dimension) have none."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -18,7 +18,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
-    """Linear warm-up, then half a cosine to zero.
+    """Return the learning rate of a linear warm-up that is followed by half a cosine to zero.
 
     Args:
         progress: share of the run's samples that are consumed, 0..1.
@@ -31,7 +31,7 @@ def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give all groups of parameters this learning rate."""
+    """Set the learning rate of all groups of parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -47,8 +47,7 @@ def build_optimizer(
 ) -> Optimizer:
     """Build SGD with momentum, or AdamW; on a GPU with fused kernels.
 
-    `weight_decay` applies to all parameters but those of one dimension, see `parameter_groups`; `momentum` and
-    `nesterov` are SGD's.
+    `weight_decay` applies to the parameters that `parameter_groups` selects, `momentum` and `nesterov` to SGD only.
     """
     groups = parameter_groups(model, weight_decay)
     fused = next(model.parameters()).is_cuda
@@ -58,9 +57,9 @@ def build_optimizer(
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Take over the momenta of a checkpoint, but not its settings: those given now are in force.
+    """Load the momenta of a checkpoint, but keep the optimiser's current settings.
 
-    They also decide where state is kept: Adam's `step` is on the GPU only if its kernels are fused.
+    The settings also decide where the state is: Adam's `step` is on the GPU only if the kernels are fused.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**given, "params": saved["params"]} for given, saved in groups]

@@ -1,4 +1,4 @@
-"""Mixed precision: which dtype the forward pass runs in, and whether gradients are scaled."""
+"""Mixed precision: the dtype of the forward pass, and the scaling of gradients."""
 
 from contextlib import AbstractContextManager
 
@@ -11,12 +11,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Precision:
-    """`bf16` and `fp16` run the forward pass under autocast, `fp16` scales the loss; parameters stay float32.
+    """The precision of training: `bf16` and `fp16` use autocast, and `fp16` scales the loss. Parameters are float32.
 
-    The scaler checks gradients that are the same on all ranks, so all ranks skip the same steps.
+    The scaler checks gradients that are equal on all ranks, so all ranks skip the same steps.
 
     Args:
-        name: None for the fastest one of the device; in a run, all ranks must name the same.
+        name: the precision, the same on all ranks; None for the device's fastest one.
     """
 
     def __init__(self, name: PrecisionName | None, device: torch.device) -> None:

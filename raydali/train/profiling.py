@@ -1,7 +1,7 @@
-"""Traces of a few steps, rank by rank: which stage, which operator and which kernel ran when.
+"""Traces of a few steps on each rank: when each stage, operator and kernel ran.
 
-A trace opens in Perfetto (ui.perfetto.dev) and chrome://tracing. The stages are NVTX ranges as well, so Nsight Systems
-shows them next to DALI's own.
+Perfetto (ui.perfetto.dev) and chrome://tracing open a trace. The stages are also NVTX ranges, so Nsight Systems shows
+them together with DALI's ranges.
 """
 
 import tempfile
@@ -14,13 +14,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class StepTrace:
-    """Profiles the steps of a range, each stage named, and writes one file when they are over.
+    """A profiler of a range of steps, which writes one file after the last of them.
 
     Args:
         steps: the range; steps before the first one of this worker are ignored.
         rank: the worker's world rank.
-        device: on which the rank computes.
-        write: takes the file's name and its contents (gzipped JSON of Chrome's trace format).
+        device: the device of the rank.
+        write: called with the file's name and its contents (gzipped JSON in Chrome's trace format).
     """
 
     def __init__(self, steps: range, rank: int, device: torch.device, write: Callable[[str, bytes], None]) -> None:
@@ -31,7 +31,7 @@ class StepTrace:
         self._first = 0
 
     def before(self, step: int) -> None:
-        """Call before each step."""
+        """Start the profiler before the first step of the range; call it before each step."""
         if step in self._steps and self._profiler is None:
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
             self._profiler = profile(activities=activities)
@@ -50,7 +50,7 @@ class StepTrace:
             torch.cuda.nvtx.range_push(name)
 
     def after(self, step: int) -> None:
-        """End a step; after the last one the file is written, which takes some seconds."""
+        """End a step; after the last one write the file, which takes some seconds."""
         if self._profiler is None or step + 1 < self._steps.stop:
             return
         self._end_stage()

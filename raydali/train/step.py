@@ -1,4 +1,4 @@
-"""Forward and backward of a micro-batch; on a GPU one CUDA graph, so that no kernel waits for the host."""
+"""The forward and backward pass of a micro-batch; on a GPU one CUDA graph, so that no kernel waits for the host."""
 
 import logging
 from collections.abc import Callable
@@ -10,27 +10,28 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 WARM_UP_STEPS = 11
-"""Eager steps before CUDA-graph capture: compilation, autotuning and DDP's own profiling (through step 10) are done by
-then."""
+"""Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
+10) must be complete."""
 
 _log = logging.getLogger(__name__)
 
 
 class ForwardBackward:
-    """The differentiated function of a job: `loss = forward_backward(images, labels)` leaves gradients in the model.
+    """A function that computes the loss of a micro-batch and adds its gradients to those of the model.
 
-    Gradients are scaled so that DDP's mean over ranks, of the sum over a rank's micro-batches, is the mean over the
-    global batch. The loss (a scalar on the device) is that of the micro-batch, and valid until the next call.
+    It is called as `loss = forward_backward(images, labels)`. Gradients are scaled: each rank sums over its
+    micro-batches, DDP averages over ranks, and the result is the mean over the global batch. The loss is the
+    micro-batch's own, a scalar on the device, and valid until the next call.
 
     Args:
-        model: all parameters that the loss depends on; with several workers their gradients are averaged over them.
+        model: the module with all parameters that the loss depends on; their gradients are averaged over workers.
         loss: computes the mean loss of a micro-batch by calling the model.
         micro_batches: number of micro-batches of all ranks in a global batch.
-        compiled: whether torch.compile compiles the loss, the model included; None as False. What cannot be compiled
-            runs eagerly, which is logged.
-        graph: whether call WARM_UP_STEPS captures a CUDA graph, which later calls replay. This is for steps of one
-            micro-batch, tensors whose shapes never change, and a stream that is not the default one. A loss that
-            cannot be captured runs without a graph, which is logged.
+        compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
+            compiled runs eagerly, which is logged.
+        graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
+            one micro-batch, tensors of constant shapes, and a stream other than the default one. A loss that cannot be
+            captured runs without a graph, which is logged.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ForwardBackward:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(_Loss(model, loss))
         forward = self._parallel or loss
-        if compiled:  # its import takes seconds, whether it is used or not
+        if compiled:  # this import takes seconds
             import torch._dynamo.config
 
             torch._dynamo.config.suppress_errors = True
@@ -58,7 +59,7 @@ class ForwardBackward:
         self._calls_to_capture = WARM_UP_STEPS if graph else -1
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
-        """Return the loss of a micro-batch. Ranks all-reduce their gradients only if it is the last one of a step."""
+        """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1
@@ -86,7 +87,7 @@ class ForwardBackward:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use CUDA meanwhile: NCCL's watchdog does.
+            # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self._loss = self._run(*self._inputs)
         except RuntimeError as error:
@@ -101,7 +102,7 @@ class ForwardBackward:
 
 
 class _Loss(nn.Module):
-    """The loss as a module that has the model's parameters: what DistributedDataParallel wraps."""
+    """The loss as a module with the model's parameters, which DistributedDataParallel can wrap."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
         super().__init__()

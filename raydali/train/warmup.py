@@ -1,4 +1,4 @@
-"""Warm-up steps, which are undone afterwards: they compile, capture a CUDA graph, and measure the ceiling."""
+"""Warm-up steps, which compile, capture a CUDA graph and measure the ceiling, and are undone afterwards."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,11 +19,11 @@ from raydali.train.worker import Worker
 Step = TypeVar("Step")
 
 MIN_CPU_SECONDS = 0.5
-"""CPU time below which shares of it mean little: the kernel counts that of all processes in steps of 0.01 s."""
+"""With less CPU time, shares of it are unreliable: the kernel counts that of all processes in units of 0.01 s."""
 
 
 def warm_up_steps(device: torch.device) -> int:
-    """Steps until nothing is compiled, tuned or captured any more: a CPU does all that in the first one."""
+    """Return the number of steps after which nothing is compiled, tuned or captured any more; 1 on a CPU."""
     return WARM_UP_STEPS + 1 if device.type == "cuda" else 1
 
 
@@ -38,20 +38,20 @@ def warm_up(
     images: int,
     measures_ceiling: bool,
 ) -> Generator[Step, None, Ceiling]:
-    """Yield the steps that compile, tune and capture, while the loader is idle; all ranks must call it.
+    """Yield the steps that compile, tune and capture while the loader is idle. All ranks must call it.
 
     Args:
         take: makes a step on a resident batch.
-        modules: all that a step changes: the model, and its moving average.
-        optimizer: of the model.
-        precision: of the steps.
+        modules: the modules that a step changes: the model and its moving average.
+        optimizer: the optimiser of the model.
+        precision: the precision of the steps.
         worker: this rank.
         steps: number of steps before the measurement, see `warm_up_steps`.
-        images: consumed by one step of this rank.
+        images: number of images in one step of this rank.
         measures_ceiling: whether to measure the ceiling afterwards.
 
     Returns:
-        The ceiling, empty if it is not to be measured.
+        The ceiling; its values are empty if it was not measured.
     """
     with _undone(modules, optimizer, precision):
         began = time.perf_counter()
@@ -67,7 +67,7 @@ def warm_up(
         rate = yield from ceiling_images_per_second(take, images, worker.device, worker.sum)
         after = cpu_times()
         spent = after - before if before is not None and after is not None else None
-        # A GPU's steps need the host for little.
+        # Other processes on the host hardly affect the steps of a GPU.
         by_others = disturbed(worker.exchange(_on_host(worker, spent))) if on_cpu else ""
         return Ceiling(None, by_others, void=True) if by_others else Ceiling(rate)
 
@@ -84,10 +84,10 @@ def _on_host(worker: Worker, spent: CpuTimes | None) -> dict[str, str | float | 
 
 @contextmanager
 def _undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precision) -> Iterator[None]:
-    """Undo, bit for bit, what is trained inside: weights, buffers, momenta and the loss scale.
+    """Restore weights, buffers, momenta and the loss scale at the end of this context, bit for bit.
 
-    Tensors keep their addresses, which a CUDA graph has captured. It costs a copy of modules and momenta on the host
-    while it lasts.
+    Tensors keep their addresses, which a CUDA graph has captured. The host needs memory for a copy of modules and
+    momenta.
     """
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     copies, momenta = snapshot([tensors, optimizer.state_dict()])

@@ -1,6 +1,6 @@
 """A worker's identity, and its communication with the other workers.
 
-No pickle is sent: with one, anybody who reaches the port of a process group could run any code.
+Nothing is sent as a pickle: otherwise anybody who can connect to the port of a process group could run any code.
 """
 
 import inspect
@@ -27,30 +27,30 @@ T = TypeVar("T")
 class Worker:
     """One of the processes that train together.
 
-    The default process group is gloo's, on the host: small facts travel without touching the GPU. Gradients travel
-    in `gradients`: NCCL's on GPUs; on CPUs it is None, the default group.
+    The default process group uses gloo, on the host: it sends small values without use of the GPU. The process group
+    `gradients` all-reduces gradients. On GPUs it uses NCCL; on CPUs it is None, which means the default group.
     """
 
     rank: int
     world_size: int
     device: torch.device
     cpus: int
-    """CPU cores granted to this worker: threads of the loader."""
+    """Number of CPU cores of this worker, which is the number of the loader's threads."""
     node: str
     gradients: dist.ProcessGroup | None = None
 
     @classmethod
     def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
-        """Return the worker that this process is in the default process group, if there is one.
+        """Return this process as a worker of the default process group, or as the only one if there is no group.
 
-        On a GPU this thread uses a stream of its own from now on. A non-default stream can be captured, and is not
-        serialised with other threads' default-stream work. Its kernels and NCCL's have priority over the loader's.
+        On a GPU this thread uses a non-default stream from now on. This stream can be captured, and is not serialised
+        with the default-stream work of other threads. Its kernels and those of NCCL have priority over the loader's.
 
         Args:
-            device: of this rank.
-            cpus: cores that this rank may use.
+            device: the device of this rank.
+            cpus: number of cores that this rank may use.
             node: the name of its node.
-            timeout: of NCCL, for another rank; None: its default, 10 minutes.
+            timeout: NCCL's timeout for waiting for another rank; None for its default of 10 minutes.
         """
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -65,15 +65,15 @@ class Worker:
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
     def gather(self, value: object) -> list[Any]:
-        """Return every rank's value, in order of rank, on rank 0; elsewhere an empty list. All ranks must call it.
+        """Return all ranks' values, ordered by rank, on rank 0; on others an empty list. All ranks must call it.
 
         Args:
-            value: what JSON can hold, NaN and infinities too; it comes as JSON gives it back, tuples as lists.
+            value: a value that JSON can represent, or NaN or infinity. It is sent as JSON, so tuples become lists.
         """
         return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """Gather bytes as `gather` does values: for data that is large or not JSON."""
+        """Gather bytes like `gather`, for data that is large or not JSON."""
         if self.world_size == 1:
             return [content]
         mine, sizes = self._padded(content)
@@ -96,7 +96,7 @@ class Worker:
     def state_from_first(self, state: State) -> State:
         """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
 
-        Tensors are sent one by one: no rank holds more than its own copy. Nothing that is sent is executed.
+        Tensors are sent one by one, so that no rank needs memory for more than its own copy.
         """
         if self.world_size == 1:
             return state
@@ -117,7 +117,7 @@ class Worker:
         return with_tensors(state, broadcast)
 
     def exchange(self, value: object) -> list[Any]:
-        """Return every rank's value (see `gather`), in order of rank, on every rank. All ranks must call it."""
+        """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
         contents = [json.dumps(value).encode()]
         if self.world_size > 1:
             mine, sizes = self._padded(contents[0])
@@ -127,7 +127,7 @@ class Worker:
         return [json.loads(content) for content in contents]
 
     def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
-        """Pad the bytes to the largest size of all ranks; return them, and the size of every rank."""
+        """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
         size = torch.tensor([len(content)], device=_exchange_device())
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
         dist.all_gather(sizes, size)
@@ -148,7 +148,7 @@ class Worker:
         return result
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait until all ranks have called it."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -160,7 +160,7 @@ class Worker:
         return total
 
     def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
-        """Return the model with gradients averaged over ranks and buffers of its own; None if there is one rank."""
+        """Return the model in DDP, which averages gradients but does not synchronise buffers; None for one rank."""
         if self.world_size == 1:
             return None
         parameters = inspect.signature(DistributedDataParallel).parameters
@@ -172,7 +172,7 @@ class Worker:
 
 
 def _exchange_device() -> torch.device:
-    """The device whose tensors the default group takes: in a loop of one's own it may be NCCL's."""
+    """Return the device of tensors that the default group accepts: outside a job it may be an NCCL group."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
@@ -181,5 +181,5 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 
 def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
-    """The bytes without their padding."""
+    """Return the bytes of each rank without padding."""
     return [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=False)]

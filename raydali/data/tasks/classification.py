@@ -69,7 +69,7 @@ class TrainImages(Images):
     flip_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges."""
+        """Check that values are in their ranges."""
         super().__post_init__()
         require_draws(self.seed, flip_probability=self.flip_probability)
         require_crops(self.random_area, self.random_aspect)
@@ -138,7 +138,7 @@ class ValidationImages(Images):
     resize_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges."""
+        """Check that values are in their ranges."""
         super().__post_init__()
         require_resize(self.shorter_side, self.image_size)
 

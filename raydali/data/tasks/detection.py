@@ -101,7 +101,7 @@ class TrainImages(Images):
     flip_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges."""
+        """Check that values are in their ranges."""
         super().__post_init__()
         require(self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
         require_draws(self.seed, crop_probability=self.crop_probability, flip_probability=self.flip_probability)

@@ -177,7 +177,7 @@ class TrainClips(Clips):
     flip_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values out of their ranges."""
+        """Check that values are in their ranges."""
         super().__post_init__()
         require_draws(self.seed, flip_probability=self.flip_probability)
 

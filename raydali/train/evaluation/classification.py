@@ -1,4 +1,4 @@
-"""Validation of a classifier: each image exactly once at any number of workers; and what all validations share."""
+"""Validation of a classifier on each image exactly once, for any number of workers."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ NONE_READ = "none of the validation samples can be read: check that they are whe
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode inside, and back into its own mode afterwards."""
+    """Put the model into evaluation mode inside this context, and restore its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -29,7 +29,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Validation(TypedDict):
-    """Means over all images of all ranks; top1 and top5 are shares in 0..1."""
+    """The validation metrics: means over all images of all ranks; top1 and top5 are in 0..1."""
 
     images: int
     loss: float
@@ -42,10 +42,10 @@ class Validation(TypedDict):
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision, *, inputs: str = "images"
 ) -> Validation:
-    """Cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
+    """Compute cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
 
-    Ranks may get unequal numbers of batches, or none: they communicate only at the end, to add up sums,
-    not means. With fewer than five classes, top5 is top-k of all of them.
+    Ranks may have different numbers of batches, or none: they communicate only at the end, to add up sums. With k < 5
+    classes, top5 is top-k.
     """
     began = time.perf_counter()
     sums = torch.zeros(4, dtype=torch.float64, device=worker.device)

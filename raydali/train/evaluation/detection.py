@@ -1,4 +1,4 @@
-"""Validation of a detector: each image exactly once at any number of workers."""
+"""Validation of a detector on each image exactly once, for any number of workers."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +20,11 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]
-"""An image's id, and boxes (K, 4) in its pixels, scores (K,) and labels (K,) of what was found in it."""
+"""The detections in an image: its id, boxes (K, 4) in its pixels, scores (K,) and labels (K,)."""
 
 
 class Detection(TypedDict):
-    """Over all images of all ranks; map is COCO's mean average precision, map_50 that at an IoU of 0.5, in 0..1."""
+    """The validation metrics over all images of all ranks, in 0..1: COCO's mAP, and mAP at an IoU of 0.5."""
 
     images: int
     map: float
@@ -38,8 +38,8 @@ def evaluate(
 ) -> Detection:
     """Compute mAP of the unwrapped model over batches of "images" and "sizes", against all boxes of the source.
 
-    Ranks may get unequal numbers of batches, or none: they communicate only at the end. Then rank 0 gathers all
-    detections, and broadcasts the metrics.
+    Ranks may have different numbers of batches, or none: they communicate only at the end, when rank 0 gathers all
+    detections and broadcasts the metrics.
     """
     began = time.perf_counter()
     found: list[Found] = []
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def _packed(found: Sequence[Found]) -> bytes:
-    """Return the detections, for another rank."""
+    """Serialise detections for another rank."""
     contents = BytesIO()
     np.savez(
         contents,
@@ -85,12 +85,12 @@ def _unpacked(content: bytes) -> Iterator[Found]:
 
 
 def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float, float]:
-    """COCO's mAP and mAP at an IoU of 0.5, as pycocotools compute them over these images.
+    """Return COCO's mAP and the mAP at an IoU of 0.5, computed by pycocotools over these images.
 
-    A detection in a crowd is neither right nor wrong; one in an image without boxes is wrong.
+    A detection in a crowd is ignored; a detection in an image without boxes is wrong.
     """
-    # The caller has gathered all detections; without this, the metric would wait for the other ranks.
-    # Thresholds are pycocotools', in double precision: torchmetrics' own are rounded, which moves mAP by some 0.0001.
+    # The caller has gathered all detections. By default, the metric would wait for the other ranks.
+    # The thresholds are those of pycocotools; torchmetrics rounds its own, which changes mAP by about 0.0001.
     metric = MeanAveragePrecision(
         backend="pycocotools",
         sync_on_compute=False,

@@ -16,20 +16,20 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 HIGHEST_PSNR = 100.0
-"""In dB: an image restored to the bit counts as this, or one such image would make the mean infinite."""
+"""The PSNR of a perfectly restored image, in dB: an infinite one would make the mean infinite."""
 _SOFTENING = 1e-3
 
 
 class RestorationNetwork(nn.Module):
-    """An image (N, 3, H, W) in 0..1 and what it lacks, found by residual blocks at half its resolution.
+    """A network that adds a correction to images (N, 3, H, W) in 0..1, computed by residual blocks.
 
-    Blocks are those of EDSR (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
-    2017); four pixels in one, which makes them four times as fast, is from FFDNet (Zhang et al., TIP 2018). It begins
-    as the identity.
+    The blocks are those of EDSR (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
+    2017). They run at half the resolution, four times as fast, as in FFDNet (Zhang et al., TIP 2018). The untrained
+    network is the identity.
 
     Args:
-        channels: of each block; 64 and 4 blocks are 309,000 parameters.
-        blocks: of two convolutions each.
+        channels: number of channels of each block; 64 channels and 4 blocks have 309,000 parameters.
+        blocks: number of blocks, each with two convolutions.
     """
 
     def __init__(self, *, channels: int, blocks: int) -> None:
@@ -46,7 +46,7 @@ class RestorationNetwork(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The restored images, of the same shape; not cut off at 0 and 1."""
+        """Return the restored images in the same shape, not clipped to 0..1."""
         height, width = images.shape[-2:]
         even = F.pad(images, (0, width % 2, 0, height % 2), mode="replicate")
         lacking: torch.Tensor = self.layers(even)
@@ -68,7 +68,7 @@ class _Block(nn.Module):
 
 
 def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean absolute error, softened where it is near 0 (Charbonnier et al., ICIP 1994).
+    """Return the mean absolute error, smoothed near 0 (Charbonnier et al., ICIP 1994).
 
     Args:
         restored: (N, 3, H, W) in units of the full range.
@@ -78,7 +78,7 @@ def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Restoration(TypedDict):
-    """Means over all images of all ranks; PSNR in dB, of what was restored and of the inputs as they were."""
+    """The validation metrics: means over all images of all ranks. PSNR is in dB, of restored images and of inputs."""
 
     images: int
     loss: float
@@ -90,16 +90,16 @@ class Restoration(TypedDict):
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> Restoration:
-    """Loss, PSNR and SSIM of the unwrapped model over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
+    """Compute loss, PSNR and SSIM of a model over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
 
-    PSNR and SSIM are torchmetrics', of 8-bit images, each image's own. Ranks may get unequal numbers of batches, or
-    none: they communicate only at the end, to add up sums, not means.
+    torchmetrics computes PSNR and SSIM of each image in 8 bits. Ranks may have different numbers of batches, or none:
+    they communicate only at the end, to add up sums.
 
     Args:
-        model: from images in 0..255 to restored ones in 0..1.
-        batches: this rank's.
+        model: restores images in 0..255 to images in 0..1.
+        batches: the batches of this rank.
         worker: this rank.
-        precision: of the forward pass.
+        precision: precision of the forward pass.
     """
     began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
@@ -129,7 +129,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
 @torch.inference_mode()
 def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """The restored images (N, 3, H, W), uint8, of uint8 ones; the model as `evaluate` takes it."""
+    """Restore images (N, 3, H, W), uint8 to uint8; for the model see `evaluate`."""
     with evaluating(model), precision.autocast():
         return _in_8_bits(model(images))
 
@@ -139,6 +139,6 @@ def _in_8_bits(images: torch.Tensor) -> torch.Tensor:
 
 
 def _psnr(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Of each image in 0..255, dB."""
+    """Return the PSNR of each image in 0..255, in dB."""
     psnr = peak_signal_noise_ratio(images, truth, data_range=255.0, reduction="none", dim=(1, 2, 3))
     return psnr.clamp(max=HIGHEST_PSNR)

@@ -1,4 +1,4 @@
-"""Models by name: torchvision's, which takes seconds to import, and `digits`, a small network for the built-in data."""
+"""Classification models by name: those of torchvision, and `digits`, a small network for the built-in data."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from torch import nn
 from raydali.errors import UsageError
 
 SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
-"""Image sizes that are tried, to find one that a model takes."""
+"""Image sizes that are tried, to suggest one that a model accepts."""
 
 
 def check_model(name: str, image_size: int = 224) -> None:
-    """Refuse a name that is no classification model's, and images that it cannot take.
+    """Check that the name is a classification model's, and that the model accepts images of this size.
 
     Raises:
-        UsageError: naming models that resemble it; the images' size, why not, and one that it takes.
+        UsageError: it is not. The message suggests similar names, or a size that the model accepts.
     """
     import torchvision
 
@@ -34,11 +34,11 @@ def _unfit(name: str, size: int) -> str:
 
 
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
-    """Return why a model refuses inputs of this shape, on one line; empty if it takes them or cannot be tried."""
-    with torch.device("meta"), torch.no_grad():  # shapes alone, no memory and no arithmetic
+    """Return why a model refuses inputs of this shape, in one line; empty if it accepts them or cannot be tried."""
+    with torch.device("meta"), torch.no_grad():  # computes only shapes, without memory
         try:
             build().eval()(torch.empty(1, *shape))
-        except NotImplementedError:  # RegNet looks at the numbers that it begins with
+        except NotImplementedError:  # RegNet reads its initial weights
             return ""
         except (RuntimeError, AssertionError, ValueError) as error:
             return " ".join(str(error).split()).partition(". ")[0][:80]
@@ -46,15 +46,15 @@ def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
 
 
 def has_one_size(name: str) -> bool:
-    """Return whether the model has weights for each place in an image, and so takes images of one size alone."""
+    """Return whether the model has weights for each position in an image, and so accepts images of only one size."""
     return name.startswith(("vit_", "maxvit_"))
 
 
 def check_known(name: str, known: Sequence[str], usual: str) -> None:
-    """Refuse a name that is none of the known; `usual` is the suggestion if nothing resembles it.
+    """Check that a name is known.
 
     Raises:
-        UsageError: naming models that resemble it.
+        UsageError: it is not. The message suggests similar names, or `usual` if there are none.
     """
     if name not in known:
         longer = sorted(other for other in known if other.startswith(name))[:3]
@@ -63,13 +63,13 @@ def check_known(name: str, known: Sequence[str], usual: str) -> None:
 
 
 def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
-    """The model, randomly initialised, with `classes` outputs, for square images of this size, pixels."""
+    """Return the randomly initialised model with `classes` outputs, for square images of this size in pixels."""
     if name == "digits":
         return digits_network(classes)
     import torchvision
 
     options: dict[str, object] = {}
-    if name in ("googlenet", "inception_v3"):  # by default they train with further outputs
+    if name in ("googlenet", "inception_v3"):  # by default they have auxiliary outputs in training
         options = {"aux_logits": False, "init_weights": True}
     elif has_one_size(name):
         options = {"image_size": image_size} if name.startswith("vit_") else {"input_size": (image_size, image_size)}
@@ -78,7 +78,7 @@ def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
 
 
 def digits_network(classes: int) -> nn.Sequential:
-    """Three convolutions with BatchNorm, 94,000 parameters for 10 classes: seconds an epoch on one core."""
+    """Return a network of three convolutions with BatchNorm: 94,000 parameters, and epochs of seconds on one core."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)

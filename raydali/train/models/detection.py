@@ -1,7 +1,7 @@
-"""Detectors by name: torchvision's, and `tiny`, a small network for the built-in data.
+"""Detectors by name: those of torchvision, and `tiny`, a small network for the built-in data.
 
-All take a batch (N, 3, side, side) of 8-bit images, which they normalise themselves. In training they also take targets
-and return losses by name; in evaluation, for each image, boxes, scores and labels.
+A detector gets a batch (N, 3, side, side) of 8-bit images, which it normalises. In training it also gets targets, and
+returns losses by name. In evaluation it returns boxes, scores and labels of each image.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,7 @@ _HEADS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead, FastRCNNPredict
 
 
 def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """Return the function of images (N, 3, side, side), boxes (N, M, 4) and labels (N, M) that adds up its losses."""
+    """Return a function that sums the losses for images (N, 3, side, side), boxes (N, M, 4) and labels (N, M)."""
 
     def loss(images: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         counts = (labels != PADDING).sum(1).tolist()
@@ -47,10 +47,10 @@ def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def check_detector(name: str) -> None:
-    """Refuse a name that is no detector's, or of one that learns from more than boxes.
+    """Check that the name is that of a detector which needs only boxes for training.
 
     Raises:
-        UsageError: naming models that resemble it.
+        UsageError: it is not. The message suggests similar names.
     """
     models = torchvision.models.list_models(module=torchvision.models.detection)
     known = [model for model in models if not model.startswith(("maskrcnn", "keypointrcnn"))]
@@ -58,7 +58,7 @@ def check_detector(name: str) -> None:
 
 
 def build_detector(name: str, classes: int) -> nn.Module:
-    """The detector of `classes` classes, labels 1..classes, randomly initialised."""
+    """Return the randomly initialised detector for labels 1..classes."""
     model: nn.Module
     if name == "tiny":
         model = tiny_detector(classes)
@@ -75,7 +75,7 @@ def build_detector(name: str, classes: int) -> nn.Module:
 
 
 def tiny_detector(classes: int) -> FCOS:
-    """FCOS of torchvision (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
+    """Return torchvision's FCOS (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
 
     def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
         convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
@@ -83,7 +83,7 @@ def tiny_detector(classes: int) -> FCOS:
 
     layers = block(3, 16, 2) + block(16, 32, 2) + block(32, 64, 2) + block(64, 64, 1) + block(64, 64, 1)
     backbone = nn.Sequential(*layers)
-    backbone.out_channels = 64  # type: ignore[assignment]  # FCOS reads this of its backbone
+    backbone.out_channels = 64  # type: ignore[assignment]  # FCOS reads it
     return FCOS(
         backbone,
         classes + 1,
@@ -94,10 +94,10 @@ def tiny_detector(classes: int) -> FCOS:
 
 
 class _OneSize(nn.Module):
-    """In place of a detector's own transform: the images of a batch have one size already, and nothing is resized.
+    """A transform for detectors that normalises and pads images, but does not resize them.
 
     Args:
-        own: the detector's `GeneralizedRCNNTransform`, for mean, deviation and what sides must be multiples of.
+        own: the detector's own transform, from which mean, deviation and the divisor of sides are taken.
     """
 
     def __init__(self, own: GeneralizedRCNNTransform) -> None:
@@ -114,11 +114,11 @@ class _OneSize(nn.Module):
         return found
 
 
-# In 16 bits, which autocast returns, coordinates above 256 would be rounded to multiples of 2, 4 or 8 pixels.
+# Autocast returns 16-bit floats, in which coordinates above 256 are rounded to multiples of 2, 4 or 8 pixels.
 
 
 def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tensor]]) -> tuple[Any, list[torch.Tensor]]:
-    """Anchors get the dtype of the feature maps, which are otherwise used only for their shape."""
+    """Convert the feature maps: anchors get their dtype, and otherwise depend only on their shape."""
     images, maps = inputs
     return images, [_full(features[:1, :1]) for features in maps]
 

@@ -1,4 +1,4 @@
-"""Images are 8-bit until they reach the model: it normalises them, and torch.compile makes that part of its work."""
+"""Normalisation of 8-bit images as part of the model, which torch.compile can fuse with it."""
 
 import torch
 from torch import nn
@@ -9,11 +9,11 @@ Channels = tuple[float, ...]
 
 
 class Normalized(nn.Module):
-    """Normalises images in 0..255 for a model. Checkpoints hold the state of the model alone.
+    """A model that normalises images in 0..255 first. Its state in checkpoints is that of the inner model.
 
     Args:
-        model: of float images (N, C, ...).
-        mean, std: of each channel, in units of the full range.
+        model: the inner model, whose inputs are float images (N, C, ...).
+        mean, std: mean and standard deviation of each channel, in units of the full range.
     """
 
     def __init__(self, model: nn.Module, mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> None:

@@ -1,4 +1,4 @@
-"""Models of clips by name: torchvision's, and `clips`, a small network for the built-in data."""
+"""Video classification models by name: those of torchvision, and `clips`, a small network for the built-in data."""
 
 from functools import partial
 
@@ -10,14 +10,14 @@ from raydali.train.models.classification import check_known, why_unfit
 
 KINETICS_MEAN = (0.43216, 0.394666, 0.37645)
 KINETICS_STD = (0.22803, 0.22145, 0.216989)
-"""Of torchvision's weights for R(2+1)D; in units of the full range."""
+"""Mean and deviation for torchvision's R(2+1)D weights, in units of the full range."""
 
 
 def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
-    """Refuse a name that is no video model's, and clips that it cannot take: some were made for one size.
+    """Check that the name is a video model's, and that the model accepts clips of this size.
 
     Raises:
-        UsageError: naming models that resemble it; the clips' size, and why not.
+        UsageError: it is not. The message suggests similar names, or says why the size is not accepted.
     """
     check_known(name, ["clips", *torchvision.models.list_models(module=torchvision.models.video)], "r2plus1d_18")
     if why := why_unfit(partial(build_video_model, name, 2), 3, sequence_length, image_size, image_size):
@@ -28,7 +28,7 @@ def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
 
 
 def build_video_model(name: str, classes: int) -> nn.Module:
-    """The model of clips (N, 3, frames, height, width), randomly initialised, with `classes` outputs."""
+    """Return the randomly initialised model of clips (N, 3, frames, height, width), with `classes` outputs."""
     if name == "clips":
         return clips_network(classes)
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
@@ -36,7 +36,7 @@ def build_video_model(name: str, classes: int) -> nn.Module:
 
 
 def clips_network(classes: int) -> nn.Sequential:
-    """Three convolutions over space and time with BatchNorm, 71,000 parameters: seconds an epoch on one core."""
+    """Return a network of three space-time convolutions: 71,000 parameters, and epochs of seconds on one core."""
 
     def block(inputs: int, outputs: int, stride: tuple[int, int, int]) -> list[nn.Module]:
         convolution = nn.Conv3d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
