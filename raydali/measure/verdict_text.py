@@ -119,8 +119,8 @@ def _smaller(found: Finding) -> str:
 def _waited(found: Finding) -> str:
     """Return how long ranks waited for data, as in the epoch's row, and additionally for each other."""
     who = "ranks" if found.ranks > 1 else "training"
-    waited = f"{who} waited for data {found.wait:.0%} of the time"
-    return waited + f", and {found.mutual_wait:.0%} for each other" * (found.mutual_wait >= 0.005)
+    waited = f"{who} waited {found.wait:.0%} of the time for data"
+    return waited + f" and {found.mutual_wait:.0%} for each other's data" * (found.mutual_wait >= 0.005)
 
 
 def _storage(found: Finding) -> Words:
@@ -139,7 +139,7 @@ def _python(found: Finding) -> Words:
 def _cpu_decode(found: Finding) -> Words:
     dali = Advice("--loader dali", {"loader": "dali"})
     if found.idle is not None and found.idle > 0.2:
-        cores = f": {found.idle:.0%} of the cores are idle"
+        cores = f": {found.idle:.0%} of cores are idle"
         more = Advice(_MORE_CORES.option + cores, _MORE_CORES.change, _MORE_CORES.own + cores)
         remedy = found.first(dali, more)
     else:
@@ -172,7 +172,7 @@ def _step_bound(found: Finding) -> Words:
     else:
         cost, kind = found.largest
         named = _COSTS.get(kind, kind)
-        what = f"{found.of_ceiling:.0%} of the ceiling; the largest other cost is {named}, {cost:.0%} of the epoch"
+        what = f"{found.of_ceiling:.0%} of the ceiling; the largest other cost, {cost:.0%} of the epoch, is {named}"
     return "step-bound", what, faster
 
 

@@ -155,8 +155,7 @@ def test_too_many_stop_all_ranks_together_with_the_list(tmp_path: Path, data: Da
     assert len({*ends}) == 1
     *listed, last = ends[0].splitlines()
     assert listed[0] == "broken training samples:" and mentions(ends[0], f"{data.train.path(7)} truncated")
-    assert mentions(last, "1437 --max-bad-fraction 0.004 5")
-    assert "--exclude broken.txt" in last
+    assert mentions(last, "1437 --max-bad-fraction 0.004 5 --exclude")
 
 
 @pytest.mark.slow

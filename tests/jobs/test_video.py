@@ -74,7 +74,7 @@ def test_models_by_name() -> None:
     assert [tuple(p.shape) for p in build_video_model("r3d_18", 7).parameters()][-1] == (7,)
     with pytest.raises(UsageError, match=mentioning("--model r2plus1d_19 r2plus1d_18")):
         check_video_model("r2plus1d_19", 16, 112)
-    with pytest.raises(UsageError, match=mentioning("mvit_v2_s 8 112 --sequence-length 16")):
+    with pytest.raises(UsageError, match=mentioning("mvit_v2_s 8 112x112 --sequence-length 16")):
         check_video_model("mvit_v2_s", 8, 112)
 
 

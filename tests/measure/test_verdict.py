@@ -57,7 +57,7 @@ def test_healthy_runs_are_step_bound() -> None:
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        ("storage", "loader-bound by storage: ranks waited for data 50% of the time"),
+        ("storage", "loader-bound by storage: ranks waited 50% of the time for data"),
         ("python", "loader-bound by Python: "),
         ("cpu decode", "loader-bound by decoding on the CPU: "),
         ("gpu decode", "loader-bound by decoding on the GPU: "),
@@ -291,7 +291,7 @@ def test_waiting_costs_no_more_than_the_ceiling_leaves() -> None:
     ]
     unbounded, bounded = judged(*ranks, ceiling=None), judged(*ranks, ceiling=104.0)
     assert (unbounded.kind, unbounded.cause) == ("loader-bound", "storage")
-    assert mentions(unbounded.text, "data 4% each other 10%")
+    assert mentions(unbounded.text, "data 4% 10%")
     assert bounded.kind == "step-bound" and bounded.costs["storage"] < 0.04
     assert str(bounded).startswith("step-bound: 96% of the ceiling, ")
 

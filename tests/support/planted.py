@@ -43,7 +43,7 @@ SLOW_STEPS = {"image_size": 160, "resize_size": 160}
 """Some 100 ms on one thread: beside it, loading small images is nothing."""
 
 
-def pictures(folder: Path, *, train: int = 256, val: int = 8, size: tuple[int, int] = (96, 96)) -> Data:
+def pictures(folder: Path, *, train: int = 480, val: int = 8, size: tuple[int, int] = (96, 96)) -> Data:
     """Two classes of JPEGs, of one picture each."""
     for part, amount in (("train", train), ("val", val)):
         for label, name in enumerate(("china", "flower")):

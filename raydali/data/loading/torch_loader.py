@@ -50,11 +50,13 @@ class TorchLoader(Loader):
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
+        collects = gc.isenabled()
         gc.disable()  # in the workers too, until `_keep_inherited`
         try:
             loaded = iter(self._loader)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
         while True:
             try:
                 with self.waits.by(self._split_wait):

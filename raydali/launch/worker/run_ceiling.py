@@ -93,8 +93,8 @@ class RunCeiling:
         if known is not None and self._session.worker.from_first(_disproves(record, known)):
             self._state.ceiling = None
             if not self._is_void:
-                slowed = "the epoch was faster, so something slowed the machine down while it was measured"
-                self._note(f"the ceiling of {rate_text(known)} images/s is void: {slowed}; it is measured again")
+                slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
+                self._note(f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again")
             self._is_void = True
         is_due = self._is_void and not is_last and self._measured_again < MAX_MEASURED_AGAIN
         if self._state.ceiling is None and is_due:
