@@ -140,8 +140,8 @@ class CheckpointStore:
     def _write(self, unsaved: _Unsaved) -> None:
         name = _name(unsaved.step)
         if unsaved.best is not None:
-            self._folder.write(f"best/{FILE_NAME}", checkpoint_file.packed(unsaved.best))
-        files = {FILE_NAME: checkpoint_file.packed(unsaved.state)}
+            self._folder.write(f"best/{FILE_NAME}", checkpoint_file.serialize(unsaved.best))
+        files = {FILE_NAME: checkpoint_file.serialize(unsaved.state)}
         for file, contents in files.items():
             self._folder.write(f"{name}/{file}", contents)
         manifest = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
@@ -244,7 +244,7 @@ class CheckpointStore:
             except FileNotFoundError as error:
                 raise BadCheckpointError(f"{file} is missing") from error
 
-        return checkpoint_file.verified(contents(MANIFEST), contents, step=_step(name))
+        return checkpoint_file.load_verified(contents(MANIFEST), contents, step=_step(name))
 
     def _names(self) -> list[str]:
         """Return the names of the checkpoints' folders, the newest first."""

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: tensors and plain values, which are read without running any code, and a manifest."""
+"""The contents of a checkpoint: tensors and plain values, loaded without executing pickled code, and a manifest."""
 
 import hashlib
 import io
@@ -19,15 +19,16 @@ class BadCheckpointError(Exception):
 
 
 def snapshot(state: State) -> State:
-    """Copy a nested state to the CPU, so that later steps do not change it. It waits for the device once."""
-    copy = with_tensors(state, _copy)
+    """A copy of a nested state on the CPU that later steps do not change; waits for the device once."""
+    copy = map_tensors(state, _copy)
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
     return copy
 
 
 def is_finite(state: State) -> bool:
-    """Return whether all tensors of a nested state are finite. It waits for the device once."""
+    """Return whether all tensors of a nested state are finite; waits for the device once."""
+    # One number per tensor suffices: a NaN or an infinity makes the sum NaN or infinite.
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in _tensors(state):
         if tensor.is_floating_point():
@@ -43,14 +44,14 @@ def _tensors(value: State) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def with_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
-    """Return a nested state whose tensors are replaced by the results of `change`, in the state's order."""
+def map_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
+    """Apply `change` to every tensor of a nested state, in order, and return the new state."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: with_tensors(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(with_tensors(item, change) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return value
 
 
@@ -62,15 +63,15 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def packed(state: dict[str, Any]) -> memoryview:
-    """Return the contents of the file for a snapshot."""
+def serialize(state: dict[str, Any]) -> memoryview:
+    """Return a snapshot as the contents of a file."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getbuffer()
 
 
 def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> bytes:
-    """Return the manifest of a checkpoint's folder. It must be written last: it makes the checkpoint complete."""
+    """Return the contents of manifest.json. Write it last: a folder without it is an incomplete checkpoint."""
     described = {
         name: {"bytes": contents.nbytes, "sha256": hashlib.sha256(contents).hexdigest()}
         for name, contents in files.items()
@@ -79,19 +80,20 @@ def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> 
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
-def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
-    """Read and verify a checkpoint, and return its state with tensors on the CPU.
+def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
+    """Check a checkpoint and return its state, with its tensors on the CPU.
 
     Args:
-        listed: the contents of its manifest.
-        read: returns the contents of one of its files.
-        step: the step in its folder's name.
+        manifest: the contents of manifest.json.
+        read: returns the contents of a file of the checkpoint, by name.
+        step: the step in the folder's name.
 
     Raises:
-        BadCheckpointError: a file differs from the manifest, or contains objects other than tensors and plain values.
+        BadCheckpointError: the manifest is broken, of another step or of an unknown format, or the state differs from
+            it or contains objects other than tensors and plain values.
     """
     try:
-        facts = json.loads(listed)
+        facts = json.loads(manifest)
         if facts["format"] != 1:
             raise BadCheckpointError(f"{MANIFEST} has format {facts['format']!r}, this version reads 1")
         expected, its_step = facts["files"][FILE_NAME], facts["step"]
@@ -99,16 +101,16 @@ def verified(listed: bytes, read: Callable[[str], bytes], *, step: int) -> dict[
     except (ValueError, TypeError, KeyError) as error:
         raise BadCheckpointError(f"{MANIFEST} is broken: {type(error).__name__}: {error}") from error
     if its_step != step:
-        raise BadCheckpointError(f"{MANIFEST} is of step {its_step}")
+        raise BadCheckpointError(f"{MANIFEST} is of step {its_step}, not {step}")
     contents = read(FILE_NAME)
     if len(contents) != size:
         raise BadCheckpointError(f"{FILE_NAME} has {len(contents)} bytes, not {size}")
     if hashlib.sha256(contents).hexdigest() != digest:
-        raise BadCheckpointError(f"{FILE_NAME} has other contents than were written: its SHA-256 differs")
+        raise BadCheckpointError(f"{FILE_NAME} was changed after it was written: its SHA-256 differs")
     try:
         # weights_only refuses a pickle that would call functions.
         state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        raise BadCheckpointError(f"{FILE_NAME} contains more than tensors and plain values: {text}") from error
+        raise BadCheckpointError(f"{FILE_NAME} cannot be loaded as tensors and plain values only: {text}") from error
     return state

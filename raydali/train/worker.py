@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raydali.train.checkpoint_file import State, packed, with_tensors
+from raydali.train.checkpoint_file import State, map_tensors, serialize
 
 HIGHEST_PRIORITY = -5
 """Priority of a CUDA stream; a GPU with fewer priorities uses its highest."""
@@ -100,7 +100,7 @@ class Worker:
         """
         if self.world_size == 1:
             return state
-        shapes = packed(with_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == 0 else b""
+        shapes = serialize(map_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == 0 else b""
         length = torch.tensor(len(shapes))
         dist.broadcast(length, 0)
         sent = torch.frombuffer(bytearray(shapes) or bytearray(int(length)), dtype=torch.uint8)
@@ -114,7 +114,7 @@ class Worker:
                 dist.broadcast(whole.reshape(-1).view(torch.uint8), 0)
             return whole
 
-        return with_tensors(state, broadcast)
+        return map_tensors(state, broadcast)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""

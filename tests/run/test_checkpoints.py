@@ -111,12 +111,12 @@ def come_from_the_future(folder: RunFolder) -> None:
     ("harm", "reason"),
     [
         (truncate, r"state.pt has \d+ bytes, not \d+"),
-        (flip_a_bit, "state.pt has other contents than were written: its SHA-256 differs"),
+        (flip_a_bit, "state.pt was changed after it was written: its SHA-256 differs"),
         (delete_the_state, "state.pt is missing"),
         (empty_the_manifest, "manifest.json is broken"),
         (cut_the_manifest, "manifest.json is broken"),
         (replace_the_manifest, "manifest.json is broken"),
-        (copy_another, "manifest.json is of step 5"),
+        (copy_another, "manifest.json is of step 5, not 10"),
         (come_from_the_future, "manifest.json has format 2, this version reads 1"),
     ],
 )

@@ -47,7 +47,7 @@ def test_the_manifest_alone_does_not_fit(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=2000) as disk:
         folder, rows = folder_of(disk.path), Rows()
         save(folder, 5)
-        disk.fill(leave=-(-len(checkpoint_file.packed(state_of(10))) // 4096) * 4096)  # whole pages
+        disk.fill(leave=-(-len(checkpoint_file.serialize(state_of(10))) // 4096) * 4096)  # whole pages
         store = store_of(folder, rows)
         store.save(10, state_of(10))
         store.wait()

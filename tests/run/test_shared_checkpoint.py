@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raydali.run.folder import RunFolder
-from raydali.train.checkpoint_file import packed
+from raydali.train.checkpoint_file import serialize
 from tests.support.checkpoint_stores import save
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
@@ -34,11 +34,11 @@ def shared(contents: bytes) -> bytes:
 
     worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
     state = torch.load(BytesIO(contents), weights_only=True) if worker.rank == 0 else None
-    return bytes(packed(worker.state_from_first(state)))
+    return bytes(serialize(worker.state_from_first(state)))
 
 
 def test_every_rank_gets_the_first_one_s_state() -> None:
-    for contents in run_ranks(3, shared, bytes(packed(STATE))):
+    for contents in run_ranks(3, shared, bytes(serialize(STATE))):
         state = torch.load(BytesIO(contents), weights_only=True)
         assert all(map(torch.equal, state["tensors"], STATE["tensors"]))
         assert [each.dtype for each in state["tensors"]] == [each.dtype for each in STATE["tensors"]]
