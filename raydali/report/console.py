@@ -100,7 +100,7 @@ class Console:
     def _show_event(self, event: Event) -> None:
         match event:
             case Started():
-                self._display.restart()
+                self._display.forget_ranks()
                 what = "resumed" if isinstance(event, Resumed) else "started"
                 workers = f"{plural(event.world_size, 'worker')} on {event.device}"
                 seconds = f"first step after {event.seconds or 0:.0f} s"

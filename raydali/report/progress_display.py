@@ -18,13 +18,12 @@ from raydali.measure.records import Figures
 from raydali.run.messages import Progress, RankFigures
 from raydali.text import rate_text
 
-NOW_SECONDS = 10.0
+RATE_WINDOW_SECONDS = 10.0
 """Window of the current rate in images a second."""
 LINE_SECONDS = 30.0
 """Interval of plain lines."""
 STRAGGLER_MARGIN = 0.15
-"""A rank is a straggler if the share of time that it waits for its loader exceeds the median rank's by this much, or if
-its own part of a step takes longer than the median by this share."""
+"""A rank is a straggler if its loader-wait fraction exceeds the median by 0.15, or its own step time by 15%."""
 MAX_STRAGGLERS = 4
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
@@ -43,28 +42,28 @@ class Display:
         self._begin()
 
     def _begin(self) -> None:
-        self._at: Progress | None = None
-        self._first = self._shown = 0.0
-        self._consumed_first = 0
+        self._latest: Progress | None = None
+        self._first_seconds = self._printed_seconds = 0.0
+        self._first_consumed = 0
         self._recent: deque[tuple[float, int]] = deque()
         self._figures: dict[int, Figures] = {}
         self._loss: float | None = None
         self._verdict = ""
 
     def progress(self, message: Progress) -> None:
-        """Take rank 0's progress."""
+        """Store rank 0's progress, and show it when it is time."""
         now, consumed = time.monotonic(), message.samples_consumed
-        if self._at is None or consumed < self._at.samples_consumed:  # a resume goes back
-            self._first, self._consumed_first = now, consumed
+        if self._latest is None or consumed < self._latest.samples_consumed:  # after a resume, progress may jump back
+            self._first_seconds, self._first_consumed = now, consumed
             self._recent.clear()
-            self._shown = now
-        self._at = message
+            self._printed_seconds = now
+        self._latest = message
         self._recent.append((now, consumed))
-        while len(self._recent) > 2 and now - self._recent[0][0] > NOW_SECONDS:
+        while len(self._recent) > 2 and now - self._recent[0][0] > RATE_WINDOW_SECONDS:
             self._recent.popleft()
         if not self._console.is_terminal:
-            if now - self._shown >= LINE_SECONDS:
-                self._shown = now
+            if now - self._printed_seconds >= LINE_SECONDS:
+                self._printed_seconds = now
                 self._console.print(self.line())
         elif self._live is None:
             self._live = Live(
@@ -76,19 +75,19 @@ class Display:
             self._live.start()
 
     def figures(self, message: RankFigures) -> None:
-        """Take the figures of a rank."""
+        """Store the figures of a rank."""
         self._figures[message.rank] = message.figures
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Take the record of an epoch."""
+        """Store the loss and the verdict of an epoch."""
         self._loss, self._verdict = record.get("loss"), (record.get("verdict") or "").partition(":")[0]
 
-    def restart(self) -> None:
-        """Forget ranks that may not be there any more."""
+    def forget_ranks(self) -> None:
+        """Delete the figures of all ranks: after a restart, some of them may not exist any more."""
         self._figures.clear()
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the live display, and reset."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -101,11 +100,11 @@ class Display:
 
     def line(self) -> str:
         """Return the progress in one line."""
-        at = self._at
+        at = self._latest
         return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 
     def stragglers(self) -> list[str]:
-        """A line for each rank that waits longer for its loader than the others, or steps more slowly, worst first."""
+        """A line for each rank that waits long for its loader, then for each with slow steps; each time worst first."""
         waits, steps = self._each("loader_wait_fraction"), self._each("own_step_seconds")
         usual, pace = (median(values.values()) if len(values) > 1 else inf for values in (waits, steps))
         lines = [
@@ -126,25 +125,26 @@ class Display:
         return {rank: value for rank, value in values.items() if value is not None}
 
     def _facts(self) -> list[str]:
-        assert self._at is not None
+        assert self._latest is not None
         (began, before), (now, consumed) = self._recent[0], self._recent[-1]
-        mean = _rate(consumed - self._consumed_first, now - self._first)
+        mean = _rate(consumed - self._first_consumed, now - self._first_seconds)
         facts = [f"{rate_text(_rate(consumed - before, now - began))} images/s (mean {rate_text(mean)})"]
-        for name, text in (("loader_wait_fraction", "wait"), ("of_ceiling", "ceiling")):
-            if values := self._each(name).values():
-                facts.append(f"{text} {fmean(values):.0%}")
+        if waits := self._each("loader_wait_fraction").values():
+            facts.append(f"wait {fmean(waits):.0%}")
+        if of_ceiling := self._each("of_ceiling").values():
+            facts.append(f"{fmean(of_ceiling):.0%} of the ceiling")
         losses = self._each("loss").values()
         if losses or self._loss is not None:
             facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
-        if mean and self._at.step:
-            left = self._at.samples_consumed * (self._at.steps / self._at.step - 1) / mean
+        if mean and self._latest.step:
+            left = self._latest.samples_consumed * (self._latest.steps / self._latest.step - 1) / mean
             facts.append(f"{_estimate(left)} left")
         if self._verdict:
             facts.append(self._verdict)
         return facts
 
     def _render(self) -> RenderableType:
-        at = self._at
+        at = self._latest
         if at is None:
             return Text()
         epoch, run = f"epoch {at.epoch}", at.step / at.steps
@@ -153,7 +153,7 @@ class Display:
         room = self._console.width - len(epoch) - max(len(text) for _, _, text in bars) - 2
         drawn = [_bar(name.ljust(len(epoch)), part, text, min(room, BAR_WIDTH)) for name, part, text in bars]
         lines = [", ".join(self._facts()), *self.stragglers()]
-        # Wrapped between words: the console itself leaves wrapping to the terminal.
+        # Wrapped between words: a terminal would wrap within them.
         return Group(*drawn, *(Text(text, no_wrap=False, overflow="fold") for text in lines))
 
 
@@ -167,9 +167,7 @@ def _bar(name: str, share: float, text: str, width: int) -> Text:
 def _share_of_epoch(at: Progress) -> float | None:
     if not at.epochs or not at.step:
         return None
-    whole = at.samples_consumed * at.steps / at.step  # of the run, without the remainder of no global batch
-    share = at.samples_consumed / whole * at.epochs - at.epoch
-    return min(1.0, max(0.0, share))
+    return min(1.0, max(0.0, at.step / at.steps * at.epochs - at.epoch))
 
 
 def _rate(images: int, seconds: float) -> float:

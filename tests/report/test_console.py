@@ -265,7 +265,7 @@ def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output,
     text = on_terminal()
     assert "step 220/400" in text and "1920 images/s (mean 1920)" in text
     assert re.search(r"epoch 1 .*10%", text), "of the second epoch's 200 steps, 20 are done"
-    assert mentions(text, "wait 18% ceiling 90% 3")
+    assert mentions(text, "wait 18% 90% ceiling 3")
     assert mentions(text, "rank 3 loader 61% 4%") and "rank 1 waits" not in text
     console.show(EpochEnded(RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}))
     console._display.refresh()
