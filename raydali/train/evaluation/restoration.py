@@ -16,20 +16,20 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 HIGHEST_PSNR = 100.0
-"""The PSNR of a perfectly restored image, in dB: an infinite one would make the mean infinite."""
-_SOFTENING = 1e-3
+"""PSNR in dB is capped here: a perfect image has an infinite one, which would make the mean infinite."""
+_EPSILON = 1e-3
 
 
 class RestorationNetwork(nn.Module):
-    """A network that adds a correction to images (N, 3, H, W) in 0..1, computed by residual blocks.
+    """Adds a predicted residual to images (N, 3, H, W) in 0..1; residual blocks compute it at half resolution.
 
     The blocks are those of EDSR (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
-    2017). They run at half the resolution, four times as fast, as in FFDNet (Zhang et al., TIP 2018). The untrained
-    network is the identity.
+    2017). Pixel-unshuffle by 2, from FFDNet (Zhang et al., TIP 2018), makes them four times as fast. The last layer
+    starts at zero, so the untrained network returns its input.
 
     Args:
-        channels: number of channels of each block; 64 channels and 4 blocks have 309,000 parameters.
-        blocks: number of blocks, each with two convolutions.
+        channels: width of each block; 64 with 4 blocks have 309,000 parameters.
+        blocks: number of residual blocks, of two convolutions each.
     """
 
     def __init__(self, *, channels: int, blocks: int) -> None:
@@ -46,11 +46,11 @@ class RestorationNetwork(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the restored images in the same shape, not clipped to 0..1."""
+        """The restored images, of the same shape; not clamped to 0..1."""
         height, width = images.shape[-2:]
         even = F.pad(images, (0, width % 2, 0, height % 2), mode="replicate")
-        lacking: torch.Tensor = self.layers(even)
-        return images + lacking[..., :height, :width]
+        residual: torch.Tensor = self.layers(even)
+        return images + residual[..., :height, :width]
 
 
 class _Block(nn.Module):
@@ -63,22 +63,22 @@ class _Block(nn.Module):
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        change: torch.Tensor = self.layers(features)
-        return features + change
+        residual: torch.Tensor = self.layers(features)
+        return features + residual
 
 
 def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean absolute error, smoothed near 0 (Charbonnier et al., ICIP 1994).
+    """The mean absolute error, smoothed near 0 (Charbonnier et al., ICIP 1994).
 
     Args:
-        restored: (N, 3, H, W) in units of the full range.
+        restored: (N, 3, H, W) in 0..1.
         targets: (N, 3, H, W) in 0..255.
     """
-    return ((restored - targets / 255) ** 2 + _SOFTENING**2).sqrt().mean()
+    return ((restored - targets / 255) ** 2 + _EPSILON**2).sqrt().mean()
 
 
-class Restoration(TypedDict):
-    """The validation metrics: means over all images of all ranks. PSNR is in dB, of restored images and of inputs."""
+class RestorationMetrics(TypedDict):
+    """Means over all images of all ranks, the number of images and the seconds of the evaluation; PSNR in dB."""
 
     images: int
     loss: float
@@ -89,17 +89,17 @@ class Restoration(TypedDict):
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> Restoration:
-    """Compute loss, PSNR and SSIM of a model over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
+def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> RestorationMetrics:
+    """Loss, PSNR and SSIM over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
 
-    torchmetrics computes PSNR and SSIM of each image in 8 bits. Ranks may have different numbers of batches, or none:
-    they communicate only at the end, to add up sums.
+    PSNR and SSIM are computed per image by torchmetrics, on outputs rounded to 8 bits. Ranks may get unequal numbers of
+    batches, or none: they communicate only at the end, to add up sums, not means.
 
     Args:
-        model: restores images in 0..255 to images in 0..1.
+        model: maps images in 0..255 to restored ones in 0..1, as `Normalized` does; without DDP.
         batches: the batches of this rank.
         worker: this rank.
-        precision: precision of the forward pass.
+        precision: the precision of the forward pass.
     """
     began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
@@ -129,7 +129,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
 @torch.inference_mode()
 def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """Restore images (N, 3, H, W), uint8 to uint8; for the model see `evaluate`."""
+    """Return the restored images (N, 3, H, W), uint8, of uint8 ones; the model is as in `evaluate`."""
     with evaluating(model), precision.autocast():
         return _in_8_bits(model(images))
 
@@ -139,6 +139,6 @@ def _in_8_bits(images: torch.Tensor) -> torch.Tensor:
 
 
 def _psnr(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Return the PSNR of each image in 0..255, in dB."""
+    """PSNR in dB of each image, for values 0..255."""
     psnr = peak_signal_noise_ratio(images, truth, data_range=255.0, reduction="none", dim=(1, 2, 3))
     return psnr.clamp(max=HIGHEST_PSNR)
