@@ -104,7 +104,7 @@ class Display:
         return "" if at is None else f"epoch {at.epoch}, step {at.step} of {at.steps}: {', '.join(self._facts())}"
 
     def stragglers(self) -> list[str]:
-        """A line for each rank that waits long for its loader, then for each with slow steps; the worst of each first."""
+        """A line for each rank that waits long for its loader, then for each with slow steps; each time worst first."""
         waits, steps = self._each("loader_wait_fraction"), self._each("own_step_seconds")
         usual, pace = (median(values.values()) if len(values) > 1 else inf for values in (waits, steps))
         lines = [

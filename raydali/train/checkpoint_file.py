@@ -19,7 +19,7 @@ class BadCheckpointError(Exception):
 
 
 def snapshot(state: State) -> State:
-    """A copy of a nested state on the CPU that later steps do not change; waits for the device once."""
+    """Copy a nested state to the CPU, so that later steps do not change it. It waits for the device once."""
     copy = map_tensors(state, _copy)
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
@@ -27,7 +27,7 @@ def snapshot(state: State) -> State:
 
 
 def is_finite(state: State) -> bool:
-    """Return whether all tensors of a nested state are finite; waits for the device once."""
+    """Return whether all tensors of a nested state are finite. It waits for the device once."""
     # One number per tensor suffices: a NaN or an infinity makes the sum NaN or infinite.
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in _tensors(state):

@@ -16,15 +16,15 @@ from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 HIGHEST_PSNR = 100.0
-"""PSNR in dB is capped here: a perfect image has an infinite one, which would make the mean infinite."""
+"""The PSNR of a perfectly restored image, in dB: an infinite one would make the mean infinite."""
 _EPSILON = 1e-3
 
 
 class RestorationNetwork(nn.Module):
-    """Adds a predicted residual to images (N, 3, H, W) in 0..1; residual blocks compute it at half resolution.
+    """A network that adds a predicted residual to images (N, 3, H, W) in 0..1.
 
     The blocks are those of EDSR (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
-    2017). Pixel-unshuffle by 2, from FFDNet (Zhang et al., TIP 2018), makes them four times as fast. The last layer
+    2017). Pixel-unshuffle by 2, as in FFDNet (Zhang et al., TIP 2018), makes them four times as fast. The last layer
     starts at zero, so the untrained network returns its input.
 
     Args:
@@ -46,7 +46,7 @@ class RestorationNetwork(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The restored images, of the same shape; not clamped to 0..1."""
+        """Return the restored images in the same shape, not clamped to 0..1."""
         height, width = images.shape[-2:]
         even = F.pad(images, (0, width % 2, 0, height % 2), mode="replicate")
         residual: torch.Tensor = self.layers(even)
@@ -68,7 +68,7 @@ class _Block(nn.Module):
 
 
 def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean absolute error, smoothed near 0 (Charbonnier et al., ICIP 1994).
+    """Return the mean absolute error, smoothed near 0 (Charbonnier et al., ICIP 1994).
 
     Args:
         restored: (N, 3, H, W) in 0..1.
@@ -78,7 +78,7 @@ def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class RestorationMetrics(TypedDict):
-    """Means over all images of all ranks, the number of images and the seconds of the evaluation; PSNR in dB."""
+    """Validation metrics over the images of all ranks: their number, means of the others (PSNR in dB), the duration."""
 
     images: int
     loss: float
@@ -90,16 +90,16 @@ class RestorationMetrics(TypedDict):
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> RestorationMetrics:
-    """Loss, PSNR and SSIM over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
+    """Compute loss, PSNR and SSIM over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
 
     PSNR and SSIM are computed per image by torchmetrics, on outputs rounded to 8 bits. Ranks may get unequal numbers of
-    batches, or none: they communicate only at the end, to add up sums, not means.
+    batches, or none: they communicate only at the end, to add up sums.
 
     Args:
         model: maps images in 0..255 to restored ones in 0..1, as `Normalized` does; without DDP.
         batches: the batches of this rank.
         worker: this rank.
-        precision: the precision of the forward pass.
+        precision: precision of the forward pass.
     """
     began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
@@ -129,7 +129,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
 @torch.inference_mode()
 def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """Return the restored images (N, 3, H, W), uint8, of uint8 ones; the model is as in `evaluate`."""
+    """Restore images (N, 3, H, W), uint8 to uint8; for the model see `evaluate`."""
     with evaluating(model), precision.autocast():
         return _in_8_bits(model(images))
 
@@ -139,6 +139,6 @@ def _in_8_bits(images: torch.Tensor) -> torch.Tensor:
 
 
 def _psnr(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """PSNR in dB of each image, for values 0..255."""
+    """Return the PSNR of each image in 0..255, in dB."""
     psnr = peak_signal_noise_ratio(images, truth, data_range=255.0, reduction="none", dim=(1, 2, 3))
     return psnr.clamp(max=HIGHEST_PSNR)
