@@ -1,1 +1,1 @@
-"""The subcommands of `raydali` other than the benchmarks, and what they run."""
+"""The subcommands of `raydali` except the benchmarks."""

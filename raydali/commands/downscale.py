@@ -1,9 +1,9 @@
-"""Downscaling of image files: fewer pixels, the same format.
+"""Downscaling of image files to fewer pixels in the same format.
 
     JPEG decoded at 1/2, 1/4 or 1/8 --> resized, antialiased --> upright --> encoded
          if that is at least twice the size
 
-The result holds only the pixels that loaders use: 8 bits, grey or RGB, without alpha, color profile and EXIF.
+The result has only what loaders use: 8-bit pixels, grey or RGB, without alpha, colour profile and EXIF.
 """
 
 import io
@@ -15,21 +15,21 @@ from raydali.data.tasks.pillow import decoded, in_8_bits, opened
 
 _GREY = "1", "L", "LA", "La"
 _NOT_OF_8_BITS = "I", "F"
-"""Modes whose range of values is unknown: such images are not changed."""
+"""Modes with an unknown range of values: such images are not changed."""
 _DECODED_SIDE = 2
-"""Minimum shorter side of a JPEG decoded at a fraction of its size, in shorter sides of the result."""
+"""Minimum shorter side of a JPEG decoded at a fraction of its size, in multiples of the result's shorter side."""
 
 
 def downscale(data: bytes, shorter_side: int, quality: int) -> bytes | None:
     """Resize an image file to a shorter side of `shorter_side` pixels; None if it is not larger than that.
 
     Args:
-        data: content of a file in any format that Pillow reads; of several pictures the first is used.
+        data: content of a file in any format that Pillow reads; only the first picture of several is used.
         shorter_side: at least 1; the other side is rounded.
-        quality: 1..100, of JPEG and lossy WebP.
+        quality: quality of JPEG and lossy WebP, 1..100.
 
     Returns:
-        JPEG, PNG, WebP, BMP, PNM or TIFF in their own format, others as PNG.
+        The content of a file: JPEG, PNG, WebP, BMP, PNM and TIFF keep their format, others become PNG.
 
     Raises:
         Exception: in exactly the cases in which `decoded` raises one.

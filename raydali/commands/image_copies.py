@@ -1,4 +1,4 @@
-"""Smaller copies of images, each written atomically; the part of `raydali prepare` that runs in its processes."""
+"""Smaller copies of images, each written atomically: the code of `raydali prepare` that runs in worker processes."""
 
 import errno
 import os
@@ -25,10 +25,10 @@ class Written:
     """Outcomes of copying some images.
 
     Attributes:
-        made_smaller, copied: number of images written now.
+        made_smaller, copied: numbers of images that were written, resized and unchanged.
         there_already: number of images that an earlier command had written.
-        bytes_before, bytes_after: sizes of those written now.
-        broken: images that were left out.
+        bytes_before, bytes_after: total sizes of the images that were written, before and after.
+        broken: images that were omitted.
     """
 
     made_smaller: int = 0
@@ -48,13 +48,13 @@ class Written:
 def prepare_images(
     source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
 ) -> Written:
-    """Write the copies of these images that are not there yet.
+    """Write the copies of these images that do not exist yet.
 
     Args:
         source: the originals.
         target: the folder of the copies.
-        shorter_side: of a copy, in pixels; smaller images are copied as they are.
-        quality: of JPEG, 1..100.
+        shorter_side: shorter side of a copy, in pixels; smaller images are copied unchanged.
+        quality: quality of JPEG, 1..100.
         exact: see `_is_current`.
         ids: indices of images in `source`.
 
@@ -83,7 +83,7 @@ def prepare_images(
             written.there_already += 1
         elif (reason := why_broken(partial(load, id))) is not None:
             with writing(place):
-                Path(place).unlink(missing_ok=True)  # made of an earlier version of the source
+                Path(place).unlink(missing_ok=True)  # it was made from an earlier version of the source
             written.broken.append(BrokenSample(id, path, reason))
         else:
             write_file(place, after, changed)
@@ -95,9 +95,10 @@ def prepare_images(
 
 
 def _is_current(copy: str, path: str, exact: bool) -> bool:
-    """Return whether a copy exists and was made of the present version of its source, the file at `path`.
+    """Return whether a copy exists and was made from the current version of its source, the file at `path`.
 
-    `exact` means that copies have the time of their source (whole seconds on some file systems), not that of writing.
+    If `exact`, copies have the modification time of their source (whole seconds on some file systems); otherwise they
+    have the time when they were written.
     """
     try:
         there = Path(copy).stat()
@@ -117,7 +118,7 @@ def write_file(path: str, data: bytes, changed: int | None = None) -> None:
     """Write a file atomically, with the modification time `changed` in ns.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
     temporary = partial_path(path)
     with writing(path):
@@ -142,6 +143,6 @@ def writing(path: str) -> Iterator[str]:
 
 
 def partial_path(path: str) -> str:
-    """Return the path for a file that is being written: always the same, no image by its name, and not too long."""
+    """Return the path of a file while it is being written: always the same, and not the name of an image."""
     name = os.fsencode(Path(path).name)
     return str(Path(path).with_name(f".{blake2b(name, digest_size=8).hexdigest()}.part"))

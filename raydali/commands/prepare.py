@@ -1,11 +1,11 @@
-"""`raydali prepare`: copies a data set with smaller images, so that reading and decoding cost less.
+"""`raydali prepare`: copy a data set with smaller images, so that reading and decoding take less time.
 
     raydali prepare ~/imagenet ~/imagenet-320 --shorter-side 320
     python jobs/imagenet.py --data ~/imagenet-320
 
-Folders and names are kept, so both have the same classes and ids. Files are written atomically: each file of the target
-is complete, and the same command resumes an earlier one. A copy has the modification time of its source file, and is
-made again once that changes.
+Folders and names do not change, so the copy has the same classes and ids. Files are written atomically: each file of
+the target is complete, and the same command resumes an earlier one. A copy has the modification time of its source
+file, and is made again if the source has changed.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RECORD = "prepared.json"
 """File in the target: its source and settings, whether it is complete, and the number of broken images."""
 TIMES = "source_times"
-"""Key in the record: copies have the time of their source files. Earlier versions kept the time of writing."""
+"""A key in the record: copies have the time of their source files. Earlier versions did not set the time."""
 GIGABYTE = 1e9
 
 
@@ -62,8 +62,8 @@ def main(options: Prepare) -> None:
     """Index the source, copy its images, print a summary and write the file.
 
     Raises:
-        UsageError: an option is invalid, the data cannot be indexed, or the target is something else's.
-        DataError: images are broken, after all others were written and the summary was printed; the target is no longer
+        UsageError: an option is invalid, the data cannot be indexed, or the target belongs to something else.
+        DataError: images are broken (all others were written and the summary was printed), the target is no longer
             writable, or the storage does not answer.
     """
     began = time.monotonic()
@@ -128,7 +128,7 @@ def _target(options: Prepare) -> str:
 
 
 def _images(data: str) -> tuple["Files", list[str]]:
-    """List the images in the folders of a root, by their relative paths; and the folders."""
+    """Return the images in the folders of a root, by their relative paths, and the folders."""
     from raydali.data.sources.files import Files, absolute
     from raydali.data.sources.formats import source_kind
     from raydali.data.sources.image_folder import EXTENSIONS

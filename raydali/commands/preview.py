@@ -1,10 +1,10 @@
-"""`raydali preview`: draws the first batch of each rank as one picture.
+"""`raydali preview`: draw the first batch of each rank as one picture.
 
     raydali preview --data ~/imagenet --workers 4
     raydali preview --data train.csv --pipeline val --workers 2 -o sheet.html
 
-A loader for each rank delivers its first batch as in training: with the same order, crops and flips for the same seed
-and batch size.
+A loader for each rank delivers its first batch as in training. With the same seed and batch size, the order, the crops
+and the flips are the same.
 """
 
 import os
@@ -72,8 +72,8 @@ def main(options: Preview) -> None:
     """Load the batches, write the picture and print the verdict.
 
     Raises:
-        UsageError: an option is invalid; before anything is loaded.
-        DataError: an image cannot be read; or an id appears twice, after the picture was written.
+        UsageError: an option is invalid; nothing was loaded.
+        DataError: an image cannot be read, or an id appears twice; in the second case the picture was written.
     """
     draw = _drawing(options)
     device = _device(options)
@@ -200,7 +200,7 @@ def _order(options: Preview, source: "LabeledSource") -> "Order":
 
 @dataclass(frozen=True)
 class _First:
-    """An order with only the first batch of each rank, so that nothing is prefetched."""
+    """An order that has only the first batch of each rank, so that nothing more is prefetched."""
 
     order: "Order"
 

@@ -1,4 +1,4 @@
-"""`raydali report`: writes the report of a run, or a page that compares several runs.
+"""`raydali report`: write the report of a run, or a page that compares several runs.
 
     raydali report ~/raydali-runs/pets
     raydali report s3://my-bucket/runs/pets -o pets.html
@@ -40,7 +40,7 @@ def main(options: Report) -> None:
     """Read the runs, write the page and print its path.
 
     Raises:
-        UsageError: a folder is not a run's or cannot be read, or the page cannot be written.
+        UsageError: a folder is not that of a run or cannot be read, or the page cannot be written.
     """
     if not options.runs:
         raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")

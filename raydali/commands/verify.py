@@ -1,10 +1,10 @@
-"""`raydali verify`: finds the samples that cannot be read, before a run does.
+"""`raydali verify`: find the samples that cannot be read, before a run.
 
     raydali verify ~/imagenet -o broken.txt
     python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
 
-Each file is read and decoded completely by Pillow or FFmpeg, in as many processes as there are cores. The command and
-runs have the same criterion of a broken sample (data/loading/quarantine.py).
+Each file is read and decoded completely by Pillow or FFmpeg, in as many processes as there are cores. A run uses the
+same criterion for broken samples (data/loading/quarantine.py).
 """
 
 import os
@@ -36,7 +36,7 @@ SHOWN = 50
 FRAMES_AT_ONCE = 256
 Kind = Literal["images", "pairs", "boxes", "videos"]
 Load = Callable[[Any, int], bool]
-"""Reads a whole sample; returns whether it has transparent pixels."""
+"""A function that reads a whole sample, and returns whether it has transparent pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def main(options: Verify) -> None:
 
     Raises:
         UsageError: an option is invalid, or the data cannot be indexed.
-        DataError: samples are broken, after they were printed and written; or the storage does not answer.
+        DataError: samples are broken (they were printed and written), or the storage does not answer.
     """
     from raydali.data.sources.exclusion import as_line
     from raydali.data.sources.skipped_files import describe_skipped
@@ -161,7 +161,7 @@ def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
         found.transparent += load(source, id)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's about palettes with transparency and large images
+        warnings.simplefilter("ignore")  # of Pillow, about palettes with transparency and large images
         for id in ids:
             reason = why_broken(partial(examine, id))
             if reason is not None:
@@ -211,7 +211,7 @@ def _load_video(source: "LabeledFiles", id: int) -> bool:
 
 
 def _decoded(data: bytes) -> tuple["Image.Image", bool]:
-    """Decode an image; return it and whether it has transparent pixels, which its header mostly excludes."""
+    """Decode an image; return it, and whether it has transparent pixels."""
     import numpy as np
 
     from raydali.data.tasks.pillow import decoded, opened

@@ -1,4 +1,4 @@
-"""Checks of hosts: each result is a row with its status, the value found, and the remedy if it failed."""
+"""Checks of hosts. Each result is a row with a status, the value that was found, and a remedy after a failure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,20 +10,20 @@ from raydali.host.facts import Host, this_host
 Status = Literal["ok", "fail", "none"]
 
 DRIVER_OF_CUDA = {12: (525, 60), 13: (580, 65)}
-"""The oldest driver that runs programs built for this major version of CUDA (CUDA's release notes, table 3)."""
+"""The oldest driver for programs that were built with each major version of CUDA (CUDA's release notes, table 3)."""
 LEAST_FREE = 0.5
 """Minimum share of a GPU's memory that is free before a run."""
 LEAST_SHARED_MEMORY = 1 << 30
-"""Minimum size of /dev/shm, bytes: the 64 MiB of containers are too few for NCCL and for Ray's object store."""
+"""Minimum size of /dev/shm in bytes: the 64 MiB of containers are too small for NCCL and Ray's object store."""
 LEAST_OPEN_FILES = 8192
 MAX_SKEW = 2.0
-"""Limit of the clocks' difference, seconds."""
+"""Maximum difference of two clocks, in seconds."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table; the status is `none` for what this host does not need."""
+    """A row of the table; the status is `none` if the host does not need what is checked."""
 
     check: str
     nodes: tuple[str, ...]
@@ -37,9 +37,9 @@ class Node:
     """A node of a cluster: its host, and facts that only the node itself can find out.
 
     Attributes:
-        host: None if the node did not answer.
-        skew: seconds that its clock is ahead of the driver's, and their uncertainty; None on one host.
-        storage: why --storage cannot be used there; empty if it can; None if it was not checked.
+        host: facts about the host; None if the node did not answer.
+        skew: seconds by which its clock is ahead of the driver's, and their uncertainty; None for a single host.
+        storage: why the node cannot use --storage; empty if it can; None if this was not checked.
         silence: why the node did not answer.
     """
 
@@ -63,7 +63,7 @@ def rows(nodes: list[Node]) -> list[Row]:
 
 
 def failed_checks() -> list[str]:
-    """The failed checks of this GPU host that would spoil training, a line each; takes milliseconds."""
+    """Return a line for each failed check of this GPU host that affects training; takes milliseconds."""
     host = this_host()
     found = [check(Node(name=host.name), host) for check in (_driver, _nvjpeg, _shared_memory)]
     return [f"{host.name}: {row.check}: {row.found}: {row.remedy}" for row in found if row.status == "fail"]
@@ -102,7 +102,7 @@ def _row(node: Node, check: str, status: Status, found: str, remedy: str = "") -
 
 
 def _on_gpu(check: str) -> Callable[[Callable[[Node, Host], Row]], Callable[[Node, Host], Row]]:
-    """Make a check that is skipped on a host without a GPU."""
+    """Return a decorator for a check that is skipped on hosts without a GPU."""
 
     def wrap(function: Callable[[Node, Host], Row]) -> Callable[[Node, Host], Row]:
         return lambda node, host: function(node, host) if host.has_gpu else _row(node, check, "none", "no GPU")
@@ -179,7 +179,7 @@ def _clock(node: Node, ahead: float, error: float) -> Row:
 
 
 def _versions(hosts: Mapping[str, Host]) -> list[Row]:
-    """A row for each version of each package; raydali itself may travel with the job instead."""
+    """Return a row for each version of each package; raydali may be missing, since a job can bring it along."""
     found = []
     for package in dict.fromkeys(name for host in hosts.values() for name in host.versions):
         by_version: dict[str, list[str]] = {}

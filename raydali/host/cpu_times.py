@@ -1,4 +1,4 @@
-"""CPU time of the host's cores, by this process and by others, from /proc; None without /proc."""
+"""CPU times of this process and of the host's cores, read from /proc."""
 
 import math
 import os
@@ -16,35 +16,35 @@ _PROC_CGROUP, _CGROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuTimes:
-    """Seconds since a fixed moment; the difference of two is what a period took."""
+    """CPU times in seconds since a fixed moment; subtract two of them to measure a period."""
 
     own: float
     """CPU time of this process and of its multiprocessing children."""
     queued: float
-    """Time that this thread was ready to run and waited for a core."""
+    """Time for which this thread was ready to run and waited for a core."""
     helpers: float
     """CPU time of the other living threads of these processes."""
     helpers_queued: float
-    """Time that they were ready to run and waited for a core."""
+    """Time for which those threads were ready to run and waited for a core."""
     busy: float
-    """CPU time of all processes on the cores that this one may use, and of other guests of the machine; summed over
+    """CPU time of all processes, and of other virtual machines, on the cores that this process may use; summed over
     cores."""
     idle: float
     """Idle time of these cores."""
 
     def __sub__(self, other: "CpuTimes") -> "CpuTimes":
-        # The time of threads that have ended is lost.
+        # The times of threads that have ended are missing, so a difference may be negative.
         return CpuTimes(**{name: max(0.0, getattr(self, name) - getattr(other, name)) for name in self.__slots__})
 
 
 def usable_cores() -> int:
-    """The number of CPU cores that this process may use: its affinity, limited by a container's quota."""
+    """Return the number of CPU cores that this process may use: its affinity, limited by a container's quota."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas())]))
 
 
 def _quotas() -> Iterator[float]:
-    """The quota of the control groups of this process in cores, if there is one."""
+    """Yield the quotas of this process's control groups, in cores."""
     with suppress(OSError, ValueError):
         for line in Path(_PROC_CGROUP).read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -52,7 +52,7 @@ def _quotas() -> Iterator[float]:
                 continue
             root = Path(_CGROUPS, "cpu") if controllers else Path(_CGROUPS)
             group = root / path.lstrip("/")
-            # Inside a container the group is the root, whatever its path is outside.
+            # Inside a container, the group is mounted as the root, but may have its path outside the container.
             for folder in dict.fromkeys([group, *group.parents, root]):
                 if folder == root or folder.is_relative_to(root):
                     with suppress(OSError, ValueError):  # no such file, or "max"
@@ -66,7 +66,7 @@ def _quotas() -> Iterator[float]:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Read the times of this process and this thread; takes about a millisecond."""
+    """Return the current times, or None without /proc; takes about a millisecond."""
     try:
         cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
@@ -74,7 +74,7 @@ def cpu_times() -> CpuTimes | None:
         _, queued = _scheduled(Path("/proc/thread-self"))
     except (OSError, AttributeError, ValueError, IndexError):
         return None
-    idle = sum(core[3] + core[4] for core in ticks) / _TICKS  # waiting for a disk is idle too
+    idle = sum(core[3] + core[4] for core in ticks) / _TICKS  # waiting for a disk counts as idle
     children = [f"/proc/{child.pid}" for child in active_children()]
     here = str(threading.get_native_id())
     own = time.process_time()
@@ -102,6 +102,6 @@ def _threads(process: str) -> list[Path]:
 
 
 def _scheduled(thread: Path) -> tuple[float, float]:
-    """Seconds on a core, and seconds of waiting for one."""
+    """Return a thread's seconds on a core, and its seconds of waiting for one."""
     ran, waited, *_ = (thread / "schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9

@@ -1,8 +1,8 @@
-"""The hardware queues of a GPU: with too few of them, streams wait for each other for no reason.
+"""The hardware queues of a GPU: if there are too few, independent streams wait for each other.
 
-CUDA spreads a process's streams over 8 of them by default. DALI's JPEG decoder alone has more streams, and
-a training step fills the queue it is in for as long as it lasts: whatever of the decoder's shares it waits that long,
-with the images behind it. docs/performance.md has the measurements.
+By default, CUDA distributes the streams of a process over 8 queues. DALI's JPEG decoder alone has more streams. If one
+of them shares a queue with the training step, its images wait until the step has ended. docs/performance.md has the
+measurements.
 """
 
 import os
@@ -10,11 +10,11 @@ import warnings
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 HARDWARE_QUEUES = 32
-"""The maximum of CUDA."""
+"""CUDA's maximum number of hardware queues."""
 
 
 def set_max_connections() -> None:
-    """Request all queues; warns if CUDA is in use in this process already, which makes it too late."""
+    """Request all queues. Warn if this process already uses CUDA: then it is too late."""
     import torch
 
     if os.environ.get(VARIABLE) == str(HARDWARE_QUEUES):

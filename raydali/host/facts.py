@@ -1,4 +1,4 @@
-"""Hardware and versions of this host. Starts neither torch nor CUDA, and takes no GPU memory."""
+"""Hardware and versions of this host, found without torch, CUDA and GPU memory."""
 
 import ctypes
 import importlib.metadata
@@ -24,7 +24,7 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU of the host, whether or not this process may use it; memory in bytes."""
+    """A GPU of the host, even if this process may not use it; memory is in bytes."""
 
     name: str
     free: int
@@ -33,16 +33,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A host; an empty text means that something is missing.
+    """The facts about a host; a missing version is an empty text.
 
     Attributes:
         driver: version of NVIDIA's driver.
-        gpus: None without a driver.
+        gpus: the GPUs that the driver reports.
         nvjpeg, nvdec: why the library cannot be used; empty if it can.
-        cuda: the version that torch was built for, such as 13.2.
+        cuda: the version of CUDA that torch was built for, for example 13.2.
         shared_memory: size of /dev/shm in bytes.
-        open_files: the hard limit of a process, to which Ray raises the soft one.
-        versions: those of Python and of PACKAGES.
+        open_files: the hard limit of a process; Ray raises the soft limit to it.
+        versions: versions of Python and of PACKAGES.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Host:
 
     @property
     def has_gpu(self) -> bool:
-        """Return whether there is a GPU, even one that only the kernel sees."""
+        """Return whether there is a GPU, even if only the kernel knows it."""
         return bool(self.gpus) or _kernel_sees_gpu()
 
 
@@ -78,7 +78,7 @@ def this_host() -> Host:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of PACKAGES, without importing them; empty for one that is not installed."""
+    """Return the versions of Python and of PACKAGES without importing them; empty if a package is not installed."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
@@ -109,9 +109,9 @@ def _why_not_loaded(*libraries: str) -> str:
 
 
 def driver_and_gpus() -> tuple[str, tuple[Gpu, ...]]:
-    """The driver's version and its GPUs, from NVML, which shows all of them, whatever CUDA_VISIBLE_DEVICES is.
+    """Return the driver's version and its GPUs, from NVML; both are empty if no driver answers.
 
-    Both are empty if no driver answers.
+    NVML lists all GPUs, independent of CUDA_VISIBLE_DEVICES.
     """
     import pynvml as nvml
 
@@ -138,7 +138,7 @@ def _kernel_sees_gpu() -> bool:
 
 
 def _cuda_of_torch() -> str:
-    """Read from torch's version.py, since importing torch takes seconds."""
+    """Return CUDA's version from torch's version.py, since importing torch takes seconds."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return ""

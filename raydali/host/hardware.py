@@ -1,4 +1,4 @@
-"""The precision that a device computes fastest, and the length of runs from which compiling pays."""
+"""The fastest precision of a device, and the length of runs from which compilation saves time."""
 
 from functools import cache
 from pathlib import Path
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 PrecisionName = Literal["bf16", "fp16", "fp32"]
 
 COMPILE_PAYS_FROM = 10_000
-"""Steps of a run on GPUs. torch.compile takes some 40 s; a step of ResNet-50 at batches of 256, which it makes 16 ms
-shorter on an H200, has them back after 2,500, smaller ones later (docs/performance.md)."""
+"""Minimum steps on GPUs. torch.compile takes about 40 s. It saves 16 ms in each step of ResNet-50 with batches
+of 256 on an H200, so 2,500 steps are enough there; shorter steps save less (docs/performance.md)."""
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def has_bf16(device: "torch.device") -> bool:
-    """Return whether the device has units for bf16: GPUs of compute capability 8.0 or more, CPUs by their flags."""
+    """Return whether the device has bf16 units: GPUs from compute capability 8.0 on, and CPUs by their flags."""
     if device.type == "cuda":
         import torch
 
@@ -28,8 +28,8 @@ def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
     """Return the fastest precision of a training step on this device.
 
     Args:
-        device: its type, such as "cuda".
-        bf16: whether it has units for that.
+        device: the device's type, for example "cuda".
+        bf16: whether the device has bf16 units.
     """
     if bf16:
         return "bf16"
@@ -38,7 +38,7 @@ def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
 
 @cache
 def _cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
-    """Return the CPU's flags as Linux lists them; none elsewhere."""
+    """Return the CPU's flags as Linux lists them; an empty set on other systems."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: they raise KeyboardInterrupt, are delayed, or set a flag."""
+"""Handling of SIGINT and SIGTERM: raise KeyboardInterrupt, delay them, or request the end of a run."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HARD_EXIT_AT = 3
 """The number of the signal that ends the process at once."""
 SAME_SECONDS = 0.2
-"""Signals closer together count as one: a program may signal a process and then its group."""
+"""Signals within this time count as one: a program may signal a process and then its group."""
 
 
 def raise_on_signals() -> None:
@@ -28,8 +28,8 @@ def raise_on_signals() -> None:
 def deferred_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the end of the `with` block.
 
-    For writes to object stores: their stream commits when it is closed, however little was written, so that an
-    exception in between leaves an empty object.
+    This is for writes to object stores: a stream commits when it is closed, so an exception in between would leave an
+    incomplete object.
     """
     came: list[int] = []
     try:
@@ -58,16 +58,16 @@ class Interrupt:
         self._times += 1
 
     def requested(self) -> bool:
-        """True if the run must end."""
+        """Whether the run must end."""
         return self._times >= 1
 
     def again(self) -> bool:
-        """True if it must end without waiting for a checkpoint."""
+        """Whether the run must end without waiting for a checkpoint."""
         return self._times >= 2
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Within the `with` block SIGINT and SIGTERM are requests and raise nothing; the third one ends the process."""
+        """Treat SIGINT and SIGTERM in the `with` block as requests; the third signal ends the process at once."""
         with _handled_by(self._signal):
             yield
 
@@ -83,12 +83,12 @@ class Interrupt:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Install a handler for both signals; does nothing outside the main thread, which alone is interrupted."""
+    """Install a handler for both signals. Do nothing outside the main thread: only this one handles signals."""
     with ExitStack() as restored:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.getsignal(number)
-                if callable(before):  # the default of SIGTERM ends the process, without another word
+                if callable(before):  # the default of SIGTERM is not callable: it ends the process
                     restored.callback(signal.signal, number, before)
                     signal.signal(number, handler)
         yield

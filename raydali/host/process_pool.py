@@ -1,4 +1,4 @@
-"""Examines all samples of a data set in many processes, with a progress display."""
+"""A pool of processes that examines all samples of a data set, with a progress display."""
 
 import mmap
 import os
@@ -23,21 +23,21 @@ from raydali.host.cpu_times import usable_cores
 from raydali.text import plural
 
 SAMPLES_AT_ONCE = 32
-"""Samples that a process gets at a time."""
+"""Number of samples that a process gets at a time."""
 AHEAD = 16
-"""Parts in flight for each process."""
+"""Maximum number of submitted parts for each process."""
 LINE_SECONDS = 10.0
-"""Interval of progress lines without a terminal."""
+"""Interval of progress lines if the output is not a terminal."""
 _ALIGNMENT = 64
 
 _Found = TypeVar("_Found")
 
 
 def process_count(workers: int | None) -> int:
-    """The number of processes for --workers. Default: one for each core.
+    """Return the number of processes for --workers; the default is one per core.
 
     Raises:
-        UsageError: fewer than one.
+        UsageError: the number is less than 1.
     """
     if workers is None:
         return usable_cores()
@@ -49,23 +49,23 @@ def process_count(workers: int | None) -> int:
 def in_processes(
     examine: Callable[[range], _Found], samples: int, workers: int, name: str, take: Callable[[_Found], int]
 ) -> None:
-    """Examine all ids, a part at a time, in several processes.
+    """Examine all ids in several processes, which get parts of them.
 
     Args:
         examine: returns the result for some ids; its arrays go to a temporary file that all processes map.
-        samples: their number, at least 1.
-        workers: processes.
-        name: of the samples, for the progress on standard error.
-        take: gets the results in this process, in the order of ids; returns the number of broken samples so far.
+        samples: number of samples, at least 1.
+        workers: number of processes.
+        name: name of the samples, for the progress on standard error.
+        take: called in this process with the results, in the order of ids; returns the number of broken samples so far.
 
     Raises:
-        DataError: the storage does not answer, or a process was killed; or what `examine` raises.
+        DataError: the storage does not answer, or a process was killed. Errors of `examine` are raised as they are.
     """
     starts = range(0, samples, SAMPLES_AT_ONCE)
     parts = (range(start, min(start + SAMPLES_AT_ONCE, samples)) for start in starts)
     workers = min(workers, len(starts))
     with TemporaryDirectory(prefix="raydali-") as folder:
-        # No fork: clients of object stores have threads.
+        # Do not fork: clients of object stores have threads.
         processes = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (folder,))
         try:
             _write(folder, examine)
@@ -84,7 +84,7 @@ def in_processes(
 
 
 def _write(folder: str, examine: Callable[[range], Any]) -> None:
-    """Write what all processes read: a pickle, and its arrays apart, so that an index is in memory once."""
+    """Write a pickle for all processes, and its arrays to a separate file, so that they are in memory only once."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(examine, protocol=5, buffer_callback=buffers.append)
     with Path(folder, "arrays").open("wb") as file:
@@ -99,7 +99,7 @@ def _write(folder: str, examine: Callable[[range], Any]) -> None:
 
 @contextmanager
 def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, elsewhere a line at intervals."""
+    """Show a progress bar on a terminal; otherwise print a line at intervals."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -120,7 +120,7 @@ def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
     yield line
 
 
-# In the processes
+# Code of the worker processes.
 
 _examine: Callable[[range], Any]
 
@@ -138,7 +138,7 @@ def _begin(folder: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent: one that waits for work would outlive a parent that was killed."""
+    """End this process when its parent has ended: otherwise it would wait for work after a kill of the parent."""
     parent = parent_process()
     assert parent is not None
     parent.join()

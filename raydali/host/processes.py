@@ -1,8 +1,8 @@
-"""The processes of one cluster, and no others: found by a mark in their environment, by session and by parent.
+"""The processes of one cluster, found by a mark in their environment, by session and by parent.
 
-The head is started with the mark and in a session of its own; what it starts inherits both. Ray's Python processes
-write their title over their environment, but stay in the session; the drivers of jobs get sessions of their own, but
-keep the mark.
+The head is started with the mark and in a new session, and its child processes inherit both. Ray's Python processes
+overwrite their environment with their title, but stay in the session. The drivers of jobs get new sessions, but keep
+the mark.
 """
 
 import os
@@ -15,16 +15,16 @@ from pathlib import Path
 import psutil
 
 MARK = "RAYDALI_CLUSTER"
-"""The environment variable that holds the mark."""
+"""The name of the environment variable whose value is the mark."""
 GRACE_SECONDS = 4.0
 KILL_SECONDS = 15.0
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process of this machine started, in ticks since boot; None if there is none.
+    """Return when a process of this machine started, in ticks since boot; None if it does not exist.
 
-    Together with its id this identifies a process, since ids are reused. psutil's times follow the clock, and differ
-    between processes.
+    This and the process id identify a process, since ids are reused. psutil's start times depend on the clock, and are
+    not the same in all processes.
     """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -33,7 +33,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Its command line, or an empty text once it has ended."""
+    """Return the command line of a process, or an empty text if it has ended."""
     with suppress(psutil.Error):
         return " ".join(process.cmdline()).strip()
     return ""
@@ -44,7 +44,7 @@ def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Proc
 
     Args:
         mark: the value of the environment variable.
-        known: earlier members, in case the ancestor that showed that they are has ended.
+        known: earlier members, which are kept even if the ancestor by which they were found has ended.
     """
     running = _running()
     marked = {process for process in running if _has_mark(process, mark)}
@@ -61,7 +61,7 @@ def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Proc
 
 
 def end(mark: str) -> list[psutil.Process]:
-    """End the cluster's processes by SIGTERM, then by SIGKILL; returns those that are left, which would be a bug."""
+    """End the cluster's processes by SIGTERM, then by SIGKILL; return those that are left, normally none."""
     left = members(mark)
     send(left, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
@@ -72,7 +72,7 @@ def end(mark: str) -> list[psutil.Process]:
 
 
 def kill(mark: str, left: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Send SIGKILL to these members, and to those that they start meanwhile; return those that are left in the end."""
+    """Send SIGKILL to these members, and to those that they start meanwhile; return those that are left."""
     deadline = time.monotonic() + seconds
     while left and time.monotonic() < deadline:
         send(left, signal.SIGKILL)
@@ -82,16 +82,16 @@ def kill(mark: str, left: list[psutil.Process], seconds: float) -> list[psutil.P
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to those of the processes that have not ended."""
+    """Send a signal to the processes that have not ended."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def _running() -> dict[psutil.Process, tuple[int, int]]:
-    """This user's processes but for zombies, each with its parent and its session."""
+    """Return the parent and the session of each of this user's processes, without zombies."""
     found = {}
-    for pid in psutil.pids():  # not process_iter: it keeps objects, and may give one whose id was reused since
+    for pid in psutil.pids():  # process_iter caches objects, whose ids may be reused
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             with process.oneshot():

@@ -1,4 +1,4 @@
-"""Helpers of commands that start a job as a user would: where its script is, and the end of its log."""
+"""Helpers for commands that start a job: find its script, and read the end of its log."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def job_script(name: str, command: str) -> Path:
     """Return the absolute path of jobs/NAME in the current folder, or in the checkout that raydali is installed from.
 
     Raises:
-        UsageError: there is none; the message asks to run `command` in a checkout.
+        UsageError: the script does not exist; the message asks to run `command` in a checkout.
     """
     for root in (Path.cwd(), Path(__file__).parents[2]):
         if (script := root / "jobs" / name).exists():

@@ -1,4 +1,4 @@
-"""The cost of faults: time, steps, samples. Pure functions of events, checkpoints and ids."""
+"""The cost of faults in time, steps and samples: pure functions of events, checkpoints and ids."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOSS_TOLERANCE, LOSS_FLOOR = 0.05, 0.02
-"""Tolerated deviation of an epoch's mean loss from the undisturbed run: relative, absolute. Another number of workers
-adds floating-point numbers in another order, and training amplifies the difference."""
+"""The tolerated relative and absolute deviation of an epoch's mean loss from the undisturbed run. Another number of
+workers adds floating-point numbers in another order, and training amplifies the difference."""
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -20,14 +20,14 @@ class FaultOutcome:
     """The effect of one fault on the run; times in seconds since 1970.
 
     Attributes:
-        fault: its name.
-        at: when it was injected.
-        step: the step of the newest checkpoint at that time.
-        reached: the last completed step at that time, estimated.
-        noticed: when it was detected.
-        noticed_by: the event that detected it, or another sign of it.
-        resumed: when the first step after it was completed; for a full disk, when a checkpoint could be saved again.
-        resumed_at: the step that the run resumed from; None if it never stopped.
+        fault: the fault's name.
+        at: time of the injection.
+        step: step of the newest checkpoint at that time.
+        reached: estimate of the last completed step at that time.
+        noticed: time of the detection.
+        noticed_by: the event, or another sign, by which the fault was detected.
+        resumed: time of the first completed step after the fault; for a full disk, of the first saved checkpoint.
+        resumed_at: step from which the run resumed; None if it never stopped.
     """
 
     fault: str
@@ -41,7 +41,7 @@ class FaultOutcome:
 
     @property
     def repeated_steps(self) -> int:
-        """Number of steps that were repeated, estimated."""
+        """The estimated number of steps that were repeated."""
         return 0 if self.resumed_at is None else max(0, self.reached - self.resumed_at)
 
 
@@ -69,20 +69,20 @@ class Samples:
     """Samples that were trained on, in the order of the stream.
 
     Attributes:
-        steps, ids: of each sample, int64 (n,).
+        steps, ids: step and id of each sample, int64 (n,).
     """
 
     steps: NDArray[np.int64]
     ids: NDArray[np.int64]
 
     def within(self, low: int, high: int) -> "Counter[tuple[int, int]]":
-        """Count each (step, id) of steps low..high-1."""
+        """Return the number of times that each (step, id) occurs in steps low..high-1."""
         chosen = (self.steps >= low) & (self.steps < high)
         return Counter(zip(self.steps[chosen].tolist(), self.ids[chosen].tolist(), strict=True))
 
 
 def lost_and_repeated(reference: Samples, committed: Samples, low: int, high: int) -> tuple[int, int]:
-    """Count the samples of steps low..high-1 that are missing, and those that are there too often."""
+    """Return the numbers of missing and of repeated samples in steps low..high-1."""
     wanted, found = reference.within(low, high), committed.within(low, high)
     return (wanted - found).total(), (found - wanted).total()
 
@@ -102,7 +102,7 @@ class Losses:
 
     @property
     def differences(self) -> NDArray[np.float64]:
-        """Differences of the common epochs relative to the tolerance; NaN if a loss is no number."""
+        """Return the differences of the common epochs relative to the tolerance; NaN if a loss is NaN."""
         epochs = min(len(self.undisturbed), len(self.disturbed))
         wanted = np.asarray(self.undisturbed[:epochs], np.float64)
         found = np.asarray(self.disturbed[:epochs], np.float64)
@@ -110,7 +110,7 @@ class Losses:
 
     @property
     def agree(self) -> bool:
-        """True if no epoch is missing and all differences are tolerated."""
+        """Whether no epoch is missing and all differences are tolerated."""
         return len(self.undisturbed) == len(self.disturbed) and bool((self.differences <= 1).all())
 
     @property

@@ -1,13 +1,13 @@
-"""`raydali chaos`: injects faults into a training run on several nodes of this machine.
+"""`raydali chaos`: inject faults into a training run on several nodes of this machine.
 
     raydali chaos                                   all faults, as root; without root some are skipped
     raydali chaos --faults worker,disk --nodes 2 --json chaos.json
 
     undisturbed   a run on the built-in digits, for its losses
-    disturbed     the same; each fault is injected once training has progressed since the last one
-    accounting    compares the trace of samples with the stream, and the losses; lists what is left on the machine
+    disturbed     the same run; each fault is injected when training has progressed after the previous fault
+    accounting    compares the trace of samples with the stream, compares the losses, and lists leaked resources
 
-The cluster is a real one, with processes, ports and a folder of its own; no other Ray cluster is touched.
+The cluster is a real one with its own processes, ports and folder; no other Ray cluster is affected.
 """
 
 import sys
@@ -40,13 +40,13 @@ def main(options: Chaos) -> dict[str, Any]:
     """Run the experiment, write the file and show the table.
 
     Returns:
-        The content of --json: {"command", "machine", "settings", "left_out": why by fault, "rows", "same_stream",
-        "losses": {"undisturbed" and "disturbed": of each epoch, "largest_difference", "agree"},
-        "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row: {"fault", "noticed_seconds", "noticed_by",
-        "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+        The content of --json: {"command", "machine", "settings", "left_out": the reason for each fault that was not
+        injected, "rows", "same_stream", "losses": {"undisturbed" and "disturbed": one for each epoch,
+        "largest_difference", "agree"}, "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault",
+        "noticed_seconds", "noticed_by", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
-        UsageError: an option is invalid; before anything is started.
+        UsageError: an option is invalid; nothing was started.
         CommandError: the run did not continue, lost or repeated samples, or left processes or files.
     """
     faults = _faults(options.faults)
@@ -55,7 +55,7 @@ def main(options: Chaos) -> dict[str, Any]:
     if options.epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
     require_writable("--json", options.json)
-    from raydali.commands.chaos.experiment import ChaosExperiment  # Ray, torch: seconds
+    from raydali.commands.chaos.experiment import ChaosExperiment  # imports Ray and torch: seconds
 
     experiment = ChaosExperiment(faults, nodes=options.nodes, epochs=options.epochs, report=_report)
     began = time.monotonic()
@@ -76,7 +76,7 @@ def main(options: Chaos) -> dict[str, Any]:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """Describe what is wrong with a result; an empty list if nothing is."""
+    """Describe each failure in a result; return an empty list if there is none."""
     rows, left = result["rows"], result["left"]
     lost, repeated = sum(row["lost"] for row in rows), sum(row["repeated"] for row in rows)
     counted = [

@@ -35,10 +35,10 @@ class ChaosExperiment:
     """One run of `raydali chaos`.
 
     Args:
-        faults: names of faults, in order.
+        faults: names of faults, in the order of their injection.
         nodes: number of nodes of the cluster.
-        epochs: epochs of the run.
-        report: is called with lines about the progress.
+        epochs: number of epochs of the run.
+        report: called with lines about the progress.
     """
 
     def __init__(self, faults: Sequence[str], *, nodes: int, epochs: int, report: Callable[[str], None]) -> None:

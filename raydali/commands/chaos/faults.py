@@ -1,4 +1,4 @@
-"""The faults: how each is injected, how its detection is observed, and how it is repaired."""
+"""The faults, with their injection, the observation of their detection, and their repair."""
 
 import signal
 import time
@@ -16,11 +16,11 @@ from raydali.host.processes import send
 from raydali.train.checkpoint_file import FILE_NAME
 
 CHECKPOINTS_BETWEEN = 2
-"""Checkpoints after a fault, before the next one is injected."""
+"""Number of checkpoints between two faults."""
 INJECT_AT = 0.6
-"""When faults are injected, as a share of the time between two checkpoints."""
+"""Time of an injection after a checkpoint, as a share of the time between two checkpoints."""
 NODE_ENDS_SECONDS = 60.0
-"""Limit for a node to notice that it was given up, once its link is up again."""
+"""Limit for a node to notice, after its link is restored, that the cluster has given it up."""
 _UNSAVED = "could not be saved"
 
 
@@ -29,7 +29,7 @@ class FaultContext:
     """The cluster, the run, and the state of the current fault.
 
     Attributes:
-        at: when the fault was injected, in seconds since 1970.
+        at: time of the injection, in seconds since 1970.
         node: the node that it affects.
         victims: the ranks that it affects.
         unsaved_before: number of warnings about failed checkpoints before the fault.
@@ -44,7 +44,7 @@ class FaultContext:
     unsaved_before: int = 0
 
     def training_nodes(self) -> list[int]:
-        """Return the nodes that train, except the head."""
+        """Return the nodes with ranks, except the head."""
         return [number for number in range(1, len(self.nodes.hosts)) if self.nodes.trainers(number)]
 
     def unsaved(self) -> int:
@@ -53,7 +53,7 @@ class FaultContext:
 
 
 Detection = tuple[float, str]
-"""When a fault was detected, and by what."""
+"""The time when a fault was detected, and the event or sign that detected it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,13 @@ class Fault:
     """A fault that can be injected into a run.
 
     Attributes:
-        description: what it does.
-        inject: does it.
-        detected: returns the detection, or None if it was not detected yet.
+        description: what the fault does.
+        inject: injects the fault.
+        detected: returns the detection, or None if the fault was not detected yet.
         repair: does what an operator would do after the detection.
         stops: whether training stops until a resume.
-        resumes_undetected: whether that resume may come before the detection.
-        unavailable: returns why it cannot be injected on this machine; empty if it can.
+        resumes_undetected: whether this resume may come before the detection.
+        unavailable: returns why the fault cannot be injected on this machine; empty if it can.
     """
 
     description: str
@@ -115,7 +115,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
 
 
 def wait_until_training(context: FaultContext, *, beyond: int, every: int) -> None:
-    """Wait until checkpoints are made after a step, a node other than the head trains, and the next one is near."""
+    """Wait until a checkpoint after a step is saved, a node other than the head trains, and it is time to inject."""
     goal, run = beyond + CHECKPOINTS_BETWEEN * every, context.run
     run.wait_for(
         f"a checkpoint at step {goal} or later, while a node other than the head trains",
@@ -137,7 +137,7 @@ def _event(*names: str) -> Callable[[FaultContext], Detection | None]:
 
 
 def _warned(context: FaultContext) -> Detection | None:
-    """Detect by the console: the event cannot be written while the disk is full."""
+    """Detect the fault in the driver's output: the event cannot be written while the disk is full."""
     return (time.time(), "checkpoint failed") if context.unsaved() > context.unsaved_before else None
 
 
@@ -161,7 +161,7 @@ def _cut_link(context: FaultContext) -> None:
 
 
 def _restore_link(context: FaultContext) -> None:
-    """Restore the link once the cluster has given the node up; Ray ends the node then, so a new one is started."""
+    """Restore the link after the cluster has given the node up. Ray then ends the node, so start a new one."""
     given_up = _event("failure", "preemption")
     context.run.wait_for("the node without a link to be given up", lambda: given_up(context) is not None)
     context.nodes.hosts[context.node].set_link("up")
@@ -172,7 +172,7 @@ def _restore_link(context: FaultContext) -> None:
 
 def _damage_checkpoint(context: FaultContext) -> None:
     trainers = context.nodes.all_trainers()
-    send(trainers, signal.SIGSTOP)  # so that it remains the newest
+    send(trainers, signal.SIGSTOP)  # so that no newer checkpoint is saved
     newest, _ = context.run.checkpoints()[0]
     file = Path(context.run.folder.path(f"checkpoint_{newest:09d}/{FILE_NAME}"))
     with file.open("r+b") as contents:

@@ -1,6 +1,6 @@
 """Leaks of a run on a machine: ports in use, and shared memory that no process uses.
 
-Both come from /proc: psutil sees only the sockets of its own network namespace, and no maps without their sizes.
+Both are read from /proc: psutil only finds the sockets of its own network namespace, and lists mapped files slowly.
 """
 
 import os
@@ -15,13 +15,13 @@ _LISTENING = "0A"
 
 
 def listening(table: str) -> set[tuple[int, str]]:
-    """Return port and inode of the listening sockets in a table in the format of /proc/net/tcp."""
+    """Return port and inode of each listening socket in a table with the format of /proc/net/tcp."""
     rows = (line.split() for line in table.splitlines())
     return {(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTENING}
 
 
 def ports_of(groups: Iterable[Iterable[psutil.Process]]) -> set[int]:
-    """Return the TCP ports at which these processes listen, each in its own network namespace."""
+    """Return the TCP ports on which these processes listen, each in its own network namespace."""
     found: set[int] = set()
     for process in (process for group in groups for process in group):
         with suppress(OSError):

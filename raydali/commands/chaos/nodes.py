@@ -1,4 +1,4 @@
-"""A Ray cluster with one node per host, whose nodes are started and killed by process ids."""
+"""A Ray cluster with one node per host; single nodes can be started and killed."""
 
 import os
 import secrets
@@ -28,7 +28,7 @@ class Nodes:
     """The cluster of an experiment.
 
     Args:
-        hosts: the node of the first one is the head.
+        hosts: the hosts; the node on the first one is the head.
         ports: ports of Ray and its dashboard, free on the first host.
         folder: folder for the logs of the nodes.
         temp_dir: Ray's temporary folder; a short path.
@@ -53,13 +53,13 @@ class Nodes:
         """Start a node, and wait until it is part of the cluster.
 
         Raises:
-            CommandError: it does not start; with the end of its log.
+            CommandError: the node does not start; the message has the end of its log.
         """
         host, log = self.hosts[number], self._folder / f"node{number}.log"
         if number:
             options = [f"--address={self.address}"]
         else:
-            # Without a dashboard, Ray never frees the resources of a job whose driver was killed.
+            # Without a dashboard, Ray never frees the resources of a job after its driver was killed.
             options = head_options(self._ports, dashboard_host=host.address, temp_dir=self._temp_dir)
         options += ["--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         options += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
@@ -88,7 +88,7 @@ class Nodes:
         return [process for number in range(len(self.hosts)) for process in self.trainers(number)]
 
     def wait_until_gone(self, number: int, seconds: float) -> None:
-        """Wait until a node has ended by itself, for a limited time."""
+        """Wait for a limited time until a node has ended by itself."""
         deadline = time.monotonic() + seconds
         while self.processes(number) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""A training run that is observed from outside: its driver, its events, its checkpoints."""
+"""A training run in its own process, observed by its output, its events and its checkpoints."""
 
 import subprocess
 import time
@@ -19,13 +19,13 @@ GRACE_SECONDS = 400.0
 
 
 class WatchedRun:
-    """A job that is started as a user does.
+    """A job that is started by a command line.
 
     Args:
-        command: the job's, with --storage and --name.
+        command: the job's command line, with --storage and --name.
         folder: the run's folder.
         log: file for the driver's output.
-        cwd, env: of the driver.
+        cwd, env: working directory and environment of the driver.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class WatchedRun:
         self._driver: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the driver, also again after a kill."""
+        """Start the driver, or start it again after a kill."""
         with self._log.open("ab") as output:
             self._driver = subprocess.Popen(
                 self._command, cwd=self._cwd, env=dict(self._env), stdout=output, stderr=output, start_new_session=True
@@ -66,14 +66,14 @@ class WatchedRun:
         return found
 
     def committed(self) -> int:
-        """Return the step of the newest checkpoint; 0 without one."""
+        """Return the step of the newest checkpoint; 0 if there is none."""
         return max((step for step, _ in self.checkpoints()), default=0)
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait for a condition.
 
         Raises:
-            CommandError: the driver ended before, or GRACE_SECONDS have passed.
+            CommandError: the driver ended before the condition was true, or GRACE_SECONDS have passed.
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
@@ -89,7 +89,7 @@ class WatchedRun:
         """Wait until the run has ended.
 
         Raises:
-            CommandError: it failed, or took longer.
+            CommandError: the run failed, or took longer.
         """
         assert self._driver is not None
         try:

@@ -1,7 +1,7 @@
 """Virtual hosts on this machine, each with a network link that can be cut, and a disk that can be filled.
 
-Hosts are network namespaces with addresses of their own, on a bridge; only root can make them. Without root, all hosts
-are this machine itself: they share its address and have no link of their own.
+Hosts are network namespaces on a bridge, each with its own address. Only root can make them. Without root, all hosts
+are this machine itself: they share its address, and their links cannot be cut.
 """
 
 import os
@@ -34,7 +34,7 @@ class Host:
         return [*(["ip", "netns", "exec", self.name] if self.veth else []), *command]
 
     def set_link(self, state: str) -> None:
-        """Set its link "down" or "up"."""
+        """Set the host's link "down" or "up"."""
         assert self.veth is not None
         _run("ip", "link", "set", self.veth, state)
 
@@ -54,7 +54,7 @@ def namespaces_unavailable() -> str:
 
 @contextmanager
 def virtual_hosts(number: int) -> Iterator[list[Host]]:
-    """Make that many hosts; in network namespaces if possible."""
+    """Make this number of hosts, in network namespaces if possible."""
     if namespaces_unavailable():
         yield [Host(f"node{i}", LOCAL) for i in range(number)]
         return
@@ -81,7 +81,7 @@ def virtual_hosts(number: int) -> Iterator[list[Host]]:
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder, which can be filled if it is on a disk of its own."""
+    """A folder that can be filled if it is on its own disk."""
 
     path: Path
 
@@ -90,7 +90,7 @@ class Disk:
         return self.path / "ballast"
 
     def fill(self) -> None:
-        """Write until no space is left, even while others write."""
+        """Write until no space is left, even if other processes write meanwhile."""
         with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(2**20))
@@ -107,7 +107,7 @@ def tmpfs_unavailable() -> str:
 
 @contextmanager
 def small_disk(path: Path, *, megabytes: int) -> Iterator[Disk]:
-    """Mount a tmpfs at this path, which must not exist; a plain folder if nothing can be mounted."""
+    """Mount a tmpfs at this path, which must not exist, or make a plain folder if mounting is impossible."""
     path.mkdir()
     if tmpfs_unavailable():
         yield Disk(path)

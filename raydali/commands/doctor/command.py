@@ -1,9 +1,9 @@
-"""`raydali doctor`: checks that this host, or every node of a cluster, is fit for training, and names remedies.
+"""`raydali doctor`: check that this host, or every node of a cluster, is ready for training, and suggest remedies.
 
     raydali doctor
     raydali doctor --cluster --storage s3://my-bucket/runs
 
-A row of the table is a check and the nodes with the same result. Exit code 1: a check fails.
+A row of the table is a check with the nodes that have the same result. Exit code 1: a check fails.
 """
 
 import logging
@@ -42,7 +42,7 @@ def main(options: Doctor) -> None:
     """Run the checks, show the table, and exit with 1 if a check fails.
 
     Raises:
-        UsageError: no cluster is named, or none answers.
+        UsageError: no cluster is named, or the cluster does not answer.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if options.cluster and not address:
@@ -127,7 +127,7 @@ def _as_a_job(options: Doctor, address: str) -> int:
     log = client.get_job_logs(job)
     output = log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log
     if options.json:
-        output, brace, found = ("\n" + output).rpartition("\n{\n")  # output, then JSON; or the error alone
+        output, brace, found = ("\n" + output).rpartition("\n{\n")  # output and then JSON, or only an error
         if brace:
             Path(options.json).expanduser().write_text("{\n" + found)
         output = output[1:] + "\n" if brace else found[1:]

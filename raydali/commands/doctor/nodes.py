@@ -1,4 +1,4 @@
-"""The checks of every node of the cluster at RAY_ADDRESS, by an actor on each that reserves no CPU."""
+"""The inspection of every node of the cluster at RAY_ADDRESS, by one actor per node that reserves no CPU."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from raydali.host.facts import Host, this_host
 from raydali.text import error_line
 
 ANSWER_SECONDS = 60
-"""Limit for all nodes together; a node must start a process, and may have to download raydali first."""
+"""Time limit for all nodes together; each starts a process, and may have to download raydali first."""
 CLOCK_CALLS = 5
 PACKAGE: dict[str, Any] = {"py_modules": [str(Path(__file__).parents[2])], "excludes": ["**/__pycache__"]}
 """Runtime environment that ships raydali to the nodes."""
@@ -33,7 +33,7 @@ class Probe:
         return time.time()
 
     def storage(self, marker: Marker) -> str:
-        """Return why the node cannot use the storage; empty if it can."""
+        """Return the reason why the node cannot use the storage; empty if it can."""
         return marker.read_error()
 
 
@@ -45,7 +45,7 @@ def nodes_of_cluster(storage: str | None) -> list[Node]:
     """
     import ray
 
-    # Nodes may lack raydali: it is part of a job's package, and otherwise this folder is shipped.
+    # Nodes may lack raydali. A job's package contains it; otherwise this folder is sent.
     send = None if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else PACKAGE
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=send)
@@ -97,7 +97,7 @@ def _inspect(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
 
 
 def _skew(probe: Any) -> tuple[float, float]:  # noqa: ANN401 (an actor of Ray)
-    """Return how far the node's clock is ahead of this one's, and the bound of the error, half the shortest call."""
+    """Return by how many seconds the node's clock is ahead of this one's, and the maximum error of this value."""
     import ray
 
     best = (0.0, float("inf"))

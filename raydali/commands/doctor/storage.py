@@ -16,7 +16,7 @@ class Marker:
     """A small temporary file in the storage.
 
     Args:
-        storage: a folder or URI, as --storage of a job.
+        storage: a folder or URI, like --storage of a job.
         key: a string that is unique to this run of the doctor.
     """
 
@@ -24,11 +24,11 @@ class Marker:
     key: str
 
     def write_error(self) -> str:
-        """Write the marker; return why that failed, or an empty string."""
+        """Write the marker; return why this failed, or an empty string."""
         return self._attempt("driver", write=True)
 
     def read_error(self) -> str:
-        """Return why this process cannot read the marker, or write one of its own; empty if it can."""
+        """Return why this process cannot read the marker or write its own marker; empty if it can."""
         return self._attempt("driver", write=False) or self._attempt(f"{os.uname().nodename}-{os.getpid()}", write=True)
 
     def remove(self) -> None:

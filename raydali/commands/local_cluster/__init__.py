@@ -1,1 +1,1 @@
-"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, for trials and tests."""
+"""`raydali cluster`: an autoscaling Ray cluster on this machine only, for trials and tests."""

@@ -1,11 +1,11 @@
-"""`raydali cluster`: an autoscaling Ray cluster on this machine alone, configured by cluster/local.yaml.
+"""`raydali cluster`: an autoscaling Ray cluster on this machine only, configured by cluster/local.yaml.
 
     raydali cluster up
     source /tmp/raydali-1000/env
     ray job submit --working-dir . -- python jobs/imagenet.py --workers 3
     raydali cluster down
 
-The nodes are processes, and their GPUs are only declared. Access requires a random token.
+The nodes are processes, and their GPUs are declared but do not exist. Access requires a random token.
 """
 
 import sys

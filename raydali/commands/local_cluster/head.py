@@ -1,4 +1,4 @@
-"""The head of a cluster on this machine: its start, and the nodes that its dashboard lists."""
+"""The head of a cluster on this machine: start it, and list the nodes of the cluster."""
 
 import json
 import os
@@ -29,14 +29,14 @@ HEAD_ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "5",
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
 }
-"""Environment of every head, in addition to Ray's defaults. A node whose processes have ended is given up after 5 s
-instead of 15, an unreachable one after 20 s instead of 65. A job that is stopped has 60 s instead of 3 for its last
+"""Environment of every head, in addition to Ray's defaults. Ray gives up a node whose processes have ended after 5 s
+instead of 15, and an unreachable node after 20 s instead of 65. A stopped job has 60 s instead of 3 for its last
 checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of a head, all of which were free when they were checked."""
+    """The ports of a head, which were free when they were checked."""
 
     ray: int
     dashboard: int
@@ -97,10 +97,10 @@ def config_of(file: str) -> dict[str, Any]:
 
 
 def address_of_this_machine() -> str:
-    """Return the address that Ray's nodes determine by themselves."""
+    """Return the address that Ray's nodes on this machine choose by default."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("8.8.8.8", 80))  # as Ray does: nothing is sent
+            probe.connect(("8.8.8.8", 80))  # as in Ray; nothing is sent
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
@@ -122,7 +122,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
     """Start the head, and wait until it accepts jobs.
 
     Raises:
-        UsageError: it ended, or does not answer within `timeout` seconds; with the end of its log.
+        UsageError: the head ended, or does not answer within `timeout` seconds; the message has the end of its log.
     """
     provider = config["provider"] | {"gcs_address": cluster.head}
     (folder / "config.yaml").write_text(json.dumps(config | {"provider": provider}, indent=1))  # JSON is YAML

@@ -19,7 +19,7 @@ from pathlib import Path
 from raydali.errors import UsageError
 
 MAX_FOLDER_LENGTH = 40
-"""Characters. Ray's sockets are below the folder, and a socket's path is limited to 107."""
+"""Maximum number of characters: Ray's sockets are in the folder, and a socket's path has at most 107."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class State:
     """A cluster that was started.
 
     Attributes:
-        mark: the value that marks its processes, in their environment.
+        mark: the value of an environment variable by which its processes are found.
         head: address of Ray's own port, for `ray start --address`.
         dashboard: address for `ray job submit`.
         started: seconds since 1970.
@@ -48,7 +48,7 @@ def checked(folder: str) -> Path:
     """Return the absolute path of a folder.
 
     Raises:
-        UsageError: it is too long for Ray's sockets.
+        UsageError: the path is too long for Ray's sockets.
     """
     path = Path(folder).expanduser().absolute()
     if len(str(path)) > MAX_FOLDER_LENGTH:
@@ -63,7 +63,7 @@ def make(folder: Path) -> None:
     """Create the folder, accessible to this user only.
 
     Raises:
-        UsageError: it exists and is not an empty folder of this user, or cannot be created.
+        UsageError: the folder exists and is not an empty folder of this user, or it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
