@@ -1,1 +1,1 @@
-"""The benchmarks, each on one machine: loaders, alone and in training, against others; and costs that grow."""
+"""The benchmarks of one machine: loaders and training compared with alternatives, and costs that grow with a run."""

@@ -1,12 +1,12 @@
-"""`raydali bench soak`: a long run of small data, to detect processes that grow with its epochs.
+"""`raydali bench soak`: a long run on small data, to find processes whose memory, files or threads grow.
 
     raydali bench soak
     raydali bench soak --epochs 1000 --workers 4 --json soak.json
 
-The job trains on the built-in digits, on a Ray cluster of its own. After each epoch the resident memory, open files and
-threads of the driver, Ray Train's controller and every rank are read from outside, and the memory in use on the GPUs.
-Growth is measured from the second quarter of the run to the last one, by their medians: the first quarter fills pools
-and caches.
+The job trains on the built-in digits, on its own Ray cluster. After each epoch this command reads the resident memory,
+open files and threads of the driver, of Ray Train's controller and of every rank, and the memory in use on the GPUs.
+Growth is the difference between the medians of the second and the last quarter of the run. The first quarter is
+ignored, because it fills pools and caches.
 """
 
 import os
@@ -32,7 +32,7 @@ from raydali.output import JsonFile, show
 
 MIN_READINGS = 8
 MIN_EPOCHS = MIN_READINGS + 1
-"""After the last epoch nothing is read: processes are about to end."""
+"""Minimum number of epochs. Nothing is read after the last epoch, because processes are about to end."""
 MAX_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "Controller": "controller"}
@@ -44,7 +44,7 @@ class Limit:
     """The allowed growth of a figure from the second quarter of a run to the last.
 
     Attributes:
-        an_epoch: growth per epoch between them.
+        an_epoch: allowed growth per epoch.
         always: growth that is always allowed, because the figure fluctuates.
     """
 

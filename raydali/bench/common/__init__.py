@@ -1,1 +1,1 @@
-"""Options, processes, results and synthetic data that all benchmarks use."""
+"""Common options, processes, results and synthetic data of the benchmarks."""

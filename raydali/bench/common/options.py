@@ -1,4 +1,4 @@
-"""Options that several benchmarks share, and how they are checked."""
+"""The common options of benchmarks, and their checks."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
@@ -66,10 +66,10 @@ def names(listed: str) -> list[str]:
 
 
 def check_names(option: str, listed: str, choice: Collection[str]) -> list[str]:
-    """Split a comma-separated list whose names are restricted.
+    """Split a comma-separated list of names, and check that they are in `choice`.
 
     Raises:
-        UsageError: the list is empty, or names something else.
+        UsageError: the list is empty, or has another name.
     """
     found = names(listed)
     if not found:
@@ -81,7 +81,7 @@ def check_names(option: str, listed: str, choice: Collection[str]) -> list[str]:
 
 
 def integers(listed: str) -> list[int]:
-    """Parse a comma-separated list of integers, ascending and each once; empty if one of them is no integer."""
+    """Parse a comma-separated list of integers, sorted and without repeats; empty if one is invalid."""
     try:
         return sorted({int(part) for part in listed.split(",")})
     except ValueError:
@@ -89,14 +89,14 @@ def integers(listed: str) -> list[int]:
 
 
 def check(options: Any, **choices: Collection[str]) -> None:
-    """Check the options that benchmarks have in common, as far as this one has them.
+    """Check the common options of benchmarks, if this benchmark has them.
 
     Args:
-        options: a dataclass; every number in it must be positive, --gpus aside.
-        choices: by field, the names that its comma-separated list may hold.
+        options: a dataclass; every number in it must be positive, except --gpus.
+        choices: for each field, the names that its comma-separated list may have.
 
     Raises:
-        UsageError: with the option, its value and the remedy.
+        UsageError: an option is invalid; the message has the option, its value and a remedy.
     """
     for field in fields(options):
         name, value = field.name.replace("_", "-"), getattr(options, field.name)
@@ -116,7 +116,7 @@ def check(options: Any, **choices: Collection[str]) -> None:
 
 
 def gpu_counts(gpus: str | None) -> list[int]:
-    """Parse --gpus: numbers of GPUs, ascending; 0 is the CPU alone.
+    """Parse --gpus: numbers of GPUs, ascending; 0 means the CPU.
 
     Raises:
         UsageError: the list is malformed, or exceeds the GPUs of this machine.
@@ -151,7 +151,7 @@ def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit
     """Check that there are enough samples for one batch of each GPU or process.
 
     Raises:
-        UsageError: with both numbers.
+        UsageError: there are too few.
     """
     needed = options.batch_size * max(1, batches)
     if count < needed:

@@ -1,4 +1,4 @@
-"""Parts that the pictures of benchmarks share: title, groups of bars with whiskers, legend."""
+"""Common parts of the pictures of benchmarks: title, groups of bars with whiskers, legend."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GROUP_WIDTH = 0.84
-"""Width of a group of bars; the distance of two groups is 1."""
+"""Width of a group of bars; the distance between two groups is 1."""
 BAR_WIDTH = 0.92
 """Width of a bar, as a share of its place in the group."""
 
@@ -22,7 +22,7 @@ def title(axes: "Axes", result: dict[str, Any], what: str, *, gpus: int, drawn: 
         result: as written by `write_json`.
         what: the workload.
         gpus: number of GPUs, all of one kind.
-        drawn: what is drawn of the repeats.
+        drawn: which values of the repeats are drawn.
     """
     machine = result["machine"]
     hardware = f"{gpus} x {machine['gpus'][0]}, " if gpus else ""
@@ -47,7 +47,7 @@ def grouped_bars(
         top: bars that exceed it are cut off, and their rate is written inside.
 
     Returns:
-        Of each row its left edge, its width and the number of its color.
+        For each row the left edge of its bar, its width and the number of its colour.
     """
     groups = list(dict.fromkeys(map(group, rows)))
     labels = list(dict.fromkeys(map(series, rows)))
@@ -80,7 +80,7 @@ def grouped_bars(
 
 
 def save(figure: "Figure", path: str, *, columns: int) -> None:
-    """Write a picture as a PNG, with a legend of that many columns below it."""
+    """Write a picture as a PNG, with a legend below it that has this number of columns."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     if columns:

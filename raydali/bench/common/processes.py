@@ -1,9 +1,9 @@
-"""Processes that measure together on this machine. Each has its own session, and none of them outlives the measurement.
+"""Processes that measure together on this machine, each in its own session, and end with the measurement.
 
     parent: start ---- wait for all answers, the first error or the deadline ---- kill all
     rank:       function(task, rank, port) -- answer -- wait to be killed
 
-A rank that has finished or failed stays alive, so that the others do not report a lost connection instead.
+A rank that has finished or failed stays alive, so that the other ranks do not report a lost connection instead.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class MeasurementError(Exception):
-    """Nothing could be measured. The message names the rank and ends with the reason, in most cases a traceback."""
+    """A failed measurement. The message names the rank and ends with the reason, in most cases a traceback."""
 
 
 CONTEXT = get_context("spawn")
@@ -32,14 +32,14 @@ def run_ranks(
     timeout: float,
     remedy: str = "lower --steps or raise --timeout",
 ) -> list[Any]:
-    """Run `function(task, rank, port)` in `world_size` new processes at once and return what it returns on each.
+    """Run `function(task, rank, port)` in `world_size` new processes at once, and return their results.
 
     Args:
         function: defined at the top level of a module; `port` is a free port of localhost.
         task: may contain a barrier of CONTEXT.
         world_size: the number of processes.
         timeout: seconds from the start of the processes to the last answer.
-        remedy: the advice of the error after a timeout.
+        remedy: the remedy in the message after a timeout.
 
     Raises:
         MeasurementError: a rank raised or died, or the timeout expired.
@@ -78,7 +78,7 @@ def join_ranks(rank: int, world_size: int, port: int) -> None:
     import torch.distributed as dist
 
     if world_size > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo resolves the host's name
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
 
 
@@ -97,7 +97,7 @@ def _kill(process: Any) -> None:
     """Kill the rank and its session: the DataLoader's workers would outlive it by seconds."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # ended, or not far enough to have a session
+    except ProcessLookupError:  # it has ended, or has no session yet
         process.kill()
     process.join()
 

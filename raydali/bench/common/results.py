@@ -1,4 +1,4 @@
-"""Results of a benchmark: rows of a table, the files of --json and --plot, rows that could not be measured."""
+"""The results of a benchmark: rows of a table, the files of --json and --plot, and errors of rows."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -42,19 +42,19 @@ def collect(
     show_table: Show,
     plot: Plot,
 ) -> dict[str, Any]:
-    """Add rows to the result as they are measured, and write --json after each; present it at the end or on a failure.
+    """Add rows to the result as they are measured, and write --json after each. Present the result at the end.
 
     Args:
-        result: what is written, all but the rows.
-        rows: measures while it is iterated.
-        options: the command's.
-        name: names a row.
-        line: describes a row that was measured.
+        result: the result without rows.
+        rows: an iterator that measures the rows.
+        options: the command's options.
+        name: returns the name of a row.
+        line: returns a description of a measured row.
         show_table: prints the result.
-        plot: draws it, for --plot.
+        plot: draws the result, for --plot.
 
     Raises:
-        CommandError: a row could not be measured; after the others were presented.
+        CommandError: a row could not be measured; the others were presented.
     """
     try:
         for row in rows:
@@ -71,7 +71,7 @@ def collect(
 
 
 def measured_row(row: Row, name: str, measure: Callable[[], Any], metrics: Mapping[str, Callable[[Any], Any]]) -> Row:
-    """Complete a row by "error" and by metrics, functions of what `measure` returns; if it fails, all of them null."""
+    """Add "error" and metrics to a row. Metrics are functions of the result of `measure`, and null if this fails."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     try:
         measured = measure()
@@ -81,12 +81,12 @@ def measured_row(row: Row, name: str, measure: Callable[[], Any], metrics: Mappi
 
 
 def evaluate(metrics: Mapping[str, Callable[[Any], Any]], measured: Any) -> Row:
-    """Apply every metric to what was measured."""
+    """Apply every metric to a measurement."""
     return {name: metric(measured) for name, metric in metrics.items()}
 
 
 def task_of(kind: type[_Task], options: Any, **others: Any) -> _Task:
-    """Make a dataclass of `others`, and of the options that have the names of its remaining fields."""
+    """Make a dataclass from `others` and from the options with the names of its other fields."""
     shared = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}  # type: ignore[arg-type]
     return kind(**shared | others)
 
@@ -97,12 +97,12 @@ def ratio(value: float | None, other: float | None) -> float | None:
 
 
 def contender_name(row: Row) -> str:
-    """Name a row's loader, and the format that it delivers if that is not 8 bits."""
+    """Return the name of a row's loader, with the format that it delivers unless this is 8 bits."""
     return str(row["loader"]) if row["pixels"] == "uint8" else f"{row['loader']} + normalised"
 
 
 def spread(row: Row, low: str = "low", high: str = "high", form: str = ",.0f") -> str:
-    """Format the lowest and the highest of a row's repeats, or why there are none."""
+    """Format the lowest and the highest of a row's repeats, or the reason why there are none."""
     if row["error"]:
         return NOT_INSTALLED if row["error"] == NOT_INSTALLED else "failed: see below"
     return f"{number(row[low], form)} .. {number(row[high], form)}"
@@ -114,12 +114,12 @@ def cell(key: str, form: str = ",.0f") -> Callable[[Row], str]:
 
 
 def show_rows(title: str, columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> None:
-    """Print a table; a column formats a row."""
+    """Print a table; the function of a column formats a row."""
     show(title, list(columns), [[column(row) for column in columns.values()] for row in rows])
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:
-    """Raise CommandError with the errors of the rows that could not be measured, NOT_INSTALLED aside."""
+    """Raise CommandError with the errors of the rows that could not be measured, except NOT_INSTALLED."""
     failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"] not in (None, NOT_INSTALLED)]
     if failed:
         raise CommandError("\n".join(failed))

@@ -1,6 +1,6 @@
-"""Synthetic images for measuring loaders: noise that costs a decoder as much as photographs do.
+"""Synthetic images for the measurement of loaders: noise that a decoder needs as much time for as for photographs.
 
-The spectra of photographs fall as 1 / frequency, and so does this noise's (D. J. Field, "Relations between the
+The spectra of photographs and of this noise decrease as 1 / frequency (D. J. Field, "Relations between the
 statistics of natural images and the response properties of cortical cells", 1987). The cost of decoding a JPEG depends
 on its size in bytes and in pixels; both equal ImageNet's on average.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CLASSES = 16
 QUALITY = 92
 SIDES = (333, 500)
-"""Shortest and longest side in pixels; one side of each image is the longest."""
+"""Shortest and longest side in pixels; each image has a side of the longest length."""
 _TEXTURE_SIDE = 1024
 _CONTRAST = 48
 _COLOUR = 12

@@ -1,4 +1,4 @@
-"""Synthetic videos for measuring loaders: a window that pans over noise.
+"""Synthetic videos for the measurement of loaders: a window that moves over noise.
 
 The cost of decoding a video depends on its codec, its pixels and its bytes. A few videos are encoded, on all cores; the
 others are hard links to them.
@@ -22,7 +22,7 @@ _ENCODERS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", "webm", "yuv420p", {"deadline": "realtime", "cpu-used": "8", "crf": "32", "b": "0"}),
     "mjpeg": ("mjpeg", "avi", "yuvj420p", {"q:v": "5"}),
 }
-"""Name of FFmpeg's encoder, file suffix, pixel format and options."""
+"""For each codec the name of FFmpeg's encoder, the file suffix, the pixel format and options."""
 _PAN = 3
 """Pixels per frame."""
 
@@ -33,9 +33,9 @@ class VideoSet:
 
     Attributes:
         videos: number of videos.
-        frames: frames of each, at 30 per second.
-        height: pixels; the width is 16/9 of it.
-        keyframe_every: frames.
+        frames: number of frames of each video, at 30 per second.
+        height: height in pixels; the width is 16/9 of it.
+        keyframe_every: number of frames from one keyframe to the next.
     """
 
     codec: VideoCodec

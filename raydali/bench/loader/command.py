@@ -1,12 +1,12 @@
-"""`raydali bench loader`: how fast loaders deliver batches that nobody uses.
+"""`raydali bench loader`: how fast loaders deliver batches if nothing uses them.
 
     raydali bench loader --data ~/imagenet/train --gpus 1,2,4 --json loaders.json --plot loaders.png
     raydali bench loader --loaders raydali,native,torchvision --threads 2 --workers 2 --batch-size 64
 
-All loaders deliver the same formats: images in 8 bits, then normalized floats in rows of their own. The second command
-is the guard for the CPU: its ratios to native and to torchvision in 8 bits must stay above 1.0 and 1.3. Each rate
-comes from new processes, and the repeats are interleaved over all loaders. Files are read many times, from the page
-cache unless --data is larger than memory: the rates do not include a disk's.
+All loaders deliver the same formats: images in 8 bits, and in separate rows normalized floats. The second command is a
+regression check for the CPU: its ratios to native and to torchvision in 8 bits must stay above 1.0 and 1.3. Each rate
+is measured in new processes, and the repeats are interleaved over all loaders. Files are read many times, from the page
+cache unless --data is larger than memory, so the rates do not include the time of a disk.
 """
 
 import statistics
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
-"""Loaders measured on at most one GPU: their processes share the host's cores, whatever the number of GPUs."""
+"""Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The loaders that are compared: raydali's, and other ways to feed a GPU, each in the form that its users write.
+"""The loaders that are compared: raydali's, and other ways to load images, each used in the usual way.
 
     raydali       make_loader("dali", ...): the stream, crops drawn on the host
     native        a bare DALI pipeline with DALI's own reader and random crop, as in DALI's examples
@@ -33,9 +33,9 @@ Pixels = Literal["uint8", "float16", "float32"]
 """Format of a batch: images in 8 bits, or floats normalized by ImageNet's mean and deviation."""
 
 EPOCHS = 1 << 20
-"""Longer than any measurement."""
+"""A number of epochs that takes longer than any measurement."""
 SHUFFLED_AT_ONCE = 4096
-"""Images in the buffer that the native reader shuffles."""
+"""Number of images in the buffer in which the native reader shuffles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ class Contender:
     """A loader that can be measured.
 
     Attributes:
-        batches: starts it and generates its batches.
+        batches: starts the loader and generates its batches.
         parallel: whether several processes make whole batches, which then arrive in bursts.
-        all_queues: whether CUDA is asked for all hardware queues, as raydali's jobs do.
-        module: the module that it needs and raydali does not.
+        all_queues: whether all hardware queues of CUDA are requested, as in raydali's jobs.
+        module: the module that this loader needs, if raydali does not need it.
     """
 
     batches: Callable[[Task], Batches]
@@ -225,7 +225,7 @@ def data_loader_batches(task: Task, dataset: Any) -> Batches:
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=task.batch_size,
-        # One long epoch: the workers would idle between two of them.
+        # One long epoch, because the workers would be idle between epochs.
         sampler=RandomSampler(dataset, num_samples=len(dataset) * EPOCHS),
         num_workers=task.workers,
         multiprocessing_context="fork",  # the default of users; spawned processes would spawn

@@ -2,8 +2,8 @@
 
     start, first batches | barrier | warm-up | timed | barrier, end
 
-Each measurement pays for its own start, so that none inherits memory pools, page tables or CUDA's settings from
-another. Repeats are interleaved over all rows of a table, so that a change in the machine's speed affects them alike.
+Each measurement starts new processes, so that none inherits memory pools, page tables or CUDA's settings from another.
+Repeats are interleaved over all rows of a table, so that a change in the machine's speed affects all rows equally.
 """
 
 import statistics
@@ -25,7 +25,7 @@ WARM_UP = 0.2
 START_SECONDS = 180
 """Limit for the start; on a cold machine the imports alone take half a minute."""
 SLOWNESS = 10
-"""How many times longer than requested the segments may last: they end with whole batches."""
+"""The segments may last this number of times longer than requested, because they end with whole batches."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole images resized to a square, nothing random: the plainest work that loaders are compared by."""
+"""A pipeline that resizes whole images to a square without random steps, for simple comparisons of loaders."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizedImages(Pipeline[LabeledFiles]):
-    """Images in 8 bits, on GPUs too.
+    """A pipeline of resized images in 8 bits, on CPUs and GPUs.
 
     Args:
         image_size: height and width of the output, pixels; aspect ratios are not kept.
@@ -26,15 +26,15 @@ class ResizedImages(Pipeline[LabeledFiles]):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Two tensors: images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        """The names of images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
 
     def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
-        """Files and labels (N,) int64."""
+        """Return files and labels (N,) int64."""
         return source.files(ids), source.labels[ids]
 
     def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
-        """Reads, decodes, resizes with antialiasing."""
+        """Read and decode images, and resize them with antialiasing."""
         from nvidia.dali import fn
 
         from raydali.data.tasks.dali_ops import decoder
@@ -46,7 +46,7 @@ class ResizedImages(Pipeline[LabeledFiles]):
         return images, labels.gpu() if device == "gpu" else labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """The same by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
+        """Return the same, made by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
         import torch
         from torchvision.transforms.v2 import functional as F
 

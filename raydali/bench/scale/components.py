@@ -22,7 +22,7 @@ from raydali.run.sample_trace import SampleTrace
 
 REPEATS = 5
 _PATH = "train/n01440764/n01440764_10026.JPEG"
-"""A path as long as ImageNet's."""
+"""A path with the length of ImageNet's paths."""
 _TIMES = ["loss_sum", "seconds", "loader_wait_seconds", "step_seconds", "checkpoint_seconds", "first_batch_seconds"]
 
 
@@ -74,7 +74,7 @@ def _line(ranks: int) -> dict[str, Any]:
 
 
 def gather_seconds(ranks: int) -> float:
-    """Measure rank 0 unpickling the records of all ranks: the work of `Worker.gather` after the network's."""
+    """Measure how long rank 0 decodes the records of all ranks, as `Worker.gather` does after the communication."""
     sent = [pickle.dumps(record) for record in _records(ranks)]
     return _seconds(lambda: [pickle.loads(each) for each in sent])
 

@@ -1,4 +1,4 @@
-"""`raydali bench strategies`: what training on several GPUs, mixed precision and DALI contribute, each by itself.
+"""`raydali bench strategies`: the separate effects of several GPUs, mixed precision and DALI on training.
 
     raydali bench strategies --data ~/imagenet/train --gpus 4 --json s.json --plot s.png
     raydali bench strategies --strategies one,ddp --precisions amp --loaders dali

@@ -1,4 +1,4 @@
-"""`raydali bench train`: how close training on real data comes to its ceiling, and where the difference goes.
+"""`raydali bench train`: how close training on real data comes to its ceiling, and what causes the difference.
 
     raydali bench train --data ~/imagenet/train --gpus 1,2,4 --models resnet50,resnet18 --json t.json --plot t.png
     raydali bench train --loaders raydali,native --no-split

@@ -1,4 +1,4 @@
-"""Batches for training: pairs of images and labels on the device, from each loader as its users configure it."""
+"""Batches for training: pairs of images and labels on the device, from each loader in its usual configuration."""
 
 from collections.abc import Generator, Iterable
 from dataclasses import replace
@@ -51,7 +51,7 @@ def _ours(batches: Iterable[Any]) -> "Generator[Pair, None, None]":
 
 
 def _native(batches: Iterable[Any]) -> "Generator[Pair, None, None]":
-    """Do as DALI's own iterator for PyTorch: the host waits for the batch, which is then bound to the stream."""
+    """Yield batches like DALI's own iterator for PyTorch: the host waits for each batch."""
     from torch.utils.dlpack import from_dlpack
 
     for images, labels in batches:

@@ -26,12 +26,12 @@ class TrainTask:
     """The measurement of a combination by all ranks.
 
     Attributes:
-        delivery: the loader, its settings and the number of ranks; each rank sets its own.
+        delivery: the loader, its settings and the number of ranks; each rank sets its own rank.
         model: a name that `build_model` accepts.
         steps: steps per segment.
         rounds: how often each segment is measured.
         compile, cuda_graph: as in ForwardBackward; on GPUs only.
-        split: whether replay and both contentions are measured too.
+        split: whether replay and both contentions are also measured.
     """
 
     delivery: Task

@@ -13,8 +13,8 @@
       (idle)
       host_contention        the step on the resident batch, while the same loader decodes on the CPU alone
 
-A segment ends when this rank's stream is done, not the device: a loader that works ahead is not waited for. Before
-segments with a loader, the batches in its queues are used up by steps that do not count.
+A segment ends when this rank's stream has finished, not the whole device: it does not wait for a loader that works
+ahead. Before segments with a loader, uncounted steps consume the batches in its queues.
 """
 
 import gc
@@ -37,10 +37,10 @@ Step = Callable[["torch.Tensor", "torch.Tensor"], None]
 """One optimizer step on images and labels."""
 KEPT_BATCHES = {"cuda": 16, "cpu": 4}
 AWAKE_STEPS = {"cuda": 5, "cpu": 1}
-"""Uncounted steps after a rest, until clocks are up again."""
+"""Number of uncounted steps after a rest, until the clock rate is high again."""
 REST_SECONDS = 0.5
 HOST_LOADERS = ("raydali", "native")
-"""Loaders whose work on the host is measured without the GPU; all of torchvision's is on the host."""
+"""Loaders whose work on the host is measured without the GPU; torchvision works only on the host."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def is_plain(delivery: Task) -> bool:
 
 
 class Segments:
-    """Measures the segments of a rank; every rank must call the same methods."""
+    """The measurement of segments on one rank. Every rank must call the same methods."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Segments:
         from raydali.train.step import WARM_UP_STEPS
 
         on = self._worker.device.type
-        # A CPU has nothing to capture; what it tunes, it does in the first step.
+        # A CPU captures nothing, and tunes everything in the first step.
         for _ in range(WARM_UP_STEPS + 1 if on == "cuda" else 1):
             self._step(*self._feed.resident)
         ceiling = self._on_device(self._resident)
@@ -129,7 +129,7 @@ class Segments:
         return images.clone(), labels.clone()
 
     def _rest(self) -> None:
-        """Sleep until loaders have filled their queues and idle."""
+        """Sleep until loaders have filled their queues and are idle."""
         time.sleep(max(REST_SECONDS, 2 * self._feed.store * self._seconds_per_batch))
 
     def _on_device(self, body: Callable[[int], None]) -> Segment:

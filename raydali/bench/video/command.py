@@ -4,8 +4,8 @@
     raydali bench video --codec mjpeg --height 240 --make 16 --frames 60 --loaders raydali,pyav
     raydali bench video --seed-table --gpus 1,2,4
 
-As in `raydali bench loader`, all loaders deliver the same, in 8 bits and again as normalized floats; each rate comes
-from new processes; the repeats are interleaved; and files come from the page cache if they fit.
+As in `raydali bench loader`, all loaders deliver the same formats, 8 bits and normalized floats. Each rate is measured
+in new processes, the repeats are interleaved, and files are read from the page cache if they fit.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +34,7 @@ from raydali.text import plural
 
 CHOICE = ("raydali", "reader", "pyav", "torchcodec")
 ONE_PROCESS = ("pyav", "torchcodec")
-"""Loaders measured on at most one GPU: their processes share the host's cores, whatever the number of GPUs."""
+"""Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
 
 PUBLISHED_VIDEOS, PUBLISHED_FRAMES = 173, 300
 PUBLISHED_SECONDS = {0: 59.01, 1: 97.45, 2: 48.28, 4: 21.34}

@@ -1,16 +1,16 @@
-"""The loaders of clips that are compared: raydali's, and other ways to read videos, in the form that their users write.
+"""The loaders of clips that are compared: raydali's, and other ways to read videos, each used in the usual way.
 
     raydali      VideoClips in the stream's order, with several decoders on a GPU
     reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
     pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
     torchcodec   the same with torchcodec, if it is installed
 
-Each is an endless generator of batches of clips, and all do the same work: a random square of the frames, after their
-shorter side is resized to `image_size`, mirrored or not, RGB in 8 bits or as normalized floats, on the device. Of
-1920 x 1080 pixels, 1080 x 1080 are resized, by an antialiasing triangle filter, and the others are only decoded, as far
-as a loader allows. Memory layouts differ.
+Each is an endless generator of batches of clips. All do the same work: they resize the shorter side of the frames to
+`image_size`, take a random square, mirror it or not, and deliver RGB in 8 bits or as normalized floats on the device.
+If a loader allows it, only the pixels of the square are resized, by an antialiasing triangle filter. Memory layouts
+differ.
 
-A loader runs in a process of its own, so slow imports are inside the functions.
+Each loader runs in its own process, so slow imports are inside the functions.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.video import TrainClips
 
 SHUFFLED_AT_ONCE = 16
-"""Clips in the buffer that the native reader shuffles; all are decoded."""
+"""Number of clips in the buffer in which the native reader shuffles; all are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class VideoTask(Task):
         batch_size: clips per batch.
         sequence_length: frames per clip.
         stride: distance from one frame of a clip to the next.
-        decoders: of raydali on a GPU; None for the default.
+        decoders: number of raydali's decoders on a GPU; None for the default.
     """
 
     sequence_length: int
@@ -188,7 +188,7 @@ def square_of(task: Any, clips: VideoClips, id: int) -> Square:
 
 
 def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
-    """Read a clip (frames, image_size, image_size, 3), uint8; seeks by time, at a constant frame rate.
+    """Read a clip (frames, image_size, image_size, 3), uint8, of a video with a constant frame rate.
 
     FFmpeg's filters crop before they resize and convert.
     """
