@@ -11,7 +11,7 @@ crop and flip of each image, `image_size` x `image_size` RGB pixels, in 8 bits o
 with labels (SPDL: without). Each normalizes where its users do: raydali and SPDL on the device, native in its graph,
 torchvision in its processes. Memory layouts differ.
 
-A loader runs in a process of its own, so slow imports are inside the functions.
+Each loader runs in its own process, so slow imports are inside the functions.
 """
 
 import importlib.util

@@ -23,7 +23,7 @@ from raydali.text import number
 WARM_UP = 0.2
 """Length of the warm-up, as a share of the timed segment's."""
 START_SECONDS = 180
-"""Limit for the start; on a cold machine the imports alone take half a minute."""
+"""Limit for the start; on a cold machine the imports take half a minute."""
 SLOWNESS = 10
 """The segments may last this number of times longer than requested, because they end with whole batches."""
 

@@ -40,7 +40,7 @@ class StrategyTask(Task):
     """The measurement of a row by all its processes; `loader` is torch or dali, `world_size` the number of processes.
 
     Attributes:
-        gpus: of all processes together; 0 is the CPU.
+        gpus: number of GPUs of all processes together; 0 means the CPU.
         steps: minimum steps per segment.
         rounds: number of segments.
     """

@@ -131,11 +131,11 @@ def optimizer_step(
     """Return a function that takes one optimizer step on a batch, at learning rate 0 so that weights keep their range.
 
     Args:
-        model: its parameters are optimized.
-        trained: the model, perhaps wrapped, that is called with images.
+        model: the model whose parameters are optimized.
+        trained: the model, or a wrapper of it, that is called with images.
         worker: this rank.
-        precision: of the forward and the backward pass.
-        options: of ForwardBackward.
+        precision: precision of the forward and the backward pass.
+        options: options of ForwardBackward.
     """
     import torch
 
