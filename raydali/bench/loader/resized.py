@@ -37,11 +37,11 @@ class ResizedImages(Pipeline[LabeledFiles]):
         """Read and decode images, and resize them with antialiasing."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks.dali_ops import decoder
+        from raydali.data.tasks.dali_ops import decoder_options
 
         files, labels = inputs
         contents = fn.io.file.read(files) if source.dali_reads else files
-        images = fn.decoders.image(contents, **decoder(device, Images.hw_decoder_load))
+        images = fn.decoders.image(contents, **decoder_options(device, Images.hw_decoder_load))
         images = fn.resize(images, size=(self.image_size, self.image_size))
         return images, labels.gpu() if device == "gpu" else labels
 

@@ -214,7 +214,7 @@ class DaliLoader(Loader):
             crops = self.pipeline.compute_crops(shapes, prepared.inputs[files:], self._dali_device)
             feed, num_inputs = self._next_read, files + len(crops)
         nodes = do_not_convert(
-            partial(external_inputs, feed, num_inputs, resident=self.pipeline.gpu_inputs, device=self.device)
+            partial(external_inputs, feed, num_inputs, gpu_inputs=self.pipeline.gpu_inputs, device=self.device)
         )
 
         def graph() -> tuple[Any, ...]:

@@ -99,7 +99,7 @@ class TrainImages(Images):
         from raydali.data.tasks import resize_cpu
 
         encoded, start, size, flips, labels = inputs
-        images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder(device))
+        images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder_options(device))
         side = self.image_size
         if device == "cpu":
             images = resize_cpu.each(images, partial(resize_cpu.resize, height=side, width=side))
@@ -170,7 +170,7 @@ class ValidationImages(Images):
 
         from raydali.data.tasks import resize_cpu
 
-        images, side = fn.decoders.image(inputs[0], **self.decoder(device)), self.image_size
+        images, side = fn.decoders.image(inputs[0], **self.decoder_options(device)), self.image_size
         if device == "cpu":
             crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side)
             return resize_cpu.each(images, crop), inputs[1]

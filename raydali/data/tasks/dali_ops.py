@@ -14,58 +14,62 @@ from nvidia.dali import fn
 from raydali.data.tasks import image_formats
 from raydali.data.tasks.pipeline import Device
 
-BatchSource = Callable[[], tuple[Any, ...]]
+Feed = Callable[[], tuple[Any, ...]]
+"""A callback that returns the inputs of the next batch."""
 
 
-def reading_graph(feed: BatchSource, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Return the nodes of the files of each sample: contents, then shapes, lengths, first and last bytes.
+def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
+    """Build the nodes that read the files of each sample: contents, then shapes, lengths, first and last bytes.
 
     Args:
-        feed: returns the inputs of a batch.
-        files: number of files of a sample.
-        reads: whether `feed` returns paths instead of contents.
+        feed: returns the paths or the contents of a batch.
+        files: number of files per sample.
+        reads: if True, DALI reads the paths that `feed` returns; if False, `feed` returns contents.
     """
     nodes = fn.external_source(feed, num_outputs=files, batch=True)
     contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
     lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
-    part = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
-    heads = [part(content, start=[0], shape=[image_formats.HEAD]) for content in contents]
+    cut = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
+    heads = [cut(content, start=[0], shape=[image_formats.HEAD]) for content in contents]
     tails = [
-        part(content, start=length - image_formats.TAIL, shape=[image_formats.TAIL])
+        cut(content, start=length - image_formats.TAIL, shape=[image_formats.TAIL])
         for content, length in zip(contents, lengths, strict=True)
     ]
     return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
 
 
-def external_inputs(feed: BatchSource, fed: int, *, resident: int, device: torch.device) -> list[Any]:
-    """Return the nodes of the inputs that `feed` returns for each batch; the first `resident` inputs are on the GPU.
+def external_inputs(feed: Feed, num_inputs: int, *, gpu_inputs: int, device: torch.device) -> list[Any]:
+    """Return the nodes of the inputs that `feed` returns for each batch; the first `gpu_inputs` are on the GPU.
 
-    DALI does not copy inputs on the host, and keeps references to them until it has used them.
+    Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
     """
-    if not resident:
-        return list(fn.external_source(feed, num_outputs=fed, batch=True, no_copy=True))
-    parts: tuple[deque[Any], deque[Any]] = deque(), deque()
+    if not gpu_inputs:
+        return list(fn.external_source(feed, num_outputs=num_inputs, batch=True, no_copy=True))
+    queues: tuple[deque[Any], deque[Any]] = deque(), deque()
 
-    def of(side: int) -> tuple[Any, ...]:
-        if not parts[side]:
+    def part(index: int) -> tuple[Any, ...]:
+        if not queues[index]:
             whole = feed()
-            for tensor in chain.from_iterable(whole[:resident]):
-                tensor.record_stream(stream)  # keep its memory until DALI's copy has run
-            parts[0].append(whole[:resident])
-            parts[1].append(whole[resident:])
-        part: tuple[Any, ...] = parts[side].popleft()
-        return part
+            for tensor in chain.from_iterable(whole[:gpu_inputs]):
+                tensor.record_stream(stream)  # keep its memory until DALI's copy has run, even if it is deleted
+            queues[0].append(whole[:gpu_inputs])
+            queues[1].append(whole[gpu_inputs:])
+        inputs: tuple[Any, ...] = queues[index].popleft()
+        return inputs
 
-    # On torch's stream, DALI's copies would wait for the training steps in its queue.
+    # A separate stream: on torch's, DALI's copies would wait for the training steps in its queue.
     stream = torch.cuda.Stream(device)
     on_gpu = fn.external_source(
-        lambda: of(0), num_outputs=resident, batch=True, device="gpu", cuda_stream=stream.cuda_stream
+        lambda: part(0), num_outputs=gpu_inputs, batch=True, device="gpu", cuda_stream=stream.cuda_stream
     )
-    return [*on_gpu, *fn.external_source(lambda: of(1), num_outputs=fed - resident, batch=True, no_copy=True)]
+    return [
+        *on_gpu,
+        *fn.external_source(lambda: part(1), num_outputs=num_inputs - gpu_inputs, batch=True, no_copy=True),
+    ]
 
 
-def decoder(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Return the options of DALI's image decoders; see `settings.DecoderSettings` for the arguments."""
+def decoder_options(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """Return keyword arguments of DALI's image decoders; see `settings.DecoderSettings` for the last two arguments."""
     if device == "cpu":
         return {"device": "cpu"}
     return {

@@ -48,7 +48,9 @@ class Images(Pipeline[Coco], SquareImages):
         from raydali.data.tasks import resize_cpu
 
         encoded, starts, sizes, flips, *others = inputs
-        images = fn.decoders.image_slice(encoded, start=starts, shape=sizes, axes=[0, 1], **self.decoder(device))
+        images = fn.decoders.image_slice(
+            encoded, start=starts, shape=sizes, axes=[0, 1], **self.decoder_options(device)
+        )
         if device == "cpu":
             images = resize_cpu.each(images, partial(_resized_into_square, side=self.image_size))
             return fn.flip(images, horizontal=flips), *others

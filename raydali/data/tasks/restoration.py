@@ -90,7 +90,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         from nvidia.dali import fn
 
         encoded, targets, starts, flips = inputs
-        options = self.decoder(device)
+        options = self.decoder_options(device)
 
         def cropped(encoded: "DataNode") -> "DataNode":
             images = fn.decoders.image_slice(encoded, start=starts, shape=self.crop_size, axes=[0, 1], **options)

@@ -30,11 +30,11 @@ class DecoderSettings:
         require(0 <= load <= 1, f"hw_decoder_load must be from 0 to 1, not {load}")
         require(min(largest) >= 0, f"largest_image must not be negative, is {largest}")
 
-    def decoder(self, device: Device) -> dict[str, Any]:
+    def decoder_options(self, device: Device) -> dict[str, Any]:
         """Return the keyword arguments of `fn.decoders` on this device."""
-        from raydali.data.tasks.dali_ops import decoder
+        from raydali.data.tasks.dali_ops import decoder_options
 
-        return decoder(device, self.hw_decoder_load, self.largest_image)
+        return decoder_options(device, self.hw_decoder_load, self.largest_image)
 
 
 @dataclass(frozen=True, kw_only=True)
