@@ -10,7 +10,7 @@ from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import SkippedFiles, select_files
 from raydali.errors import UsageError
-from raydali.text import summarize
+from raydali.text import plural, summarize
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,8 +18,8 @@ class ImagePairs:
     """N pairs by id 0..N-1, sorted by path. Made by `scan`.
 
     Attributes:
-        inputs, targets: N files each, below one root; those of an id are the pair.
-        skipped: the number of files next to them that could be images but are not read, by kind.
+        inputs, targets: N files each, below one root; an input and a target with the same id are a pair.
+        skipped: how many other files, which may be images, were ignored, per kind.
     """
 
     inputs: Files
@@ -31,31 +31,31 @@ class ImagePairs:
         """Index the images that have the same path in two folders, such as img/scene/1.jpg and gt/scene/1.png.
 
         Args:
-            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
-                `storage.file_system` says.
+            root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, opened as
+                `storage.file_system` describes.
             inputs: the folder of the inputs, below the root.
             targets: the folder of the targets.
 
         Raises:
-            UsageError: no such folder or bucket, or no right to read it; no images; images without a partner, or with
-                several that differ only in their extensions; an object whose name DALI cannot read.
+            UsageError: no such folder or bucket, or no right to read it; no images; images without a partner; two
+                images that differ only in their extensions; an object whose name DALI cannot read.
         """
         root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
         skipped = SkippedFiles()
         of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
         skipped.warn(root, EXTENSIONS)
-        alone = [
-            f"{len(stems)} of {folder} are not in {other}: {summarize(sorted(stems), show=repr)}"
+        unmatched = [
+            f"{plural(len(stems), 'image')} in {folder} without one in {other}: {summarize(sorted(stems), show=repr)}"
             for folder, other, stems in (
                 (inputs, targets, of_inputs.keys() - of_targets.keys()),
                 (targets, inputs, of_targets.keys() - of_inputs.keys()),
             )
             if stems
         ]
-        if alone:
+        if unmatched:
             raise UsageError(
-                f"{root} has images without a partner ({'; '.join(alone)}): give each one of the same name, with any "
-                f"extension"
+                f"{root} has images without a partner ({'; '.join(unmatched)}): add images with the same names (any "
+                f"extension), or remove these"
             )
         order = sorted(of_inputs)
         return cls(
@@ -73,7 +73,7 @@ class ImagePairs:
         return str(self.inputs)
 
     def relocate(self, root: str) -> Self:
-        """The same index for a copy of the data at another root, which is not checked.
+        """The same index for a copy of the data at another root; does not check that the files exist.
 
         Raises:
             UsageError: an unknown kind of root.
@@ -92,7 +92,7 @@ class ImagePairs:
     @property
     def dali_reads(self) -> bool:
         """True if DALI can read both files of every pair, as in `Files.dali_reads`."""
-        return self.inputs.dali_reads
+        return self.inputs.dali_reads  # the targets lie below the same root
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,14 +101,14 @@ class ImagePairs:
 
 
 def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
-    """Paths of images relative to the root, by their path in the folder without extension; counts other files."""
+    """Find a folder's images: paths below the root, by path in the folder without extension. Counts other files."""
     found: dict[str, str] = {}
     selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), EXTENSIONS)
     skipped.kinds.update(others.kinds)
     skipped.folders.update({folder: sum(others.folders.values())} if others.folders else {})
-    for below, names in selected.items():
+    for subfolder, names in selected.items():
         for name in names:
-            path = f"{below}/{name}".lstrip("/")
+            path = f"{subfolder}/{name}".lstrip("/")
             stem = path.rpartition(".")[0]
             if stem in found:
                 one, other = sorted((found[stem], f"{folder}/{path}"))
