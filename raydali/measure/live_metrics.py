@@ -1,4 +1,4 @@
-"""Metrics of the last seconds of a rank's training, measured without waiting for the device."""
+"""Metrics of a rank's training since the last report, measured without waiting for the device."""
 
 import time
 from collections.abc import Callable
