@@ -89,15 +89,15 @@ def why_no_nvjpeg() -> str:
     except importlib.metadata.PackageNotFoundError:
         files = []
     places = [str(file.locate()) for file in files if file.name == NVJPEG]
-    return _why_not_loaded(*places, NVJPEG)
+    return _loading_error(*places, NVJPEG)
 
 
 def why_no_nvdec() -> str:
     """Return why DALI cannot decode videos on GPUs here: the error of loading NVDEC; empty if it loads."""
-    return _why_not_loaded(NVDEC)
+    return _loading_error(NVDEC)
 
 
-def _why_not_loaded(*libraries: str) -> str:
+def _loading_error(*libraries: str) -> str:
     error = ""
     for library in libraries:
         try:
