@@ -33,16 +33,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The facts about a host; a missing version is an empty text.
+    """The facts about a host.
 
     Attributes:
-        driver: version of NVIDIA's driver.
+        driver: version of NVIDIA's driver; empty if there is none.
         gpus: the GPUs that the driver reports.
-        nvjpeg, nvdec: why the library cannot be used; empty if it can.
-        cuda: the version of CUDA that torch was built for, for example 13.2.
+        nvjpeg, nvdec: the error of loading the library; empty if it loads.
+        cuda: the version of CUDA that torch was built for, for example 13.2; DALI may use another one.
         shared_memory: size of /dev/shm in bytes.
-        open_files: the hard limit of a process; Ray raises the soft limit to it.
-        versions: versions of Python and of PACKAGES.
+        open_files: the hard limit of open files per process; Ray raises the soft limit to it.
+        versions: versions of Python and of PACKAGES; empty for one that is not installed.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Host:
 
     @property
     def has_gpu(self) -> bool:
-        """Return whether there is a GPU, even if only the kernel knows it."""
+        """Return whether there is a GPU, even one with only a file /dev/nvidia*, which NVML does not list."""
         return bool(self.gpus) or _kernel_sees_gpu()
 
 
