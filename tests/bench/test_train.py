@@ -102,7 +102,7 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def test_ranks_train_together(tmp_path: Path) -> None:
     write_images(str(tmp_path), 16)
-    delivery = Task(
+    loading = Task(
         loader="native",
         root=str(tmp_path),
         batch_size=4,
@@ -113,7 +113,7 @@ def test_ranks_train_together(tmp_path: Path) -> None:
         world_size=2,
     )
     task = TrainTask(
-        delivery=delivery,
+        loading=loading,
         model="digits",
         steps=2,
         rounds=1,

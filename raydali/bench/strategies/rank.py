@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.common.processes import join_ranks
 from raydali.bench.loader.contenders import Task, our_loader
-from raydali.bench.train.rank import CLASSES, optimizer_step
+from raydali.bench.train.rank import MIN_CLASSES, optimizer_step
 from raydali.bench.train.segments import Step
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages
@@ -96,7 +96,7 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
     # DataParallel computes in new threads at each step, and cuDNN's tuning results belong to a thread.
     torch.backends.cudnn.benchmark = task.strategy != "dp"
     source = ImageFolder.scan(task.root)
-    step = _make_step(task, worker, classes=max(CLASSES, len(source.classes)))
+    step = _make_step(task, worker, classes=max(MIN_CLASSES, len(source.classes)))
     name: Any = task.loader
     with our_loader(task, name, source, TrainImages(seed=0, image_size=task.image_size)) as loader:
         resident = loader.resident_batch(task.batch_size)

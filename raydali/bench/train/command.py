@@ -81,7 +81,7 @@ def _rows(options: TrainBench, make: int, counts: list[int]) -> Iterator[dict[st
 
     def measured() -> Any:
         world_size = max(1, gpus)
-        delivery = task_of(
+        loading = task_of(
             Task,
             options,
             loader=loader,
@@ -91,7 +91,7 @@ def _rows(options: TrainBench, make: int, counts: list[int]) -> Iterator[dict[st
             gpu=gpus > 0,
             world_size=world_size,
         )
-        task = task_of(TrainTask, options, delivery=delivery, model=model, rounds=options.repeats)
+        task = task_of(TrainTask, options, loading=loading, model=model, rounds=options.repeats)
         return run_ranks(measure, task, world_size, timeout=options.timeout)[0]
 
     done: list[dict[str, Any]] = []

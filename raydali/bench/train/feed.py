@@ -26,23 +26,23 @@ class BatchSource:
         store: maximum number of batches that it prepares in advance.
     """
 
-    def __init__(self, delivery: Task, source: ImageFolder, precision: "Precision") -> None:
+    def __init__(self, loading: Task, source: ImageFolder, precision: "Precision") -> None:
         import torch
 
-        half = delivery.gpu and precision.dtype != torch.float32
+        half = loading.gpu and precision.dtype != torch.float32
         # The other loaders deliver normalized floats, which autocast converts.
         formats: dict[str, Pixels] = {"native": "float16" if half else "float32", "torchvision": "float32"}
-        pixels = formats.get(delivery.loader, "uint8")
-        synthetic = our_loader(delivery, "synthetic", source, TrainImages(seed=0, image_size=delivery.image_size))
-        batch = synthetic.resident_batch(delivery.batch_size)
+        pixels = formats.get(loading.loader, "uint8")
+        synthetic = our_loader(loading, "synthetic", source, TrainImages(seed=0, image_size=loading.image_size))
+        batch = synthetic.resident_batch(loading.batch_size)
         self.resident = batch["images"].to(getattr(torch, pixels)), batch["labels"]
-        self.store = 2 * delivery.workers if delivery.loader == "torchvision" else 2
-        if delivery.loader == "raydali":
+        self.store = 2 * loading.workers if loading.loader == "torchvision" else 2
+        if loading.loader == "raydali":
             from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
 
             self.store = PREFETCHED_BATCHES
-        pairs = {"native": _native, "torchvision": _torchvision}.get(delivery.loader, _ours)
-        self.batches = pairs(LOADERS[delivery.loader].batches(replace(delivery, pixels=pixels)))
+        pairs = {"native": _native, "torchvision": _torchvision}.get(loading.loader, _ours)
+        self.batches = pairs(LOADERS[loading.loader].batches(replace(loading, pixels=pixels)))
 
 
 def _ours(batches: Iterable[Any]) -> "Generator[Pair, None, None]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from raydali.bench.common.processes import join_ranks
 from raydali.bench.loader.contenders import LOADERS, Task
 from raydali.bench.train.feed import BatchSource
-from raydali.bench.train.segments import Segments, Step, is_plain
+from raydali.bench.train.segments import Segments, Step, uses_plain_loop
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.host import cuda_queues
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from raydali.train.precision import Precision, PrecisionName
     from raydali.train.worker import Worker
 
-CLASSES = 1000
+MIN_CLASSES = 1000
 """Minimum number of classes of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask:
-    """The measurement of a combination by all ranks.
+    """What to measure: one combination of loader, model and settings, equal on all ranks.
 
     Attributes:
-        delivery: the loader, its settings and the number of ranks; each rank sets its own rank.
+        loading: the loader, its settings and the number of ranks; each process sets its own rank.
         model: a name that `build_model` accepts.
         steps: steps per segment.
         rounds: how often each segment is measured.
+        precision: precision of the forward and the backward pass.
         compile, cuda_graph: as in ForwardBackward; on GPUs only.
-        split: whether replay and both contentions are also measured.
+        split: whether to also measure the segments replay, contention and host_contention of segments.py.
     """
 
-    delivery: Task
+    loading: Task
     model: str
     steps: int
     rounds: int
@@ -48,60 +49,63 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     """Measure the segments together with the other ranks; called once in a new process.
 
     Returns:
-        On rank 0 {"ceiling_before", "rounds": [{"ceiling", "real", "alone", with `split` "replay", "contention" and
-        perhaps "host_contention"}, ...]}, each segment {"images_per_second" over all ranks, "loader_wait_fraction"
-        and "host_wait_fraction" of its time, means over ranks}. On the others None.
+        On rank 0 a dict, on the others None:
+            "ceiling_before": a measured segment,
+            "rounds": a list of dicts of measured segments by their name in segments.py.
+        A measured segment is a dict:
+            "images_per_second": the sum of all ranks,
+            "loader_wait_fraction", "host_wait_fraction": shares of the segment's time, means over ranks.
     """
     import torch
 
     from raydali.train.precision import Precision
 
-    delivery = replace(task.delivery, rank=rank)
-    if delivery.gpu and LOADERS[delivery.loader].all_queues:
+    loading = replace(task.loading, rank=rank)
+    if loading.gpu and LOADERS[loading.loader].all_queues:
         cuda_queues.set_max_connections()
-    worker = _join(delivery, port)
-    torch.manual_seed(rank)  # DDP broadcasts rank 0's weights; torchvision's order must differ between ranks
+    worker = _join(loading, port)
+    torch.manual_seed(rank)  # so that torchvision's order differs between ranks; DDP broadcasts the weights of rank 0
     torch.backends.cudnn.benchmark = True
-    source = ImageFolder.scan(delivery.root)
+    source = ImageFolder.scan(loading.root)
     precision = Precision(task.precision, worker.device)
-    feed = BatchSource(delivery, source, precision)
-    step = _make_step(task, feed, worker, precision, classes=max(CLASSES, len(source.classes)))
-    segments = Segments(delivery, feed, step, worker, steps=task.steps, split=task.split)
+    feed = BatchSource(loading, source, precision)
+    step = _make_step(task, feed, worker, precision, classes=max(MIN_CLASSES, len(source.classes)))
+    segments = Segments(loading, feed, step, worker, steps=task.steps, split=task.split)
     with closing(feed.batches), closing(segments):
         before = segments.before()
         rounds = [segments.round() for _ in range(task.rounds)]
     own = asdict(before), [{name: asdict(segment) for name, segment in each.items()} for each in rounds]
-    everyone = worker.gather(own)
-    if not everyone:
+    all_results = worker.gather(own)
+    if not all_results:
         return None
 
-    def together(of_ranks: list[dict[str, float]]) -> dict[str, float]:
-        def waiting(name: str) -> float:
+    def combine(of_ranks: list[dict[str, float]]) -> dict[str, float]:
+        def fraction(name: str) -> float:
             return sum(each[name] / each["seconds"] for each in of_ranks) / len(of_ranks)
 
         return {
-            "images_per_second": sum(task.steps * delivery.batch_size / each["seconds"] for each in of_ranks),
-            "loader_wait_fraction": waiting("loader_wait_seconds"),
-            "host_wait_fraction": waiting("host_wait_seconds"),
+            "images_per_second": sum(task.steps * loading.batch_size / each["seconds"] for each in of_ranks),
+            "loader_wait_fraction": fraction("loader_wait_seconds"),
+            "host_wait_fraction": fraction("host_wait_seconds"),
         }
 
     return {
-        "ceiling_before": together([before for before, _ in everyone]),
+        "ceiling_before": combine([before for before, _ in all_results]),
         "rounds": [
-            {name: together([theirs[i][name] for _, theirs in everyone]) for name in rounds[i]}
+            {name: combine([of_rank[i][name] for _, of_rank in all_results]) for name in rounds[i]}
             for i in range(task.rounds)
         ],
     }
 
 
-def _join(delivery: Task, port: int) -> "Worker":
+def _join(loading: Task, port: int) -> "Worker":
     import torch
 
     from raydali.train.worker import Worker
 
-    join_ranks(delivery.rank, delivery.world_size, port)
-    worker = Worker.join(torch.device(delivery.device), cpus=delivery.threads, node="local")
-    if delivery.gpu and is_plain(delivery):
+    join_ranks(loading.rank, loading.world_size, port)
+    worker = Worker.join(torch.device(loading.device), cpus=loading.threads, node="local")
+    if loading.gpu and uses_plain_loop(loading):
         torch.cuda.set_stream(torch.cuda.default_stream(worker.device))
     return worker
 
@@ -121,18 +125,18 @@ def _make_step(task: TrainTask, feed: BatchSource, worker: "Worker", precision: 
         worker,
         precision,
         compiled=task.compile and gpu,
-        graph=task.cuda_graph and gpu and not is_plain(task.delivery),
+        graph=task.cuda_graph and gpu and not uses_plain_loop(task.loading),
     )
 
 
 def optimizer_step(
-    model: "torch.nn.Module", trained: "torch.nn.Module", worker: "Worker", precision: "Precision", **options: bool
+    model: "torch.nn.Module", wrapped: "torch.nn.Module", worker: "Worker", precision: "Precision", **options: bool
 ) -> "Step":
-    """Return a function that takes one optimizer step on a batch, at learning rate 0 so that weights keep their range.
+    """Return a function that takes an optimizer step on a batch, at learning rate 0: the weights do not change.
 
     Args:
         model: the model whose parameters are optimized.
-        trained: the model, or a wrapper of it, that is called with images.
+        wrapped: the model, or a wrapper of it, that is called with images.
         worker: this rank.
         precision: precision of the forward and the backward pass.
         options: options of ForwardBackward.
@@ -146,11 +150,11 @@ def optimizer_step(
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=fused)
     criterion = torch.nn.CrossEntropyLoss()
     forward_backward = ForwardBackward(
-        trained,
-        lambda images, labels: criterion(trained(images), labels),
+        wrapped,
+        lambda images, labels: criterion(wrapped(images), labels),
         worker,
         precision,
-        micro_batches=worker.world_size,
+        micro_batches=worker.world_size,  # one per rank
         **options,
     )
 

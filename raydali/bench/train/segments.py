@@ -52,9 +52,9 @@ class Segment:
     host_wait_seconds: float = 0.0
 
 
-def is_plain(delivery: Task) -> bool:
+def uses_plain_loop(loading: Task) -> bool:
     """Return whether training uses the usual loop: the default stream, kernels launched one by one."""
-    return delivery.loader == "native"
+    return loading.loader == "native"
 
 
 class Segments:
@@ -62,7 +62,7 @@ class Segments:
 
     def __init__(
         self,
-        delivery: Task,
+        loading: Task,
         feed: BatchSource,
         step: Step,
         worker: "Worker",
@@ -70,13 +70,13 @@ class Segments:
         steps: int,
         split: bool,
     ) -> None:
-        self._delivery, self._feed, self._step, self._worker = delivery, feed, step, worker
+        self._loading, self._feed, self._step, self._worker = loading, feed, step, worker
         self._steps, self._split = steps, split
         self._kept: list[Pair] = []
         self._seconds_per_batch = 0.0
-        self._has_host = split and delivery.gpu and delivery.loader in HOST_LOADERS
-        on_host = replace(delivery, gpu=False, pixels="float32" if delivery.loader == "native" else "uint8")
-        self._on_host = LOADERS[delivery.loader].batches(on_host)
+        self._has_host = split and loading.gpu and loading.loader in HOST_LOADERS
+        on_host = replace(loading, gpu=False, pixels="float32" if loading.loader == "native" else "uint8")
+        self._on_host = LOADERS[loading.loader].batches(on_host)
 
     def before(self) -> Segment:
         """Rehearse, measure the ceiling before a loader exists, then start the loader."""
@@ -91,7 +91,7 @@ class Segments:
         began = time.perf_counter()
         self._kept += [self._clone() for _ in range(KEPT_BATCHES[on] - 1)]
         self._seconds_per_batch = (time.perf_counter() - began) / (KEPT_BATCHES[on] - 1)
-        if not is_plain(self._delivery):  # as raydali's jobs do
+        if not uses_plain_loop(self._loading):  # as raydali's jobs do
             gc.collect()
             gc.freeze()
         return ceiling
