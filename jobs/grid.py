@@ -2,12 +2,13 @@
 
     python jobs/grid.py --data train.csv --workers 3
 
-This command reads an epoch, one rank after another. For training, replace TrainImages by `Grid` in a copy of
-jobs/imagenet.py.
+This command only reads an epoch, one simulated rank after another. For training, replace TrainImages by `Grid` in a
+copy of jobs/imagenet.py.
 
-The function runs on the CPU, on numpy arrays. A function of torch can use `torch.from_numpy(image)`, and return
-`.numpy()`. A random function needs random numbers as additional inputs: return `uniforms(2, seed, epochs, ids)` from
-`inputs`, which is the same on every rank.
+The function runs on the CPU, on numpy arrays. If it needs torch tensors, convert inside it, with
+`torch.from_numpy(image)` and `.numpy()`. If it needs random numbers, return
+`uniforms(2, seed, epochs, ids)` of raydali/data/stream/counter_rng.py from `inputs` too, and DALI passes them to the
+function. They depend on seed, epoch and id, not on the rank.
 """
 
 from io import BytesIO
@@ -48,14 +49,14 @@ class Grid(Pipeline[LabeledFiles]):
         return source.files(ids), source.labels[ids]
 
     def graph(self, source: LabeledFiles, *inputs: DataNode, device: str) -> tuple[DataNode, ...]:
-        """Decode and cut images on the CPU, and resize them on the device."""
+        """Decode and cut images on the CPU, and resize them on the device. The loader converts HWC to CHW."""
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
         cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
         *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))
         return *(fn.resize(part, size=(112, 112)) for part in parts), labels
 
     def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """Return the same without DALI, for the torch loader and to find broken files."""
+        """Return the same outputs without DALI, for the torch loader and to find broken files."""
         image = np.array(ImageOps.exif_transpose(Image.open(BytesIO(source.read(id)))).convert("RGB"))
         parts = [torch.from_numpy(part).permute(2, 0, 1) for part in (image, *quarters(image))]
         return *(resize(part, [112, 112]) for part in parts), torch.tensor(source.labels[id])
@@ -67,8 +68,8 @@ def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") 
     Args:
         data: Folder of class folders, or a list with a line path,label per image.
         workers: Number of ranks.
-        batch_size: Images per batch and rank.
-        device: Device that resizes the images: cpu, or cuda:0.
+        batch_size: Images per rank in each batch.
+        device: Where the images are resized: cpu, or cuda:0.
     """
     source, size = labeled_images(data), batch_size * workers
     stream = Stream(samples=len(source), epochs=1, batch_size=batch_size, global_batch_size=size, seed=0)
@@ -78,7 +79,8 @@ def main(data: str, workers: int = 2, batch_size: int = 8, device: str = "cpu") 
             for batch in loader:
                 ids += batch.ids.tolist()
         print(f"rank {rank}:", *(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.tensors.items()))
-    print(f"{len(ids)} of {plural(len(source), 'image')}, {len(ids) - len(set(ids))} twice, {size} in each step")
+    repeated = len(ids) - len(set(ids))
+    print(f"read {len(ids)} of {plural(len(source), 'image')}, {repeated} repeated, in global batches of {size}")
 
 
 if __name__ == "__main__":

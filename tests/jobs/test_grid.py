@@ -111,7 +111,7 @@ def test_the_command(source: ImageFolder, tmp_path: Path, capsys: pytest.Capture
     *ranks, last = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in ranks] == [["rank", f"{rank}:", "whole"] for rank in range(3)]
     assert all(mentions(line, "right_bottom 2 3 112") for line in ranks)
-    assert mentions(last, "12 14 images 0 twice 6")
+    assert mentions(last, "12 14 images 0 repeated 6")
 
 
 def test_it_stays_short() -> None:
