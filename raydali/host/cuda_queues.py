@@ -21,8 +21,8 @@ def set_max_connections() -> None:
         return
     if torch.cuda.is_initialized():
         warnings.warn(
-            f"{VARIABLE} is {os.environ.get(VARIABLE, 'unset')} and CUDA is initialized, so decoding waits for "
-            f"training: set {VARIABLE}={HARDWARE_QUEUES} in the environment",
+            f"CUDA was initialized before raydali could set {VARIABLE} (now {os.environ.get(VARIABLE, 'unset')}), so "
+            f"decoding waits for training: set {VARIABLE}={HARDWARE_QUEUES} in the environment",
             stacklevel=3,
         )
         return

@@ -54,7 +54,9 @@ class Attempt:
             return  # it was deleted, or the disk is unmounted and the write fails
         if driver != self.driver:
             raise SupersededError(
-                f"another driver has taken over {folder}: this one ends, and writes nothing more to it"
+                f"another driver has taken over {folder}: this driver ends and writes nothing more to it"
             )
         if self.group and group > self.group:
-            raise SupersededError(f"newer workers have taken over {folder}: these end, and write nothing more to it")
+            raise SupersededError(
+                f"newer workers of this run have taken over {folder}: these workers end and write nothing more to it"
+            )

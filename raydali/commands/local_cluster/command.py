@@ -144,7 +144,7 @@ def _status(options: Status, folder: Path) -> None:
         found = {"dashboard": cluster.dashboard, "head": cluster.head, "processes": len(running)}
         write_json(found | {"nodes": [asdict(node) for node in nodes]}, options.json)
     up = duration(time.time() - cluster.started)
-    print(f"up for {up}: {cluster.dashboard}, {plural(len(running), 'process')}, files in {folder}")
+    print(f"running for {up}: {cluster.dashboard}, {plural(len(running), 'process')}, files in {folder}")
     for node in sorted(nodes, key=lambda node: not node.head):
         kind = "head" if node.head else "node"
         print(f"{kind}  {node.id[:4]}...{node.id[-4:]}  {plural(node.cpus, 'CPU')}, {plural(node.gpus, 'GPU')}")

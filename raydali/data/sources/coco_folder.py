@@ -39,7 +39,7 @@ def train_and_val(
     for images in (train, val):
         if images.crowd.all():
             raise UsageError(
-                f"all boxes of {images} are of crowds, so there is nothing to learn: give other annotations"
+                f"{images}: every box has iscrowd=1, so there is nothing to learn: give annotations of single objects"
             )
     if train.classes != val.classes or not np.array_equal(train.category_ids, val.category_ids):
         one, other = ({*zip(a.category_ids.tolist(), a.classes, strict=True)} for a in (train, val))

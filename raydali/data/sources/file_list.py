@@ -74,8 +74,8 @@ class FileList(LabeledFiles):
             names = [*map(repr, lines.names)]
             shown = lines.shown(unknown, lambda id: names[lines.labels[id]])
             raise UsageError(
-                f"{path}: the training set lacks the labels of {len(unknown)} of {plural(len(lines.labels), 'line')} "
-                f"({shown}): correct or remove these lines"
+                f"{path}: labels in {len(unknown)} of {plural(len(lines.labels), 'line')} do not occur in the training "
+                f"set ({shown}): correct or remove these lines"
             )
         missing, twice = _missing(lines, root)
         lines.hashes = array("q")  # a fifth of the memory

@@ -155,8 +155,8 @@ def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Pa
                 print(f"indexing {root}: {len(found)} of {plural(len(shards), 'shard')}", file=sys.stderr)
     if broken := [reason for reason in found if isinstance(reason, str)]:
         raise UsageError(
-            f"{len(broken)} of {plural(len(shards), 'shard')} in {root} cannot be indexed: "
-            f"{summarize(broken, separator='; ')}"
+            f"{len(broken)} of {plural(len(shards), 'shard')} in {root} cannot be indexed "
+            f"({summarize(broken, separator='; ')}): correct or remove them"
         )
     return [part for part in found if isinstance(part, _Packed)]
 
