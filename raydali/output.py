@@ -43,7 +43,7 @@ def machine() -> dict[str, Any]:
 def gpu_names() -> list[str]:
     """The GPUs that CUDA shows this process, which NVML does not know: it ignores CUDA_VISIBLE_DEVICES.
 
-    Asks the driver alone: torch would take seconds, and a GPU's memory.
+    Asks only the driver: torch would take seconds, and a GPU's memory.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

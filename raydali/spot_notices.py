@@ -1,6 +1,6 @@
 """Drain this machine's Ray node when its cloud announces that it takes the machine away.
 
-Ray Train learns of a preemption from Ray alone, as a drain of the node, and nothing in Ray 2.60 reads the notices of
+Ray Train learns of a preemption only from Ray, as a drain of the node, and nothing in Ray 2.60 reads the notices of
 AWS and Google Cloud. The files for `ray up` start this on each machine: `python -m raydali.spot_notices aws`, or `gcp`.
 On machines that are not preemptible no notice ever comes. The process ends with the node, or once the node is draining.
 """

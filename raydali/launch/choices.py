@@ -35,7 +35,7 @@ def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
     if getattr(options, "resize_size", 0) is None:
-        image_size: int = getattr(options, "image_size")  # noqa: B009  # of some jobs alone
+        image_size: int = getattr(options, "image_size")  # noqa: B009  # only some jobs have it
         was = settings.get("resize_size") if settings.get("image_size") == image_size else None
         kept["resize_size"] = default_resize_size(image_size) if was is None else was
     return replace(options, **kept)

@@ -20,7 +20,7 @@ class BenchOptions:
     data: str | None = None
     """Folder of class folders of images. Default: synthetic images."""
     gpus: str | None = None
-    """Numbers of GPUs to measure on, such as 1,2,4; 0 is the CPU alone. Default: 1, or 0 on a machine with no GPU."""
+    """Numbers of GPUs to measure on, such as 1,2,4; 0 means the CPU. Default: 1, or 0 on a machine with no GPU."""
     batch_size: int = 256
     """Images per batch and GPU."""
     image_size: int = 224
@@ -34,7 +34,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(BenchOptions):
-    """Options of the benchmarks that measure loaders alone."""
+    """Options of the benchmarks that measure loaders without training."""
 
     workers: int = 8
     """Worker processes of torch's DataLoader."""

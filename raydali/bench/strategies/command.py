@@ -38,7 +38,7 @@ class StrategiesBench(TrainingOptions):
     """Measure one GPU, DataParallel, DDP and SyncBatchNorm, in fp32 and AMP, with torch's loader and DALI."""
 
     gpus: int | None = None  # type: ignore[assignment]
-    """Number of GPUs for all strategies except `one`. Default: all GPUs of the machine; 0 is the CPU alone."""
+    """Number of GPUs for all strategies except `one`. Default: all GPUs of the machine; 0 means the CPU."""
     model: str = "resnet50"
     """A torchvision classification model by name, or digits, a small network."""
     batch_size: int = 128

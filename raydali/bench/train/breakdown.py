@@ -28,7 +28,7 @@ def split(rounds: Sequence[Round]) -> dict[str, float | None]:
     waiting         the device idle for data while training, mean over ranks; what other ranks lose when one of them
                     waits is in `unexplained`
     contention      the step on the resident batch while the loader runs, less the waiting then
-    contention_cpu  the same step while the loader decodes on the CPU alone, as fast as it can: an upper bound of what
+    contention_cpu  the same step while the loader decodes on the CPU only, as fast as it can: an upper bound of what
                     the loader's threads cost the training loop
     contention_gpu  the rest of the contention: the GPU's units, memory and queues
     unexplained     the rest of the distance

@@ -11,7 +11,7 @@
       real                   the step on the loader's batches
       alone                  batches are taken and discarded
       (idle)
-      host_contention        the step on the resident batch, while the same loader decodes on the CPU alone
+      host_contention        the step on the resident batch, while the same loader decodes on the CPU only
 
 A segment ends when this rank's stream has finished, not the whole device: it does not wait for a loader that works
 ahead. Before segments with a loader, uncounted steps consume the batches in its queues.

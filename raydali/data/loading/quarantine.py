@@ -129,7 +129,7 @@ class Quarantine:
         """Read these samples, and record those that no decoder can read.
 
         Returns:
-            Whether any is known as broken; and by id the errors of the others that Pillow alone could not decode.
+            Whether any is known as broken; and the errors, by id, of others that Pillow cannot decode but DALI may.
 
         Raises:
             DataError, StorageAway: as `examine` does.

@@ -79,8 +79,8 @@ def train_and_val(
     """The training and the validation images, of the same classes. Warns if validation would be meaningless.
 
     Args:
-        data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, the
-            training images alone.
+        data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, only
+            the training images.
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
         scan: indexes folders of other files than images.

@@ -89,8 +89,8 @@ def _part(path: str, size: int) -> Part:
             f'give each a .cls number, a .json "label", or a key CLASS/NAME'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
-    alone = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
-    skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in alone)  # README.txt is none
+    unmatched = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
+    skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in unmatched)  # README.txt is none
     return Part(
         [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
     )

@@ -1,4 +1,4 @@
-"""Numbers that depend on their key alone: vectorised 64-bit hashing and the uniforms drawn from it.
+"""Numbers that depend only on their key: vectorised 64-bit hashing and the uniforms drawn from it.
 
 Everything random about the data (order, crops, flips) comes from here, keyed on (seed, epoch, id), so that it
 is the same on every rank, at every world size and after every restart. The mixer is the finaliser of

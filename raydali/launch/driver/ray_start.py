@@ -113,7 +113,7 @@ def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
     wait_for_port = waiting(node.wait_for_persisted_port, "gcs_server")  # type: ignore[attr-defined]
 
     def wait_for_server(folder: str, node_id: str, name: str, timeout_ms: int) -> int:
-        # A raylet has no option for this port alone.
+        # A raylet has no option for only this port.
         persist_port(folder, node_id, "dashboard_agent_listen_port", ports["dashboard_agent_listen_port"])
         return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
 
@@ -157,7 +157,7 @@ def free_ports(number: int) -> list[int]:
 def tidy(root: str = "/tmp") -> None:
     """Remove the folders of earlier Rays of ours, owned by this user, that were not written to for a week."""
     for folder in Path(root).iterdir():
-        if re.fullmatch(r"raydali-(?!\d+$)[a-z0-9_]{8}", folder.name):  # digits alone: of `raydali cluster`
+        if re.fullmatch(r"raydali-(?!\d+$)[a-z0-9_]{8}", folder.name):  # digits only: of `raydali cluster`
             with suppress(OSError):
                 about = folder.lstat()
                 days = (time.time() - _last_written(folder)) / 86_400

@@ -118,11 +118,11 @@ class TrainingRun:
         return converted
 
     def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
-        """Load the model, the optimiser and others from the newest checkpoint, if any, and save them in later ones.
+        """Load the model, the optimizer and others from the newest checkpoint, if any, and save them in later ones.
 
         Args:
             model: the model; its BatchNorm statistics are saved independently of the number of workers.
-            optimizer: the optimiser; only its momenta are loaded, its settings stay.
+            optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
@@ -160,8 +160,8 @@ class TrainingRun:
     def _can_capture(self) -> bool:
         """Whether a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
         config = self._config
-        alone = self.stream.micro_batches_per_step == self.worker.world_size and not config.sync_bn
-        return config.cuda_graph and self._on_gpu and alone
+        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
+        return config.cuda_graph and self._on_gpu and one_micro_batch and not config.sync_bn
 
     @contextmanager
     def loaders(

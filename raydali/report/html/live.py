@@ -21,7 +21,7 @@ RELOAD_SECONDS = 15.0
 class LiveReport:
     """The page of a run, kept up to date.
 
-    A failure costs one warning, never the run. `SupersededError` alone is raised: another driver has taken over.
+    A failure costs one warning, never the run. Only `SupersededError` is raised: another driver has taken over.
 
     What earlier starts of the run left is read once, at the beginning.
 
