@@ -87,7 +87,7 @@ class Epoch:
 
     @property
     def ends_step(self) -> bool:
-        """True if the newest batch is this rank's last one of its global batch: the optimiser's step is due."""
+        """True if the newest batch is this rank's last one of its global batch: the optimizer's step is due."""
         assert self._newest is not None, "no batch was taken yet"
         index = self._newest.micro_batch.index
         return index + self._loader.world_size >= self._stream.micro_batches_per_step

@@ -59,7 +59,7 @@ class LaunchOptions:
     batch_size: int = 256
     """Samples per micro-batch, which a device processes at once."""
     global_batch_size: int | None = None
-    """Samples per optimiser step, over all workers. Default: --batch-size times the maximum number of workers."""
+    """Samples per optimizer step, over all workers. Default: --batch-size times the maximum number of workers."""
     seed: int = 0
     """Seed of all random numbers: weights, order, crops."""
     shuffle_block: int = 0
@@ -177,7 +177,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(LaunchOptions):
-    """Options of jobs that train a network by steps of an optimiser."""
+    """Options of jobs that train a network by steps of an optimizer."""
 
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""

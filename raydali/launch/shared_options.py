@@ -9,7 +9,7 @@ from raydali.launch.options import TrainingOptions, require
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(TrainingOptions):
-    """Options of the optimiser, for jobs that offer a choice."""
+    """Options of the optimizer, for jobs that offer a choice."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimiser: sgd (with momentum), or adamw for transformers and small data sets."""

@@ -81,7 +81,7 @@ class Figures:
     loader_wait_fraction: float | None = None
     """Share of the time, validation excluded, in which the rank waited for the loader."""
     step_seconds: float | None = None
-    """Time of forward pass, backward pass and optimiser; mean over steps."""
+    """Time of forward pass, backward pass and optimizer; mean over steps."""
     own_step_seconds: float | None = None
     """The same time without the wait for other ranks' gradients; None inside a CUDA graph, which hides the wait."""
     loss: float | None = None

@@ -1,4 +1,4 @@
-"""TensorBoard's files of a run, in its `tensorboard/`: the numbers of each epoch at its last optimiser step.
+"""TensorBoard's files of a run, in its `tensorboard/`: the numbers of each epoch at its last optimizer step.
 
 The messages are tensorboardX's. Its writers and torch's are not used: they reach object stores through clients and
 settings of their own, and write from a thread at times of their own.

@@ -70,7 +70,7 @@ class MlflowTracker:
         self._client.log_batch(id, params=params)
 
     def epoch(self, record: Record) -> None:
-        """See Tracker; MLflow's step is the optimiser's."""
+        """See Tracker; MLflow's step is the optimizer's."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -103,7 +103,7 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def epoch(self, record: Record) -> None:
-        """See Tracker; all charts are over the optimiser's step."""
+        """See Tracker; all charts are over the optimizer's step."""
         self._run.log(scalars(record) | {"step": record["step"]})
 
     def end(self, how: End) -> None:

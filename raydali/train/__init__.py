@@ -1,1 +1,1 @@
-"""The parts of a training loop except its data: worker, precision, optimisation, evaluation, checkpoints."""
+"""The parts of a training loop except its data: worker, precision, optimization, evaluation, checkpoints."""

@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate, which do not depend on the number of workers."""
+"""The optimizer and its learning rate, which do not depend on the number of workers."""
 
 import math
 from typing import Any, Literal
@@ -57,7 +57,7 @@ def build_optimizer(
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the momenta of a checkpoint, but keep the optimiser's current settings.
+    """Load the momenta of a checkpoint, but keep the optimizer's current settings.
 
     The settings also decide where the state is: Adam's `step` is on the GPU only if the kernels are fused.
     """

@@ -43,7 +43,7 @@ def warm_up(
     Args:
         take: makes a step on a resident batch.
         modules: the modules that a step changes: the model and its moving average.
-        optimizer: the optimiser of the model.
+        optimizer: the optimizer of the model.
         precision: the precision of the steps.
         worker: this rank.
         steps: number of steps before the measurement, see `warm_up_steps`.

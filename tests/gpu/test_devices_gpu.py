@@ -1,4 +1,4 @@
-"""A run goes on where it is moved to: from CPUs to GPUs and back, with an optimiser whose state lies on the device."""
+"""A run goes on where it is moved to: from CPUs to GPUs and back, with an optimizer whose state lies on the device."""
 
 from dataclasses import replace
 from pathlib import Path

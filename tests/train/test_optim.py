@@ -45,7 +45,7 @@ def test_a_resume_takes_momenta_but_not_settings() -> None:
 
 
 @pytest.mark.parametrize(("device", "there"), [("meta", True), ("cpu", False)])
-def test_adams_step_lies_where_the_optimiser_of_now_wants_it(device: str, there: bool) -> None:
+def test_adams_step_lies_where_the_optimizer_of_now_wants_it(device: str, there: bool) -> None:
     """Fused kernels, which only GPUs have here, take it on their device; torch itself goes by the checkpoint."""
     on_other = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=not there)
     on_other.param_groups[0]["params"][0].grad = torch.ones(2)

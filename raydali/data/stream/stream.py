@@ -92,7 +92,7 @@ class Stream:
         samples: N, the size of the data set.
         epochs: E; the less than one global batch that E * N leaves over is never consumed.
         batch_size: samples of a micro-batch, what one device holds at once.
-        global_batch_size: G, samples of an optimiser step; a multiple of batch_size.
+        global_batch_size: G, samples of an optimizer step; a multiple of batch_size.
         seed: key of every order, 0 or more.
         shuffle_block: 0, and an order is a `Permutation` of all samples; else blocks of as many neighbours are
             shuffled, `BlockPermutation`.

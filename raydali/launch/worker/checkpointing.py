@@ -21,7 +21,7 @@ from raydali.train.optim import load_optimizer
 
 
 class Stateful(Protocol):
-    """Something that can be saved and loaded: a module, an optimiser, a gradient scaler."""
+    """Something that can be saved and loaded: a module, an optimizer, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain values; it may be empty."""

@@ -1,4 +1,4 @@
-"""One optimiser step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
+"""One optimizer step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class Step:
         """Update the weights with the step's gradients, clear the gradients, and update the moving average.
 
         Args:
-            optimizer: the optimiser of the weights.
+            optimizer: the optimizer of the weights.
             average: the moving average of the weights, if the job keeps one.
             max_norm: the maximum norm of gradients, which are clipped to it; None for no clipping.
 

@@ -43,7 +43,7 @@ class Epoch:
         values: the line's own measured numbers by name.
         validation: the numbers of its validation by name.
         waiting: for each rank, the share of its time that it waited for the loader; NaN: not measured.
-        stepping: for each rank, milliseconds of forward, backward and optimiser per image; NaN: not measured.
+        stepping: for each rank, milliseconds of forward, backward and optimizer per image; NaN: not measured.
     """
 
     number: int
