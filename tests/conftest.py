@@ -22,6 +22,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries report what is not collected at the end as a leak."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(trylast=True)  # after -m has deselected, so that torch is not imported for nothing
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]

@@ -118,8 +118,8 @@ def check(
     assert named(line)[1] == cause, line
     if cause == "straggler":
         found = verdict(line)
-        assert found is not None and found.text.startswith("straggler, rank 1 on node local: ")
-        assert ("for its loader" in found.text) == (plant is slow_reads_of_rank_1)
+        assert found is not None and found.text.startswith("straggler, rank 1: ")
+        assert ("its loader" in found.text) == (plant is slow_reads_of_rank_1)
 
 
 @pytest.mark.parametrize(NAMES, ON_ONE)
