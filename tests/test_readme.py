@@ -173,7 +173,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
 
     def form(text: str) -> str:
         # A dash: a value that was not measured.
-        return re.sub(r"[\d.]+(e-\d+)?%?|(?<= )-(?= )", "0", " ".join(text.split()))
+        return re.sub(r"\d[\d.,]*(e-\d+)?%?|(?<= )-(?= )", "0", " ".join(text.split()))
 
     lines = output.splitlines()
     _, counted, _, _, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
@@ -287,7 +287,7 @@ def test_submitting_to_a_cluster_behind_a_token(
         with head(env, tmp_path / "head") as address:
             code, output = run(SUBMIT, env | {"RAY_ADDRESS": address}, tmp_path / "submit", timeout=600)
             assert code == 0, output
-            told = output[output.index("80 training") : output.index("finished: ")]
+            told = output[output.index("data: 80 training") : output.index("finished: ")]
             assert_as_shown(f"{told}finished: s3://my-bucket/runs/pets", finished="s3://my-bucket/runs/pets")
             other = SUBMIT.replace("resnet18", "resnet34")
             code, output = run(other, env | {"RAY_ADDRESS": address}, tmp_path / "refused")

@@ -19,4 +19,4 @@ def test_a_loop_that_stops_early_ends_the_run_with_an_error(tmp_path: Path) -> N
     job.write_text(text.replace(update, update + "            if step.index == 3:\n                break\n"))
     command = [sys.executable, str(job), "--storage", str(tmp_path / "runs"), "--no-ceiling", "--workers", "1"]
     ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 2 and "steps left" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 2 and "run.steps" in ended.stderr and "Traceback" not in ended.stderr
