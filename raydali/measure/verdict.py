@@ -40,7 +40,7 @@ BLAMED_FROM: dict[Kind, float] = {
 SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 """An epoch with fewer steps and a shorter time mostly consists of costs that do not depend on its length."""
 _EACH_EPOCH: tuple[Kind, ...] = "start-up", "validation", "checkpoint"
-TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 30, 2.0
+TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 30, 1.0
 """If an epoch has fewer steps and a shorter time, the measurements are too few to name a cause."""
 
 

@@ -181,7 +181,7 @@ USAGE = {
     "no-partner": (
         ["train/img/1.png", "train/img/2.png", "train/gt/1.png"],
         "--data {root}",
-        "{root}/train .*1 of img .*'2'",
+        "{root}/train .*1 image in img .*'2'",
     ),
     "crop": ([], "--crop-size 0", "--crop-size must be at least 1, not 0"),
     "test-size": ([], "--test-size 8 64", "--test-size must be at least 11.*8, 64"),

@@ -274,13 +274,13 @@ def test_validation_checkpoints_and_short_epochs() -> None:
 def test_too_short_an_epoch_is_not_judged() -> None:
     waiting: dict[str, Any] = {
         "steps": 29,
-        "step_seconds": 0.9,
-        "loader_wait_seconds": 0.7,
-        "loader_waits": {"storage": 0.7},
+        "step_seconds": 0.3,
+        "loader_wait_seconds": 0.2,
+        "loader_waits": {"storage": 0.2},
     }
-    assert judged(rank(seconds=1.6, **waiting), ceiling=None).kind == "short epochs"
-    assert judged(rank(seconds=2.0, **waiting), ceiling=None).kind == "loader-bound"
-    assert judged(rank(seconds=1.6, **waiting | {"steps": 30}), ceiling=None).kind == "loader-bound"
+    assert judged(rank(seconds=0.6, **waiting), ceiling=None, validation=0.0).kind == "short epochs"
+    assert judged(rank(seconds=1.0, **waiting), ceiling=None, validation=0.0).kind == "loader-bound"
+    assert judged(rank(seconds=0.6, **waiting | {"steps": 30}), ceiling=None, validation=0.0).kind == "loader-bound"
 
 
 def test_waiting_costs_no_more_than_the_ceiling_leaves() -> None:
