@@ -40,8 +40,7 @@ def test_planes_become_the_baseline_s_crops(tmp_path: Path, name: str, pipeline:
     for clip, id, epoch in zip(ours, ids.tolist(), epochs.tolist(), strict=True):
         theirs = pipeline.sample(source, id, epoch)[0].permute(1, 2, 3, 0).numpy().astype(int)
         apart = np.abs(clip.astype(int) - theirs)
-        # 4 in nearly all runs; sums in another order round one value differently.
-        assert apart.max() <= 5 and apart.mean() < 1, (apart.max(), apart.mean())
+        assert apart.max() <= 4 and apart.mean() < 1, (apart.max(), apart.mean())
 
 
 def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any:
