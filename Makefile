@@ -51,7 +51,7 @@ wheel: setup
 # Every package at the newest version that pyproject.toml allows.
 lock: $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
-		--extra dev pyproject.toml --output-file requirements.lock
+		--extra dev --group real-data pyproject.toml --output-file requirements.lock
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
