@@ -23,7 +23,7 @@ from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
-from raydali.launch.shared_options import ClassifierOptions, RegularizationOptions, require_data
+from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, RegularizationOptions
 from raydali.report.console import Console
 from raydali.text import plural
 
@@ -35,19 +35,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
+class Config(RegularizationOptions, ClassifierOptions, LabeledDataOptions, ImageOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
 
-    data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders or tar shards. Default: the built-in
-    handwritten digits."""
-    val_data: str | None = None
-    """Validation images; --data then has the training images only. Each is a folder, a list with lines path,label, or a
-    pattern such as `shard-{000..146}.tar`."""
-    root: str | None = None
-    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     model: str = "resnet50"
     """Name of a torchvision classification model, or `digits`, a small network."""
     image_size: int = 224
@@ -66,7 +58,6 @@ class Config(RegularizationOptions, ClassifierOptions, ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require_data(self, self.data, "val_data", "root")
         require(self, "momentum", least=0, below=1)
 
 
@@ -161,7 +152,7 @@ def main() -> None:
     """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=DIGITS)
     console = Console()
-    data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), config.val_data, config.root)))
+    data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), **config.reading)))
     make_pipelines(config)
     unchangeable = ["model"]
     if config.model not in (DIGITS.model, Config.model):

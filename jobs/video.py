@@ -22,7 +22,7 @@ from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import require
-from raydali.launch.shared_options import ClassifierOptions, OptimizerOptions, require_data
+from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, OptimizerOptions
 from raydali.report.console import Console
 from raydali.text import plural
 
@@ -34,19 +34,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OptimizerOptions, ClassifierOptions):
+class Config(OptimizerOptions, ClassifierOptions, LabeledDataOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
     smaller_data = "videos stored nearer to --resize-size"
 
-    data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders. Default: the built-in moving
-    discs."""
-    val_data: str | None = None
-    """Validation videos; --data then has the training videos only. Each is a folder of class folders, or a list with a
-    line path,label per video."""
-    root: str | None = None
-    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     batch_size: int = 8
     """Clips per micro-batch, which a device processes at once."""
     epochs: int = 45
@@ -74,7 +66,6 @@ class Config(OptimizerOptions, ClassifierOptions):
     def __post_init__(self) -> None:
         """Check values; the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require_data(self, self.data, "val_data", "root")
         check_clips(self.sequence_length, self.stride, self.step)
         require(self, "decoders", least=1)
 
@@ -154,7 +145,7 @@ def make_pipelines(config: Config) -> tuple[TrainClips, ValidationClips]:
 
 def index(config: Config) -> Data:
     """Cut the videos into clips."""
-    videos = train_and_val(config.data or moving_discs_folder(), config.val_data, config.root, scan_videos)
+    videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
     train, val = (
         VideoClips.index(
             files,

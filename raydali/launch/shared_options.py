@@ -1,7 +1,7 @@
 """Options that several jobs share, by subject: a job's Config takes them in as base classes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions, require
@@ -43,6 +43,29 @@ class RegularizationOptions(TrainingOptions):
         require(self, "mixup", least=0)
         require(self, "cutmix", least=0)
         require(self, "ema_decay", least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledDataOptions(TrainingOptions):
+    """Samples with labels: class folders, lists or shards."""
+
+    data: str | None = None
+    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders or tar shards. Default: built-in
+    samples."""
+    val_data: str | None = None
+    """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
+    a pattern such as `shard-{000..146}.tar`."""
+    root: str | None = None
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_data(self, self.data, "val_data", "root")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options that `train_and_val` takes besides the data."""
+        return {"val_data": self.val_data, "root": self.root}
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:

@@ -69,12 +69,12 @@ def train_and_val(
 
 @overload
 def train_and_val(
-    data: str, val_data: str | None, root: str | None, scan: Scan
+    data: str, val_data: str | None = None, root: str | None = None, *, scan: Scan
 ) -> tuple[LabeledFiles, LabeledFiles]: ...
 
 
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, scan: Scan | None = None
+    data: str, val_data: str | None = None, root: str | None = None, *, scan: Scan | None = None
 ) -> tuple[LabeledSource, LabeledSource]:
     """The training and the validation images, of the same classes. Warns if validation would be meaningless.
 
