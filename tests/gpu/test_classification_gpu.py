@@ -24,6 +24,7 @@ Images = TrainImages | ValidationImages
 
 TRAIN = TrainImages(image_size=96, seed=3)
 VALIDATION = ValidationImages(image_size=96, resize_size=110)
+BICUBIC = replace(TRAIN, interpolation="bicubic"), replace(VALIDATION, interpolation="bicubic")
 EXIF_ORIENTATION = 274
 SIZES = [(640, 427), (120, 160), (1000, 700), (37, 500), (96, 96), (50, 60), (2000, 1500)]
 
@@ -62,7 +63,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize("load", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("settings", [TRAIN, VALIDATION])
+@pytest.mark.parametrize("settings", [TRAIN, VALIDATION, *BICUBIC])
 def test_geometry_is_torchvisions(tmp_path: Path, settings: Images, load: float) -> None:
     source = files(tmp_path, **{str(i): encoded(image, subsampling=0) for i, image in enumerate(pictures())})
     pipeline = replace(settings, hw_decoder_load=load, largest_image=(1500, 2000))

@@ -47,11 +47,15 @@ def oriented(orientation: int) -> Image.Exif:
     return exif
 
 
-def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Within 1 of 255 for rounding (mean 0.3), now and then 2: between its two passes torch keeps fewer bits."""
+def assert_like_pillow(ours: torch.Tensor, theirs: torch.Tensor, interpolation: str = "bilinear") -> None:
+    """Within 1 of 255 for rounding (mean 0.3), now and then 2: between its two passes torch keeps fewer bits.
+
+    A bicubic filter overshoots, and what is cut off between the passes makes a few pixels differ more (6 was seen).
+    """
     assert ours.dtype == theirs.dtype == torch.uint8
     difference = (ours.float() - theirs.float()).abs()
-    assert difference.max() < 2.01
+    assert difference.max() < (8.01 if interpolation == "bicubic" else 2.01)
+    assert (difference > 2.01).float().mean() < 1e-4
     assert (difference > 1.01).float().mean() < 1e-3
     assert difference.mean() < 0.3
 

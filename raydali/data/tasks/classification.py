@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import (
     SquareImages,
@@ -40,9 +40,14 @@ Shapes = Sequence[NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Pipeline[LabeledSource], SquareImages):
-    """The settings that training and validation images share; see `SquareImages`."""
+    """The settings that training and validation images share; see also `SquareImages`.
+
+    Args:
+        interpolation: the filter that resizes images.
+    """
 
     image_files: ClassVar[int] = 1
+    interpolation: Interpolation = "bilinear"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -96,15 +101,24 @@ class TrainImages(Images):
         """Decode only the windows, resize them with antialiasing, and flip them."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks import resize_cpu
+        from raydali.data.tasks import dali_ops, resize_cpu
 
         encoded, start, size, flips, labels = inputs
         images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder_options(device))
         side = self.image_size
         if device == "cpu":
-            images = resize_cpu.each(images, partial(resize_cpu.resize, height=side, width=side))
+            images = resize_cpu.each(
+                images, partial(resize_cpu.resize, height=side, width=side, mode=self.interpolation)
+            )
             return fn.flip(images, horizontal=flips), labels
-        images = fn.resize(images, size=(side, side), roi_start=flips[0], roi_end=flips[1], roi_relative=True)
+        images = fn.resize(
+            images,
+            size=(side, side),
+            roi_start=flips[0],
+            roi_end=flips[1],
+            roi_relative=True,
+            interp_type=dali_ops.FILTERS[self.interpolation],
+        )
         return images, labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
@@ -117,7 +131,13 @@ class TrainImages(Images):
         draws, flips = self.draws(np.array([id]), np.array([epoch]))
         shapes = np.array([[image.height, image.width]])
         (start,), (size,) = crop_windows(shapes, draws, self.random_aspect)
-        image = F.resized_crop(image, *start.tolist(), *size.tolist(), size=[self.image_size] * 2)
+        image = F.resized_crop(
+            image,
+            *start.tolist(),
+            *size.tolist(),
+            size=[self.image_size] * 2,
+            interpolation=F.InterpolationMode(self.interpolation),
+        )
         return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
@@ -168,14 +188,15 @@ class ValidationImages(Images):
         """Decode the images, and resize only the part that the centre crop shows."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks import resize_cpu
+        from raydali.data.tasks import dali_ops, resize_cpu
 
         images, side = fn.decoders.image(inputs[0], **self.decoder_options(device)), self.image_size
         if device == "cpu":
-            crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side)
+            crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side, mode=self.interpolation)
             return resize_cpu.each(images, crop), inputs[1]
         start, end, labels = inputs[1:]
-        return fn.resize(images, size=(side, side), roi_start=start, roi_end=end), labels.gpu()
+        filter = dali_ops.FILTERS[self.interpolation]
+        return fn.resize(images, size=(side, side), roi_start=start, roi_end=end, interp_type=filter), labels.gpu()
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""
@@ -185,8 +206,9 @@ class ValidationImages(Images):
 
         image, shorter = decoded(source.read(id)), self.shorter_side
         if is_thin(image.height, image.width, shorter):
-            return _tensors(centre(image, shorter, self.image_size), source, id)
-        return _tensors(F.center_crop(F.resize(image, [shorter]), [self.image_size]), source, id)
+            return _tensors(centre(image, shorter, self.image_size, self.interpolation), source, id)
+        resized = F.resize(image, [shorter], interpolation=F.InterpolationMode(self.interpolation))
+        return _tensors(F.center_crop(resized, [self.image_size]), source, id)
 
 
 def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["torch.Tensor", ...]:

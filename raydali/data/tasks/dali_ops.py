@@ -12,10 +12,12 @@ import torch
 from nvidia.dali import fn
 
 from raydali.data.tasks import image_formats
-from raydali.data.tasks.pipeline import Device
+from raydali.data.tasks.pipeline import Device, Interpolation
 
 Feed = Callable[[], tuple[Any, ...]]
 """A callback that returns the inputs of the next batch."""
+FILTERS: dict[Interpolation, Any] = {"bilinear": dali.types.INTERP_LINEAR, "bicubic": dali.types.INTERP_CUBIC}
+"""DALI's filters for resizing."""
 
 
 def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:

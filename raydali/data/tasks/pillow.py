@@ -11,6 +11,7 @@ from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from raydali.data.tasks.image_formats import HEAD, JPEG, PNG, format_of, why_not_read
+from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import DataError
 
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
@@ -62,13 +63,13 @@ def is_thin(height: int, width: int, shorter: int) -> bool:
     return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
 
 
-def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
+def centre(image: Image.Image, shorter: int, side: int, mode: Interpolation) -> Image.Image:
     """Return the centre (side, side) of an image resized to this shorter side; the rest is not computed."""
     wide, high = (shorter * length // min(image.size) for length in image.size)
     left, top = round((wide - side) / 2), round((high - side) / 2)
     x, y = image.width / wide, image.height / high
     box = (left * x, top * y, (left + side) * x, (top + side) * y)
-    return image.resize((side, side), Image.Resampling.BILINEAR, box)
+    return image.resize((side, side), Image.Resampling[mode.upper()], box)
 
 
 def is_certain(error: Exception) -> bool:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
 Device = Literal["cpu", "gpu"]
+Interpolation = Literal["bilinear", "bicubic"]
+"""The filter that resizes images; it is widened where an image becomes smaller (antialiasing)."""
 Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
 """Inputs of a batch: each is a list of arrays or tensors, or an array with one row per sample."""
 AnySource = TypeVar("AnySource", bound=Source, contravariant=True)

@@ -107,7 +107,8 @@ def test_reasons_are_told(whole: Loaded) -> None:
 def test_dali_and_torch_replace_alike(whole: Loaded) -> None:
     (ours, _), (theirs, _) = whole("dali"), whole("torch")
     assert {key: row[:2] for key, row in ours.items()} == {key: row[:2] for key, row in theirs.items()}
-    assert_like_pillow(*(torch.stack([row[2] for row in rows.values()]) for rows in (ours, theirs)))
+    by_dali, by_torch = (torch.stack([row[2] for row in rows.values()]) for rows in (ours, theirs))
+    assert_like_pillow(by_dali, by_torch)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

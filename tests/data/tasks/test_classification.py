@@ -15,6 +15,7 @@ from PIL import Image
 
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 from tests.support.pictures import assert_like_pillow, encoded, files, one_batch, oriented, photograph
@@ -65,11 +66,15 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     )
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("epoch", range(4))
-def test_train_pixels_are_torchvisions_on_the_same_crop(photographs: ImageFolder, epoch: int) -> None:
-    images, labels = by_dali(TRAIN, photographs, epochs=epoch)
-    expected, expected_labels = by_pillow(TRAIN, photographs, epoch=epoch)
-    assert_like_pillow(images, expected)
+def test_train_pixels_are_torchvisions_on_the_same_crop(
+    photographs: ImageFolder, epoch: int, interpolation: Interpolation
+) -> None:
+    pipeline = replace(TRAIN, interpolation=interpolation)
+    images, labels = by_dali(pipeline, photographs, epochs=epoch)
+    expected, expected_labels = by_pillow(pipeline, photographs, epoch=epoch)
+    assert_like_pillow(images, expected, interpolation)
     np.testing.assert_array_equal(labels, expected_labels)
     np.testing.assert_array_equal(labels, range(len(photographs)))
     assert labels.dtype == np.int64
@@ -78,12 +83,15 @@ def test_train_pixels_are_torchvisions_on_the_same_crop(photographs: ImageFolder
 @pytest.mark.parametrize(
     ("image_size", "resize_size"), [(96, 110), (96, 96), (95, 110), (64, 73), (224, 256), (7, 300)]
 )
-def test_validation_pixels_are_torchvisions(photographs: ImageFolder, image_size: int, resize_size: int) -> None:
-    pipeline = ValidationImages(image_size=image_size, resize_size=resize_size)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_validation_pixels_are_torchvisions(
+    photographs: ImageFolder, image_size: int, resize_size: int, interpolation: Interpolation
+) -> None:
+    pipeline = ValidationImages(image_size=image_size, resize_size=resize_size, interpolation=interpolation)
     images, labels = by_dali(pipeline, photographs)
     expected, _ = by_pillow(pipeline, photographs)
     assert images.shape == (len(photographs), 3, image_size, image_size)
-    assert_like_pillow(images, expected)
+    assert_like_pillow(images, expected, interpolation)
     np.testing.assert_array_equal(labels, range(len(photographs)))
 
 
