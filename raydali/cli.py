@@ -29,9 +29,11 @@ from raydali.bench.video.command import VideoBench
 from raydali.commands.chaos.command import Chaos
 from raydali.commands.doctor.command import Doctor
 from raydali.commands.local_cluster.command import Down, Status, Up
+from raydali.commands.new import New
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
 from raydali.commands.report import Report
+from raydali.commands.train import Train
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
@@ -40,7 +42,7 @@ from raydali.output import mark_warnings
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-DESCRIPTION = """Measure and check the data, the machines and the runs of raydali's jobs.
+DESCRIPTION = """Train models; measure and check the data, the machines and the runs.
 
 Exit codes: 0 done, 1 something failed or a check did, 2 bad usage, 130 interrupted."""
 
@@ -65,7 +67,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         for argument in given:
             refuse_secrets(argument)
-        options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=(tyro.conf.DisallowNone,))
+        options = _parse(given)
         if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
             return main(["--tyro-print-completion", options.shell])
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
@@ -82,6 +84,14 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _parse(given: list[str]) -> "DataclassInstance":
+    if given[:1] == ["train"] and given[1:] not in (["-h"], ["--help"]):  # the other options are the job's
+        return Train(job=tuple(given[1:]))
+    style = (tyro.conf.DisallowNone,)
+    options: DataclassInstance = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
+    return options
 
 
 def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> None:
@@ -114,9 +124,11 @@ def _commands() -> SubcommandApp:
     app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
     app.command(name="completion")(Completion)
     app.command(name="doctor")(Doctor)
+    app.command(name="new")(New)
     app.command(name="prepare")(Prepare)
     app.command(name="preview")(Preview)
     app.command(name="report")(Report)
+    app.command(name="train")(Train)
     app.command(name="verify")(Verify)
     return app
 

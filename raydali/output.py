@@ -1,4 +1,4 @@
-"""Output that the commands of `raydali` share: --json, tables, and the description of the machine."""
+"""Output that the commands of `raydali` share: --json, tables, ends of logs, and the description of the machine."""
 
 import ctypes
 import json
@@ -105,3 +105,8 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 def devices(gpus: int) -> str:
     """The device of a benchmark: "CPU", "1 GPU", "4 GPUs"."""
     return plural(gpus, "GPU") if gpus else "CPU"
+
+
+def log_tail(log: Path, lines: int = 15) -> str:
+    """Return the last lines of a log, which may be missing."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""

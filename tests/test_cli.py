@@ -20,7 +20,7 @@ from tests.support.pictures import encoded, photograph
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
-    "": ("bench", "chaos", "cluster", "completion", "doctor", "prepare", "preview", "report", "verify"),
+    "": ("bench", "chaos", "cluster", "completion", "doctor", "new", "prepare", "preview", "report", "train", "verify"),
     "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),
 }

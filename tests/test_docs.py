@@ -63,7 +63,9 @@ def commands(page: Path) -> list[str]:
 def test_commands_can_be_parsed(name: str) -> None:
     for command in commands(ROOT / name):
         words = shlex.split(re.split(r" [|>] ", command)[0])
-        if words[0] == "raydali" and words[-1] not in ("--help", "--version"):
+        if words[:2] == ["raydali", "train"]:
+            tyro.cli(Config, args=words[3:], config=(tyro.conf.DisallowNone,))
+        elif words[0] == "raydali" and words[-1] not in ("--help", "--version"):
             _commands().cli(prog="raydali", args=words[1:])
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command

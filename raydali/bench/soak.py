@@ -27,8 +27,7 @@ from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandError, UsageError
 from raydali.host.facts import driver_and_gpus
 from raydali.host.interrupts import raise_on_signals
-from raydali.host.started_jobs import job_script, log_tail
-from raydali.output import JsonFile, show
+from raydali.output import JsonFile, log_tail, show
 
 MIN_READINGS = 8
 MIN_EPOCHS = MIN_READINGS + 1
@@ -92,10 +91,9 @@ def main(options: SoakBench) -> dict[str, Any]:
     if not 1 <= options.workers <= MAX_WORKERS:
         raise UsageError(f"--workers must be from 1 to {MAX_WORKERS}, not {options.workers}")
     check(options)
-    script = job_script("imagenet.py", "raydali bench soak")
     raise_on_signals()
     began = time.monotonic()
-    figures = sorted(series(_train(options, script)).items())
+    figures = sorted(series(_train(options)).items())
     rows = [judged(process, figure, epochs, values) for (process, figure), (epochs, values) in figures]
     result = result_of("bench soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
     present(result, options, _show)
@@ -146,9 +144,10 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
     }
 
 
-def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
+def _train(options: SoakBench) -> list[tuple[int, Reading]]:
     """Read the figures after each epoch except the last."""
     from raydali.host import processes
+    from raydali.launch.driver.job_file import find_job
     from raydali.run.folder import EPOCHS, RunFolder
 
     mark = uuid.uuid4().hex
@@ -156,13 +155,13 @@ def _train(options: SoakBench, script: Path) -> list[tuple[int, Reading]]:
     readings: list[tuple[int, Reading]] = []
     with tempfile.TemporaryDirectory(prefix="raydali-soak-") as storage:
         folder, log = RunFolder(storage, "soak"), Path(storage, "log")
-        command = [sys.executable, str(script), "--storage", storage, "--name", "soak", "--trace-samples"]
+        command = [sys.executable, str(find_job("imagenet")), "--storage", storage, "--name", "soak", "--trace-samples"]
         command += ["--epochs", str(options.epochs), "--workers", str(options.workers)]
         command += ["--batch-size", str(options.batch_size), "--checkpoint-every", "10", "--no-ceiling"]
         with log.open("wb") as output:
             driver = subprocess.Popen(
                 command,
-                cwd=script.parents[1],
+                cwd=storage,
                 env=inherited | {processes.MARK: mark},
                 stdout=output,
                 stderr=output,

@@ -20,7 +20,7 @@ from raydali.commands.local_cluster.head import Ports
 from raydali.data.stream.stream import Stream
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
-from raydali.host.started_jobs import job_script
+from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.sample_trace import read_samples
 
@@ -45,7 +45,6 @@ class ChaosExperiment:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
         self._nodes, self._epochs, self._report = nodes, epochs, report
-        self._job = job_script("imagenet.py", "raydali chaos")
 
     def run(self) -> dict[str, Any]:
         """Run the experiment; return its part of the result of command.py.
@@ -67,7 +66,7 @@ class ChaosExperiment:
                     self._command(members[0], RunFolder(str(disk.path), name)),
                     RunFolder(str(disk.path), name),
                     folder / f"{name}.log",
-                    cwd=self._job.parents[1],
+                    cwd=folder,
                     env={**nodes.env, "RAY_ADDRESS": nodes.address},
                 )
                 for name in ("undisturbed", "disturbed")
@@ -118,7 +117,7 @@ class ChaosExperiment:
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
         options += ["--global-batch-size", str(BATCH_SIZE * self._nodes), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
-        return host.command([sys.executable, str(self._job), *options])
+        return host.command([sys.executable, str(find_job("imagenet")), *options])
 
     def _accounting(
         self, undisturbed: RunFolder, disturbed: RunFolder, outcomes: Sequence[FaultOutcome]

@@ -16,7 +16,7 @@ from raydali.commands.chaos.virtual_hosts import Host
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports, head_options, ray_start
 from raydali.errors import CommandError
 from raydali.host.processes import MARK, command_line, kill, members
-from raydali.host.started_jobs import log_tail
+from raydali.output import log_tail
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0

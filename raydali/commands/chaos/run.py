@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydali.errors import CommandError
-from raydali.host.started_jobs import log_tail
+from raydali.output import log_tail
 from raydali.run.checkpoints import newest_first
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.train.checkpoint_file import MANIFEST

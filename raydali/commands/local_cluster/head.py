@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from raydali.commands.local_cluster.state import State
 from raydali.errors import UsageError
 from raydali.host.processes import MARK
-from raydali.host.started_jobs import log_tail
+from raydali.output import log_tail
 
 if TYPE_CHECKING:
     from raydali.run.folder import Json

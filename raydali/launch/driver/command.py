@@ -8,6 +8,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import tyro
@@ -42,7 +43,11 @@ def parse(config: type[Config], *, demo: Config | None = None) -> Config:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run a job's main function and leave with its exit code."""
+    """Run a job's main function and leave with its exit code.
+
+    It can import modules in the current folder, as Ray's workers can.
+    """
+    sys.path.insert(0, str(Path.cwd()))
     try:
         main()
     except UsageError as error:
