@@ -1,4 +1,12 @@
-"""Classification models by name: those of torchvision, and `digits`, a small network for the built-in data."""
+"""Classification models by name: of torchvision, timm and other packages; and `digits`, small, for the built-in data.
+
+| name                     | model                                                              |
+|--------------------------|--------------------------------------------------------------------|
+| `digits`                 | a small network for the built-in data                              |
+| `resnet50`               | any classification model of torchvision                            |
+| `timm:convnext_tiny`     | any model of timm; the name may have a tag, which is of its weights |
+| `package.module:factory` | what the function makes of num_classes, and image_size if it takes it |
+"""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -9,6 +17,16 @@ import torch
 from torch import nn
 
 from raydali.errors import UsageError
+from raydali.train.models.factories import (
+    TIMM,
+    build_by_factory,
+    build_timm,
+    is_factory,
+    is_timm,
+    known_timm_models,
+    takes_size,
+    timm_settings,
+)
 
 SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
 """Image sizes that are tried, to suggest one that a model accepts."""
@@ -17,40 +35,123 @@ SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
 def check_model(name: str, image_size: int = 224) -> None:
     """Check that the name is a classification model's, and that the model accepts images of this size.
 
+    Models are tried on the meta device, without memory. A factory that fails there is tried on the CPU.
+
     Raises:
         UsageError: it is not. The message suggests similar names, or a size that the model accepts.
     """
-    import torchvision
+    if is_factory(name):
+        _check_factory(name, image_size)
+    elif is_timm(name):
+        known = known_timm_models()
+        check_known(name.partition(".")[0], known, "timm:convnext_tiny", library="timm")
+        timm_settings(name)
+    else:
+        import torchvision
 
-    check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
+        check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
     if why := _unfit(name, image_size):
         nearest = sorted(SIZES_TRIED, key=lambda size: abs(size - image_size))
         fit = next((f"--image-size {size}" for size in nearest if not _unfit(name, size)), "another --model")
         raise UsageError(f"--model {name} cannot take images of {image_size}x{image_size} pixels ({why}): try {fit}")
 
 
+def _check_factory(name: str, image_size: int) -> None:
+    """Check that a factory makes a model of two classes that gives (N, 2) in training, too."""
+    takes_size(name)
+    try:
+        model = on_meta(partial(build_model, name, 2, image_size))
+    except UsageError:
+        raise
+    except Exception as error:  # the factory may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:80]
+        raise UsageError(f"--model {name} failed for num_classes=2: {why}") from error
+    with _device(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = model.train()(torch.zeros(2, 3, image_size, image_size))
+        except Exception:  # what it says in evaluation mode is told with a size that it takes
+            return
+    shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if shape != (2, 2):
+        raise UsageError(f"--model {name} gives {shape} for 2 images and 2 classes: it must give logits (N, classes)")
+
+
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model without memory, to look at its shapes; on the CPU if it needs the values of its weights."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return build()
+        except UsageError:
+            raise
+        except Exception:  # RegNet reads its initial weights (NotImplementedError); others call item() and tolist()
+            return build()
+
+
+def head_names(build: Callable[[int], nn.Module], classes: int) -> frozenset[str]:
+    """Return the names in the state dict whose shapes depend on the number of classes: those of the head.
+
+    The model is built twice without memory, for `classes` and for one more, so that this is exact for every model.
+
+    Args:
+        build: makes the model for a number of classes.
+        classes: the number of classes.
+    """
+    shapes, others = (_shapes(on_meta(partial(build, number))) for number in (classes, classes + 1))
+    return frozenset(name for name, shape in shapes.items() if others.get(name) != shape)
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+
+
 def _unfit(name: str, size: int) -> str:
-    return why_unfit(partial(build_model, name, 2, size), 3, size, size)
+    build = partial(build_model, name, 2, size)
+    return _refusal(on_meta(build), 3, size, size) if is_factory(name) else why_unfit(build, 3, size, size)
 
 
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
     """Return why a model refuses inputs of this shape, in one line; empty if it accepts them or cannot be tried."""
-    with torch.device("meta"), torch.no_grad():  # computes only shapes, without memory
+    try:
+        with torch.device("meta"):  # computes only shapes, without memory
+            model = build()
+    except NotImplementedError:  # RegNet reads its initial weights
+        return ""
+    except (RuntimeError, AssertionError, ValueError) as error:
+        return _first_sentence(error)
+    return _refusal(model, *shape)
+
+
+def _refusal(model: nn.Module, *shape: int) -> str:
+    with _device(model), torch.no_grad():
         try:
-            build().eval()(torch.empty(1, *shape))
-        except NotImplementedError:  # RegNet reads its initial weights
+            model.eval()(torch.zeros(1, *shape))
+        except NotImplementedError:  # an operator without shapes
             return ""
-        except (RuntimeError, AssertionError, ValueError) as error:
-            return " ".join(str(error).split()).partition(". ")[0][:80]
+        except Exception as error:  # a model of another package may raise anything
+            return _first_sentence(error)
     return ""
 
 
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(". ")[0][:80]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+
+
 def has_one_size(name: str) -> bool:
-    """Return whether the model has weights for each position in an image, and so accepts images of only one size."""
-    return name.startswith(("vit_", "maxvit_"))
+    """Return whether the model is made for images of one size, because its weights depend on it.
+
+    For torchvision and timm it is known. A factory that takes a size is taken for one that needs it.
+    """
+    if is_timm(name):
+        return bool(timm_settings(name).fixed_input_size)
+    return bool(takes_size(name)) if is_factory(name) else name.startswith(("vit_", "maxvit_"))
 
 
-def check_known(name: str, known: Sequence[str], usual: str) -> None:
+def check_known(name: str, known: Sequence[str], usual: str, *, library: str = "torchvision") -> None:
     """Check that a name is known.
 
     Raises:
@@ -58,14 +159,23 @@ def check_known(name: str, known: Sequence[str], usual: str) -> None:
     """
     if name not in known:
         longer = sorted(other for other in known if other.startswith(name))[:3]
-        near = ", ".join(longer or difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or usual
-        raise UsageError(f"--model {name} is not a model of torchvision {version('torchvision')}: try {near}")
+        near = longer or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        suggested = ", ".join(near) if name != TIMM and near else usual
+        raise UsageError(f"--model {name} is not a model of {library} {version(library)}: try {suggested}")
 
 
 def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
-    """Return the randomly initialised model with `classes` outputs, for square images of this size in pixels."""
+    """Return the randomly initialised model with `classes` outputs, for square images of this size in pixels.
+
+    Raises:
+        UsageError: timm is not installed; a factory cannot be found, or made no module.
+    """
     if name == "digits":
         return digits_network(classes)
+    if is_timm(name):
+        return build_timm(name, classes, image_size)
+    if is_factory(name):
+        return build_by_factory(name, classes, image_size)
     import torchvision
 
     options: dict[str, object] = {}

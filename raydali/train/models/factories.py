@@ -1,0 +1,124 @@
+"""Models of other packages, by name: `timm:NAME`, and `package.module:factory`, which is any function or class."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from raydali.errors import UsageError
+from raydali.extras import require_extra
+from raydali.text import error_line
+
+TIMM = "timm:"
+_SIZES = "image_size", "img_size", "input_size"
+
+
+def is_timm(name: str) -> bool:
+    """Return whether the name is that of a model of timm: `timm:NAME`."""
+    return name.startswith(TIMM)
+
+
+def is_factory(name: str) -> bool:
+    """Return whether the name is that of a factory: `package.module:factory`."""
+    return ":" in name and not is_timm(name)
+
+
+def known_timm_models() -> list[str]:
+    """Return the names of timm's models, each with its prefix.
+
+    Raises:
+        UsageError: timm is not installed.
+    """
+    require_extra("timm", "timm", "models of timm")
+    import timm
+
+    return [TIMM + name for name in timm.list_models()]
+
+
+def timm_settings(name: str) -> Any:  # noqa: ANN401 (timm's PretrainedCfg, which is not always installed)
+    """Return timm's settings of a model's published weights; the name may end with their tag, as `.in12k_ft_in1k`.
+
+    Raises:
+        UsageError: timm is not installed, or has no weights of this tag.
+    """
+    require_extra("timm", "timm", "models of timm")
+    import timm
+
+    try:
+        return timm.get_pretrained_cfg(name.removeprefix(TIMM)) or timm.models.PretrainedCfg()
+    except RuntimeError as error:
+        model, _, tag = name.removeprefix(TIMM).partition(".")
+        tags = sorted(known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*"))
+        raise UsageError(f"--model {name}: {model} has no weights named {tag}: try {' or '.join(tags[:3])}") from error
+
+
+def build_timm(name: str, classes: int, image_size: int | None) -> nn.Module:
+    """Return timm's randomly initialised model; `image_size` is passed to models that are made for one size.
+
+    Raises:
+        UsageError: see `timm_settings`.
+    """
+    settings = timm_settings(name)
+    import timm
+
+    size: dict[str, Any] = {"img_size": image_size} if settings.fixed_input_size and image_size else {}
+    model: nn.Module = timm.create_model(name.removeprefix(TIMM), num_classes=classes, **size)
+    return model
+
+
+def takes_size(name: str) -> str:
+    """Return the argument by which a factory takes the images' size; empty if it takes none.
+
+    Raises:
+        UsageError: see `find_factory`.
+    """
+    try:
+        parameters = inspect.signature(find_factory(name)).parameters
+    except ValueError:  # written in C
+        return ""
+    return next((size for size in _SIZES if size in parameters), "")
+
+
+def build_by_factory(name: str, classes: int, image_size: int) -> nn.Module:
+    """Return what a factory makes of `num_classes`, and of `image_size`, `img_size` or `input_size` if it takes one.
+
+    Raises:
+        UsageError: see `find_factory`; the factory returned something else than a module.
+    """
+    size = takes_size(name)
+    model = find_factory(name)(num_classes=classes, **({size: image_size} if size else {}))
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"--model {name} returned a value of type {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """Import the module, and return the factory.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such callable.
+    """
+    path, _, attribute = name.partition(":")
+    if "/" in path or path.endswith(".py"):
+        raise UsageError(f"--model {name} names a file: give its module as package.module:{attribute or 'factory'}")
+    try:
+        found: Any = importlib.import_module(path)
+    except Exception as error:  # a module may raise anything
+        raise UsageError(
+            f"--model {name}: cannot import {path} ({_short(error)}): "
+            "install it on every node, or add its folder to PYTHONPATH"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"--model {name}: {path} has no {attribute or 'factory'}: give package.module:factory")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"--model {name} is a value of type {type(found).__name__}, not a function that makes a model")
+    factory: Callable[..., Any] = found
+    return factory
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error_line(error)}"[:60]
