@@ -1,6 +1,7 @@
 """Train an image classifier on class folders, such as ImageNet, on lists of files, tar shards or TFRecord files.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
+    python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
@@ -25,7 +26,6 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import ImageOptions, require
 from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, RegularizationOptions
 from raydali.report.console import Console
-from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.worker.session import Session
@@ -161,9 +161,8 @@ def main() -> None:
         check_model(config.model, config.image_size)
         unchangeable += ["image_size"] if has_one_size(config.model) else []
     if config.data is None:
-        console.print("this is the demo, on handwritten digits; --data DIR trains on images in DIR/train and DIR/val")
-    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
-    console.print(f"data: {images}, {plural(len(data.train.classes), 'class')}")
+        console.print("this is the demo, on handwritten digits; --data DIR trains on images in a folder for each class")
+    console.print(f"data: {config.describe(data.train, data.val)}")
 
     job = Job(
         name="imagenet",

@@ -170,10 +170,9 @@ def main() -> None:
         check_video_model(config.model, config.sequence_length, config.image_size)
     data = index(config)
     if config.data is None:
-        console.print("this is the demo, on moving discs; --data DIR trains on videos in DIR/train and DIR/val")
+        console.print("this is the demo, on moving discs; --data DIR trains on videos in a folder for each class")
     clips = f"{plural(len(data.train), 'training clip')}, {plural(len(data.val), 'validation clip')}"
-    videos = plural(len(data.train.videos) + len(data.val.videos), "video")
-    console.print(f"data: {clips}, {videos}, {plural(len(data.train.videos.classes), 'class')}")
+    console.print(f"data: {clips}, {config.describe(data.train.videos, data.val.videos, 'video')}")
 
     job = Job(
         name="video",

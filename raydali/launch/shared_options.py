@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raydali.data.sources.labeled import LabeledSource
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions, require
+from raydali.text import plural, summarize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +52,33 @@ class LabeledDataOptions(TrainingOptions):
     """Samples with labels: class folders, lists or shards."""
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/, each with class folders or tar shards. Default: built-in
-    samples."""
+    """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards; or
+    a list, or shards. Default: built-in samples."""
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
     a pattern such as `shard-{000..146}.tar`."""
+    val_fraction: float | None = None
+    """Share of --data that validates, chosen by a hash of each path; unchangeable. Default: 0.1 of class folders
+    without train/ and val/."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_data(self, self.data, "val_data", "root")
+        require_data(self, self.data, "val_data", "val_fraction", "root")
+        require(self, "val_fraction", above=0, below=1)
 
     @property
     def reading(self) -> dict[str, Any]:
         """The options that `train_and_val` takes besides the data."""
-        return {"val_data": self.val_data, "root": self.root}
+        return {name: getattr(self, name) for name in ("val_data", "val_fraction", "root")}
+
+    def describe(self, train: LabeledSource, val: LabeledSource, noun: str = "image") -> str:
+        """The sizes of both sets, and the classes in their order, for the console."""
+        was_split = self.val_data is None and train.root == val.root
+        note = f" ({100 * len(val) / (len(train) + len(val)):.3g} % split off)" if was_split else ""
+        sets = f"{plural(len(train), f'training {noun}')}, {plural(len(val), f'validation {noun}')}{note}"
+        return f"{sets}, {plural(len(train.classes), 'class')}: {summarize(train.classes, show=repr)}"
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:

@@ -12,20 +12,19 @@ ids are assigned, so that each of the others comes exactly once.
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import Any, Protocol, Self, TypeVar
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.shards import Shards
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", '"': r"\"", "\\": r"\\"}
 _MEANT = {escape[1]: character for character, escape in _ESCAPES.items()}
 _ESCAPED = re.compile(r"[\n\t\r]")
-_AT_ONCE = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +128,8 @@ def _found(source: Any, named: set[str]) -> dict[int, set[str]]:  # noqa: ANN401
             parts.append(_matching(map(source.path, range(len(source))), "", named))
         return {id: set[str]().union(*(part.get(id, ()) for part in parts)) for part in parts for id in part}
     prefix = os.path.join(source.root, "")
-    if isinstance(source, Files):
-        return _matching(_paths(source), prefix, named)
+    if isinstance(source, Files | Shards):
+        return _matching(source.relative_paths(), prefix, named)
     return _matching((source.path(id).removeprefix(prefix) for id in range(len(source))), prefix, named)
 
 
@@ -142,10 +141,3 @@ def _matching(paths: Iterable[str], prefix: str, named: set[str]) -> dict[int, s
             for path in {meant, meant.removeprefix(prefix)}:
                 wanted.setdefault(path, set()).add(name)
     return {id: wanted[path] for id, path in enumerate(paths) if path in wanted}
-
-
-def _paths(files: Files) -> Iterator[str]:
-    """Yield the relative paths in parts: as text, all would take several times the memory of the index."""
-    ends = [*files.offsets[_AT_ONCE::_AT_ONCE].tolist(), int(files.offsets[-1])]
-    for begin, end in pairwise([0, *dict.fromkeys(ends)]):
-        yield from os.fsdecode(files.packed_paths[begin : end - 1].tobytes()).split("\0")

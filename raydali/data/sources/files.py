@@ -5,12 +5,12 @@ Flat arrays pickle without copying (protocol 5), so that the workers of a node s
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
 _READING_THREADS = 32
 _BYTES_AT_ONCE = 1 << 24
+_PATHS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,12 @@ class Files:
     def path(self, id: int) -> str:
         """The absolute path or the URI of a file."""
         return _decoded(self.encoded_paths(np.array([id]))[0])
+
+    def relative_paths(self) -> Iterator[str]:
+        """Yield the paths as they are in the index, in parts: as text, all would take several times its memory."""
+        ends = [*self.offsets[_PATHS_AT_ONCE::_PATHS_AT_ONCE].tolist(), int(self.offsets[-1])]
+        for begin, end in pairwise([0, *dict.fromkeys(ends)]):
+            yield from os.fsdecode(self.packed_paths[begin : end - 1].tobytes()).split("\0")
 
     def encoded_paths(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """The bytes of these files' absolute paths or URIs, for DALI's `fn.io.file.read`."""

@@ -4,12 +4,13 @@ The kinds are class folders, a list of paths and labels, tar shards, and TFRecor
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal, overload
 
 from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.folder_layout import train_and_val_folders
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
+from raydali.data.sources.split import DEFAULT_FRACTION, split
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
@@ -63,39 +64,52 @@ def labeled_images(
 
 @overload
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None
+    data: str, val_data: str | None = None, root: str | None = None, *, val_fraction: float | None = None
 ) -> tuple[LabeledSource, LabeledSource]: ...
 
 
 @overload
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, *, scan: Scan
+    data: str, val_data: str | None = None, root: str | None = None, *, val_fraction: float | None = None, scan: Scan
 ) -> tuple[LabeledFiles, LabeledFiles]: ...
 
 
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, *, scan: Scan | None = None
+    data: str,
+    val_data: str | None = None,
+    root: str | None = None,
+    *,
+    val_fraction: float | None = None,
+    scan: Scan | None = None,
 ) -> tuple[LabeledSource, LabeledSource]:
     """The training and the validation images, of the same classes. Warns if validation would be meaningless.
 
+    Without `val_data`, they are those in `train/` and `val/` of a folder. Class folders without these are split, see
+    `split`; with `val_fraction`, a list or shards are split too.
+
     Args:
-        data: a folder that holds `train/` and `val/`, of class folders or of tar shards; with `val_data`, only
-            the training images.
+        data: a folder, of class folders or of tar shards, a list, or shards.
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
+        val_fraction: the share of the images that validates. Default: 0.1 of class folders.
         scan: indexes folders of other files than images.
 
     Raises:
-        UsageError: they cannot be indexed; their classes differ; one list, or shards, but not two; a root but no list.
+        UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a fraction; a
+            root but no list.
     """
     if val_data is None:
-        kind = source_kind(data)
-        if kind == "list":
-            raise UsageError(f"--data {data} lists only training images: give --val-data too, a list or a folder")
-        if kind != "folder":
-            raise UsageError(f"--data {data} names only training shards: give --val-data too, shards or a folder")
-        _check_splits(data)
-        data, val_data = f"{data.rstrip('/')}/train", f"{data.rstrip('/')}/val"
+        folders = _folders(data, val_fraction)
+        if folders is None:
+            check_root(root, data)
+            train, val = split(labeled_images(data, root, scan=scan), val_fraction or DEFAULT_FRACTION)
+            warn_of_one_class(train.classes)
+            return train, val
+        data, val_data = folders
+    elif val_fraction is not None:
+        raise UsageError(
+            f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one of them"
+        )
     check_root(root, data, val_data)
     train = labeled_images(data, root, scan=scan)
     val = labeled_images(val_data, root, train.classes, scan)
@@ -106,27 +120,18 @@ def train_and_val(
     return train, val
 
 
-def _check_splits(data: str) -> None:
-    """Refuse a local folder without train/ or val/, and say what it seems to be instead."""
-    folder = Path(data).expanduser()
-    train, val = ((folder / name).exists() for name in ("train", "val"))
-    if "://" in data or (train and val):
-        return
-    if not folder.exists():
-        here = "" if folder.is_absolute() else f" in {Path.cwd()}, where the job runs"
-        raise UsageError(f"--data {data} does not exist{here}: give {'another' if not here else 'an absolute'} path")
-    if train:
-        like = [name for name in ("validation", "valid", "test") if (folder / name).exists()]
-        other = f"{data.rstrip('/')}/{like[0]}" if like else "FOLDER"
+def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
+    """The folders of training and validation samples; None for data to be split."""
+    kind = source_kind(data)
+    if kind == "folder":
+        return train_and_val_folders(data, val_fraction)
+    if val_fraction is None:
+        what, other = ("lists", "a list") if kind == "list" else ("names", "shards")
         raise UsageError(
-            f"--data {data} has train/ but no val/: give --data {data.rstrip('/')}/train --val-data {other}"
+            f"--data {data} {what} only training images: give --val-data too, {other} or a folder, or "
+            f"--val-fraction {DEFAULT_FRACTION}"
         )
-    if folder.is_dir() and any(folder.glob("*.tar")):
-        raise UsageError(f"--data {data} has tar shards but no train/: give their names, --data '{data}/train-*.tar'")
-    above = folder.absolute().parent
-    has_both = (above / "train").exists() and (above / "val").exists()
-    instead = f"give --data {above}" if has_both else "give a folder with train/ and val/"
-    raise UsageError(f"--data {data} has no train/: {instead}, or --val-data too")
+    return None
 
 
 def check_root(root: str | None, *data: str) -> None:

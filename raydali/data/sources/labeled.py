@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -55,6 +55,15 @@ class LabeledSource(Source, Protocol):
 
     def drop(self, ids: Iterable[int]) -> Self:
         """The index without these samples."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """Where relative paths begin."""
+        ...
+
+    def relative_paths(self) -> Iterator[str]:
+        """Yield the paths of all samples, relative to the root."""
         ...
 
 

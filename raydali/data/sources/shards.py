@@ -9,7 +9,7 @@ A shard must not change while it is in use: one whose size differs from the inde
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -145,6 +145,11 @@ class Shards:
         """The absolute path or the URI of the shard, the `mark`, and the image's name in it."""
         begin, end = self.name_offsets[id : id + 2].tolist()
         return f"{self._shard(id)}{self.mark}{os.fsdecode(self.packed_names[begin : end - 1].tobytes())}"
+
+    def relative_paths(self) -> Iterator[str]:
+        """Yield the paths of all images, relative to the root."""
+        begin = len(self.root) + 1
+        return (self.path(id)[begin:] for id in range(len(self)))
 
     def _shard(self, id: int) -> str:
         return f"{self.root}/{self.shards[self.shard_numbers[id]]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raydali.commands.verify import Verify, main
-from raydali.data.sources import exclusion
+from raydali.data.sources import files
 from raydali.data.sources.exclusion import as_line, exclude
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
@@ -52,6 +52,6 @@ def test_names_are_looked_at_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     named = [data.path(id) for id in (0, 3, 5, 8)]
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in named))
     for at_once in range(1, 11):
-        monkeypatch.setattr(exclusion, "_AT_ONCE", at_once)
+        monkeypatch.setattr(files, "_PATHS_AT_ONCE", at_once)
         (rest,) = exclude(str(tmp_path / "list.txt"), data)
         assert [rest.path(id)[-5:] for id in range(len(rest))] == [f"{i}.jpg" for i in (1, 2, 4, 6, 7)]

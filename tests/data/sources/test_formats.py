@@ -6,7 +6,7 @@ import pytest
 
 from raydali.data.sources.formats import Kind, labeled_images, source_kind, train_and_val
 from raydali.errors import UsageError
-from tests.support.messages import mentioning
+from tests.support.messages import mentioning, mentions
 from tests.support.trees import grow
 
 
@@ -63,19 +63,42 @@ def test_training_and_validation(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(grow(tmp_path, ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "c/val/x/1.jpg"]))
+    monkeypatch.chdir(
+        grow(
+            tmp_path,
+            [f"{data}/x/{i}.jpg" for i in range(2) for data in ("a/train", "a/test", "b/train", "c/val", "d/train")]
+            + ["d/validation/x/1.jpg", "e/Train/x/1.jpg", "e/Test/x/1.jpg", "f/test/x/1.jpg", "f/valid/x/1.jpg"],
+        )
+    )
+    (tmp_path / "empty").mkdir()
     for data, values in (
-        ("a", "a train/ val/ --data a/train --val-data a/test"),
-        ("b/", "b/ train/ val/ --data b/train --val-data FOLDER"),
+        ("a", "a train/ val/ --data a/train --val-data a/test --val-fraction 0.1"),
+        ("a/train", f"a/train test/ --val-data {tmp_path}/a/test --val-fraction 0.1"),
+        ("b/", "b/ train/ val/ --data b/train --val-data FOLDER --val-fraction 0.1"),
+        ("d", "d train/ val/ --data d/train --val-data d/validation"),
+        ("e", "e Train/ val/ --data e/Train --val-data e/Test"),
+        ("f", "f train/ valid test"),
         ("none", f"none {tmp_path}"),
         (f"{tmp_path}/none", f"{tmp_path}/none"),
-        ("c/val", "c/val train/ --val-data"),
+        ("empty", f"{tmp_path}/empty class"),
     ):
         with pytest.raises(UsageError, match=mentioning(values)):
             train_and_val(data)
+    for data in ("b/train", "c/val"):
+        assert [len(part) for part in train_and_val(data)] == [1, 1]
+    assert [len(part) for part in train_and_val("a/train", val_fraction=0.1)] == [1, 1]
+    assert [len(part) for part in train_and_val("a/train", "a/test")] == [2, 2]
     grow(tmp_path, ["c/train/x/1.jpg"])
-    with pytest.raises(UsageError, match=mentioning(f"c/train train/ --data {tmp_path}/c")):
-        train_and_val("c/train")
+    for data in ("c/train", "c/val/"):
+        with pytest.raises(UsageError, match=mentioning(f"{data} train/ --data {tmp_path}/c")):
+            train_and_val(data)
+    with pytest.raises(UsageError, match=mentioning("--val-fraction 0.2 c train/ val/")):
+        train_and_val("c", val_fraction=0.2)
+
+
+def test_a_class_that_is_named_like_a_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train, _ = train_and_val(str(grow(tmp_path, [f"{class_}/{i}.jpg" for class_ in ("cat", "test") for i in range(2)])))
+    assert train.classes == ("cat", "test") and mentions(caplog.text, f"{tmp_path} 'test' class")
 
 
 def test_numbers_mean_others_in_folders_than_in_lists(tmp_path: Path) -> None:

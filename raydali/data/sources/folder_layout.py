@@ -1,0 +1,101 @@
+"""Tells what a folder given as --data holds: train/ and val/, or class folders from which samples are split off."""
+
+import logging
+import os
+from pathlib import Path
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import absolute
+from raydali.data.sources.split import DEFAULT_FRACTION
+from raydali.data.sources.tar import holds_shards
+from raydali.errors import UsageError
+from raydali.text import summarize
+
+_TRAINING = "train", "training"
+_VALIDATION = "val", "validation", "valid", "test", "testing"
+
+_log = logging.getLogger(__name__)
+
+
+def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] | None:
+    """Return the folders of the training and of the validation samples; None for class folders, which are split.
+
+    Args:
+        data: the folder, local or a URI.
+        fraction: the share that is to validate, if it was given.
+
+    Raises:
+        UsageError: the folder cannot be listed, or seems to be something else; names the command that would do.
+    """
+    there, name = _folders(data), data.rstrip("/")
+    if {"train", "val"} <= there:
+        if fraction is not None:
+            raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
+        return f"{name}/train", f"{name}/val"
+    training, validation = (
+        sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
+        for names in (_TRAINING, _VALIDATION)
+    )
+    if training:
+        other = f"{name}/{validation[0]}" if validation else "FOLDER"
+        raise UsageError(
+            f"--data {data} has {training[0]}/ but no val/: give --data {name}/{training[0]} --val-data {other}, or "
+            f"--val-fraction {DEFAULT_FRACTION} instead of --val-data"
+        )
+    if validation and there == {*validation}:
+        raise UsageError(
+            f"--data {data} has no train/, only {summarize(validation)}: give training data, or --val-data"
+        )
+    if fraction is None:
+        _check_place(data)
+    if validation:
+        _log.warning("%s: %r is taken for a class: move it away if it holds other samples", data, validation[0])
+    return None
+
+
+def _check_place(data: str) -> None:
+    """Refuse tar shards without a fraction, and X/train for X."""
+    if holds_shards(data):
+        raise UsageError(
+            f"--data {data} has tar shards but no train/: give --val-data too, or --val-fraction {DEFAULT_FRACTION}"
+        )
+    above, _, name = absolute(data).rpartition("/")
+    if name.lower() not in (*_TRAINING, *_VALIDATION) or above.endswith(":/"):
+        return
+    try:
+        beside = _folders(above or "/")
+    except UsageError:
+        return
+    if {"train", "val"} <= beside:
+        raise UsageError(f"--data {data} has no train/: give --data {above}, which has train/ and val/")
+    validation = [each for each in _VALIDATION if each in beside and each != name]
+    if validation and name.lower() in _TRAINING:
+        raise UsageError(
+            f"--data {data} is beside {validation[0]}/: give --val-data {above}/{validation[0]}, or "
+            f"--val-fraction {DEFAULT_FRACTION}"
+        )
+
+
+def _folders(data: str) -> set[str]:
+    """The names of the folders in a folder, without hidden ones."""
+    root = absolute(data)
+    try:
+        if "://" not in root:
+            names = {name for name in os.listdir(root) if os.path.isdir(os.path.join(root, name))}
+        else:
+            from pyarrow.fs import FileSelector, FileType
+
+            found = storage.file_system(root).get_file_info(FileSelector(root.partition("://")[2]))
+            names = {info.base_name for info in found if info.type == FileType.Directory}
+    except OSError as error:
+        raise UsageError(_unlisted(data, root, error)) from error
+    return {name for name in names if not name.startswith(".")}
+
+
+def _unlisted(data: str, root: str, error: OSError) -> str:
+    if "://" in root:
+        return f"{root} cannot be listed: check name, credentials and endpoint: {storage.reason(error)}"
+    if isinstance(error, FileNotFoundError):
+        here = "" if Path(data).expanduser().is_absolute() else f" in {Path.cwd()}, where the job runs"
+        return f"--data {data} does not exist{here}: give {'another' if not here else 'an absolute'} path"
+    return f"--data {data} cannot be listed: {error.strerror}; make it readable"
