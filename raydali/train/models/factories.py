@@ -54,8 +54,8 @@ def timm_settings(name: str) -> Any:  # noqa: ANN401 (timm's PretrainedCfg, whic
         raise UsageError(f"--model {name}: {model} has no weights named {tag}: try {' or '.join(tags[:3])}") from error
 
 
-def build_timm(name: str, classes: int, image_size: int | None) -> nn.Module:
-    """Return timm's randomly initialised model; `image_size` is passed to models that are made for one size.
+def build_timm(name: str, classes: int, image_size: int | None, *, pretrained: bool = False) -> nn.Module:
+    """Return timm's model, randomly initialised or pretrained; those made for one image size are made for this one.
 
     Raises:
         UsageError: see `timm_settings`.
@@ -64,7 +64,7 @@ def build_timm(name: str, classes: int, image_size: int | None) -> nn.Module:
     import timm
 
     size: dict[str, Any] = {"img_size": image_size} if settings.fixed_input_size and image_size else {}
-    model: nn.Module = timm.create_model(name.removeprefix(TIMM), num_classes=classes, **size)
+    model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained, num_classes=classes, **size)
     return model
 
 

@@ -1,0 +1,189 @@
+"""Weights matched with a model: what fits is loaded, a head for other classes is new, and the rest is told by name."""
+
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from raydali.errors import UsageError
+from raydali.text import plural, summarize
+from raydali.train.models.classification import head_names, on_meta
+from raydali.train.weights.reading import Weights
+from raydali.train.weights.state_file import State
+
+BODY_SHARE = 0.9
+"""Share of the body's elements that must be loaded."""
+_OF_OLD_DENSENETS = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
+
+
+@dataclass(frozen=True)
+class MatchedWeights:
+    """Weights that fit a model.
+
+    Attributes:
+        origin: where they are from, for messages.
+        sha256: see `Weights`.
+        loaded: names of the tensors that are loaded.
+        skipped: names that are only in the file, or have another shape there, or belong to a head of other classes.
+        missing: names that are only in the model, which keep their initial values. Counters of BatchNorm, which old
+            files lack, are not among them.
+        new_head: names of the model's head, if it is new; empty if it is loaded.
+        classes: number of classes of the model.
+        earlier_classes: number of classes of the head in the file, if it can be told.
+        state: the tensors to load.
+    """
+
+    origin: str
+    sha256: str
+    loaded: tuple[str, ...]
+    skipped: tuple[str, ...]
+    missing: tuple[str, ...]
+    new_head: tuple[str, ...]
+    classes: int
+    earlier_classes: int | None
+    state: State = field(repr=False)
+
+    def load(self, model: nn.Module) -> None:
+        """Load the tensors into a model, on any device; all else in it keeps its values.
+
+        Raises:
+            ValueError: the model is not the one that the weights were matched with.
+        """
+        own = model.state_dict()
+        wrong = [name for name, value in self.state.items() if name not in own or own[name].shape != value.shape]
+        if wrong:
+            raise ValueError(f"weights of another model: {summarize(wrong)}")
+        with torch.no_grad():
+            for name, value in self.state.items():
+                own[name].copy_(value)
+
+    def describe(self) -> list[str]:
+        """Return the lines for the console: what is loaded and what is new, then what did not match, if any."""
+        head = "the head is loaded, too"
+        if self.new_head:
+            before = f" instead of {self.earlier_classes:,}" if self.earlier_classes not in (None, self.classes) else ""
+            head = f"the head is new ({plural(self.classes, 'class')}{before}): {summarize(self.new_head)}"
+        lines = [f"weights: {plural(len(self.loaded), 'tensor')} of {self.origin}; {head}"]
+        rest = {"not loaded": self.skipped, "left at initial values": self.missing}
+        others = {what: [name for name in names if name not in self.new_head] for what, names in rest.items()}
+        if told := "; ".join(f"{what}: {summarize(names)}" for what, names in others.items() if names):
+            lines.append(f"weights: {told}")
+        return lines
+
+
+def match(
+    weights: Weights, build: Callable[[int], nn.Module], classes: int, class_names: Sequence[str] | None = None
+) -> MatchedWeights:
+    """Match weights with a model by names and shapes.
+
+    A first part that all names in the file share, such as `module.`, is left out if the model has none of these names.
+    The head is loaded whole or not at all.
+
+    Args:
+        weights: what was read.
+        build: makes the model for a number of classes; it is only called to look at shapes.
+        classes: the number of classes.
+        class_names: the classes in order. The head of a run of other classes, or of another order, is not loaded.
+
+    Raises:
+        UsageError: less than nine tenths of the elements in the model's body are in the weights.
+    """
+    model = on_meta(partial(build, classes))
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    head = head_names(build, classes)
+    state = _adapted(weights.state, model, own)
+    fitting = _fitting(state, own)
+    others = weights.classes is not None and class_names is not None and weights.classes != tuple(class_names)
+    new_head = head if others or not head <= fitting else frozenset[str]()
+    loaded = fitting - new_head
+
+    body = {name: value.numel() for name, value in own.items() if name not in head}
+    share = sum(body[name] for name in loaded & body.keys()) / max(1, sum(body.values()))
+    if share < BODY_SHARE:
+        unfit = [name for name in body if name not in fitting]
+        raise UsageError(
+            f"--weights {weights.origin} has {share:.0%} of this model, not {BODY_SHARE:.0%}: {summarize(unfit, 2)} "
+            f"do not fit (the file has {summarize(state, 1)}): check --model and --image-size"
+        )
+    missing = own.keys() - state.keys()
+    return MatchedWeights(
+        origin=weights.origin,
+        sha256=weights.sha256,
+        loaded=tuple(sorted(loaded)),
+        skipped=tuple(sorted(state.keys() - loaded)),
+        missing=tuple(sorted(name for name in missing if not name.endswith(".num_batches_tracked"))),
+        new_head=tuple(sorted(new_head)),
+        classes=classes,
+        earlier_classes=len(weights.classes) if weights.classes else _classes_of(state, own, new_head),
+        state={name: state[name] for name in own if name in loaded},
+    )
+
+
+def _fitting(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of tensors that can be copied into the model."""
+    plain = (name for name, value in state.items() if value.layout == torch.strided and not value.is_quantized)
+    return frozenset(name for name in plain if name in own and own[name].shape == state[name].shape)
+
+
+def _classes_of(
+    state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], head: Collection[str]
+) -> int | None:
+    """Return how many classes the head in the file has: the size of the dimension that differs from the model's."""
+    both = ((state[name].shape, own[name].shape) for name in head if name in state)
+    sizes = {a for there, here in both if len(there) == len(here) for a, b in zip(there, here, strict=True) if a != b}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Other names and sizes
+
+
+def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) -> State:
+    """Return the tensors under the model's names, with position embeddings for the model's image size."""
+    state = _without_prefix(state, own)
+    state = {_new_name(name, own): value for name, value in state.items()}
+    for adapt in (_by_torchvision, _by_timm):
+        try:
+            adapted = adapt(state, model)
+        except Exception:  # of libraries, on weights of another model
+            continue
+        if len(_fitting(adapted, own)) > len(_fitting(state, own)):
+            state = adapted
+    return state
+
+
+def _without_prefix(state: State, own: Collection[str]) -> State:
+    while not any(name in own for name in state):
+        first, *others = {name.partition(".")[0] for name in state}
+        if others or first in state:
+            break
+        state = {name.removeprefix(f"{first}."): value for name, value in state.items()}
+    return state
+
+
+def _new_name(name: str, own: Collection[str]) -> str:
+    """Return the name as torchvision's DenseNets have it now: `norm1` was `norm.1` when their weights were saved."""
+    if found := _OF_OLD_DENSENETS.fullmatch(name):
+        renamed = found[1] + found[2]
+        return renamed if renamed in own else name
+    return name
+
+
+def _by_torchvision(state: State, model: nn.Module) -> State:
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    if not isinstance(model, VisionTransformer):
+        return state
+    return dict(interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(state)))
+
+
+def _by_timm(state: State, model: nn.Module) -> State:
+    """Apply what timm does to published weights: each of its modules has a function of this name for that."""
+    module = type(model).__module__
+    adapt = getattr(sys.modules[module], "checkpoint_filter_fn", None) if module.startswith("timm.") else None
+    return dict(adapt(dict(state), model)) if adapt else state

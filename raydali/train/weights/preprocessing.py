@@ -1,0 +1,109 @@
+"""What weights expect of images: mean, deviation, size and interpolation."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from raydali.train.models.factories import is_factory, is_timm, timm_settings
+from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+
+Three = tuple[float, float, float]
+Interpolation = Literal["bilinear", "bicubic"]
+_HALF: Three = (0.5, 0.5, 0.5)
+_NORMALIZING = "googlenet", "inception_v3"
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What weights expect of images; None is what is not known of them.
+
+    Attributes:
+        mean: the mean of each channel, in units of the full range.
+        std: the standard deviation of each channel, in the same units.
+        image_size: height and width of the images of validation, in pixels.
+        resize_size: length of the shorter side before the centre crop to image_size, in pixels.
+        interpolation: the filter that images are resized by.
+    """
+
+    mean: Three | None = None
+    std: Three | None = None
+    image_size: int | None = None
+    resize_size: int | None = None
+    interpolation: Interpolation | None = None
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> "Preprocessing":
+        """The preprocessing that the `model.json` of a run tells.
+
+        Raises:
+            ValueError, TypeError, KeyError: it tells something else.
+        """
+        mean, std = (None if facts[key] is None else _three(facts[key]) for key in ("mean", "std"))
+        image_size, resize_size = (None if facts[k] is None else int(facts[k]) for k in ("image_size", "resize_size"))
+        return cls(mean, std, image_size, resize_size, _interpolation(facts["interpolation"]))
+
+
+def of_earlier_runs() -> Preprocessing:
+    """The preprocessing of runs without `model.json`: all of them normalised as ImageNet's models do."""
+    return Preprocessing(IMAGENET_MEAN, IMAGENET_STD)
+
+
+def of_file(model: str, sha256: str) -> Preprocessing:
+    """What a file of weights for this model expects.
+
+    A file that torchvision published is known by its hash, whatever its name is. Of other files for torchvision's
+    models only mean and deviation are taken over, from the default weights, since the same recipe was probably used.
+    For timm's models they are those of the default weights, or of the tag in the model's name.
+
+    Args:
+        model: name of the model.
+        sha256: SHA-256 of the file.
+    """
+    if is_timm(model):
+        return _of_timm(model)
+    if is_factory(model) or model == "digits":
+        return Preprocessing()
+    import torchvision
+
+    weights = list(torchvision.models.get_model_weights(model))
+    for published in weights:
+        if sha256.startswith(published_hash(published.url)):
+            return of_torchvision(model, published)
+    usual = weights[0].transforms() if weights else None
+    return Preprocessing(_three(usual.mean), _three(usual.std)) if usual else Preprocessing()
+
+
+def published_hash(url: str) -> str:
+    """The beginning of the SHA-256 of a file that torchvision published, which its name ends with."""
+    return url.rpartition("-")[2].partition(".")[0]
+
+
+def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401 (torchvision has no types)
+    """What weights that torchvision published expect.
+
+    Args:
+        model: name of the model. GoogLeNet and Inception v3 normalise again in a model that torchvision builds with
+            weights (`transform_input`). Models here are built without, and both steps are one with 0.5.
+        published: a member of the model's enumeration of weights.
+    """
+    given = published.transforms()
+    mean, std = (_HALF, _HALF) if model in _NORMALIZING else (_three(given.mean), _three(given.std))
+    (image_size,), (resize_size,) = given.crop_size, given.resize_size
+    return Preprocessing(mean, std, image_size, resize_size, _interpolation(given.interpolation.value))
+
+
+def _of_timm(model: str) -> Preprocessing:
+    """Resize as timm does for a centre crop, which most of its models expect (`crop_mode`)."""
+    given = timm_settings(model)
+    size = given.input_size[-1]
+    resize_size = math.floor(size / given.crop_pct)
+    return Preprocessing(_three(given.mean), _three(given.std), size, resize_size, _interpolation(given.interpolation))
+
+
+def _three(values: Any) -> Three:  # noqa: ANN401 (JSON, or a list of another library)
+    red, green, blue = map(float, values)
+    return red, green, blue
+
+
+def _interpolation(name: str | None) -> Interpolation | None:
+    return cast("Interpolation", name) if name in ("bilinear", "bicubic") else None
