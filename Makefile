@@ -46,12 +46,13 @@ docs: setup
 
 # The wheel and the source distribution, into build/dist.
 wheel: setup
-	$(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir build/dist
+	$(BIN)/uv build --no-build-isolation --python $(BIN)/python --clear --out-dir build/dist
+	$(BIN)/twine check --strict build/dist/*
 
 # Every package at the newest version that pyproject.toml allows.
 lock: $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
-		--extra dev --group real-data pyproject.toml --output-file requirements.lock
+		--extra dev --group build --group real-data pyproject.toml --output-file requirements.lock
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
