@@ -9,11 +9,11 @@ and the flips are the same.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -44,6 +44,10 @@ class Preview:
     list, a text or CSV file with a line path,label per image."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+    label_column: str | None = None
+    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path."""
+    multi_label: bool = False
+    """Each column of a list is a label of its own, 0 or 1."""
     pipeline: Literal["train", "val"] = "train"
     """train: shuffled, with random crops and flips; val: in order, with center crops."""
     workers: int = 2
@@ -120,14 +124,15 @@ def _device(options: Preview) -> str:
 def _images(options: Preview) -> tuple["LabeledSource", str]:
     """Return the images of --data, and the folder or list that names them."""
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_root, labeled_images
+    from raydali.data.sources.formats import check_list_options, labeled_images
     from raydali.data.sources.storage import is_folder
 
     data = options.data
     if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):  # noqa: PTH118 (or a URI)
         data = os.path.join(data, options.pipeline)  # noqa: PTH118
-    check_root(options.root, data)
-    return labeled_images(data, options.root), data
+    columns: dict[str, Any] = {"label_column": options.label_column, "multi_label": options.multi_label}
+    check_list_options(data, root=options.root, **columns)
+    return labeled_images(data, options.root, **columns), data
 
 
 def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -> "Sheet":
@@ -232,7 +237,14 @@ def _first_batch(
     images = batch["images"][: options.show].permute(0, 2, 3, 1).cpu().numpy()
     labels = batch["labels"][: options.show].tolist()
     shown = [
-        Picture(image, id, source.classes[label], source.path(id))
+        Picture(image, id, _named(source.classes, label), source.path(id))
         for image, id, label in zip(images, ids, labels, strict=False)
     ]
     return shown, ids
+
+
+def _named(classes: Sequence[str], label: int | list[int]) -> str:
+    """The name of a class, or of all labels of a sample."""
+    if isinstance(label, int):
+        return classes[label]
+    return ", ".join(name for name, has in zip(classes, label, strict=True) if has) or "none"

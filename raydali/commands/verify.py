@@ -55,6 +55,10 @@ class Verify:
     """Split to verify; val is test for pairs."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+    label_column: str | None = None
+    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path."""
+    multi_label: bool = False
+    """Each column of a list is a label of its own, 0 or 1."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File for broken samples, one path and reason per line, as --exclude of a job expects it."""
     workers: int | None = None
@@ -122,7 +126,7 @@ def main(options: Verify) -> None:
 def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_root, labeled_images
+    from raydali.data.sources.formats import check_list_options, labeled_images
     from raydali.data.sources.image_pairs import ImagePairs
     from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
@@ -132,7 +136,8 @@ def _sources(options: Verify) -> list[Any]:
     wanted = [split for split in splits if options.split in (split, "all")]
     if not wanted:
         raise UsageError(f"--split must be {' or '.join(splits)} with --kind {options.kind}, not {options.split}")
-    check_root(options.root, data)
+    columns: dict[str, Any] = {"label_column": options.label_column, "multi_label": options.multi_label}
+    check_list_options(data, root=options.root, **columns)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
     there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
@@ -142,7 +147,7 @@ def _sources(options: Verify) -> list[Any]:
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
     scan = scan_videos if options.kind == "videos" else None
-    return [labeled_images(root, options.root, scan=scan) for root in roots]
+    return [labeled_images(root, options.root, scan=scan, **columns) for root in roots]
 
 
 def show(broken: Sequence["BrokenSample"]) -> None:

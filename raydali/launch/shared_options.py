@@ -62,23 +62,26 @@ class LabeledDataOptions(TrainingOptions):
     without train/ and val/."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+    label_column: str | None = None
+    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path; needed if a
+    line has more fields than path,label."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_data(self, self.data, "val_data", "val_fraction", "root")
+        require_data(self, self.data, "val_data", "val_fraction", "root", "label_column")
         require(self, "val_fraction", above=0, below=1)
 
     @property
     def reading(self) -> dict[str, Any]:
         """The options that `train_and_val` takes besides the data."""
-        return {name: getattr(self, name) for name in ("val_data", "val_fraction", "root")}
+        return {name: getattr(self, name) for name in ("val_data", "val_fraction", "root", "label_column")}
 
     def describe(self, train: LabeledSource, val: LabeledSource, noun: str = "image") -> str:
         """The sizes of both sets, and the classes in their order, for the console."""
         was_split = self.val_data is None and train.root == val.root
         note = f" ({100 * len(val) / (len(train) + len(val)):.3g} % split off)" if was_split else ""
         sets = f"{plural(len(train), f'training {noun}')}, {plural(len(val), f'validation {noun}')}{note}"
-        return f"{sets}, {plural(len(train.classes), 'class')}: {summarize(train.classes, show=repr)}"
+        return f"{sets}, {plural(len(train.classes), 'class')}: {summarize(train.classes, 5, show=repr)}"
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:

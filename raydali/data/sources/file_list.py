@@ -8,6 +8,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -15,15 +16,18 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
+from raydali.data.sources.list_columns import Wanted, too_many
 from raydali.data.sources.list_lines import NUMBER, Lines, read_lines
 from raydali.errors import UsageError
-from raydali.text import plural
+from raydali.text import plural, summarize
 
 ENDINGS = (".csv", ".tsv", ".txt")
 """Endings of a list's name, in any case; they distinguish it from a folder that does not exist locally."""
 _CHECKED = 100
 """Files to check one by one if every listing lacks all files."""
 _LISTING_THREADS = 32
+_FEW = 20
+"""Fractions that may be classes, and missing class indices that are named."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +36,15 @@ class FileList(LabeledFiles):
     """N files of a list, by id 0..N-1, in the order of its lines. Made by `from_file`."""
 
     @classmethod
-    def from_file(cls, path: str, root: str | None = None, classes: Sequence[str] | None = None) -> Self:
+    def from_file(
+        cls,
+        path: str,
+        root: str | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        label_column: str | None = None,
+        multi_label: bool = False,
+    ) -> Self:
         r"""Index the files of a list, and their classes.
 
             path,label
@@ -45,8 +57,9 @@ class FileList(LabeledFiles):
         contains the separator is in double quotes, as in CSV. Spaces around a field or its quotes and empty lines are
         ignored. The text is UTF-8, with or without a byte order mark, and with any line ends.
 
-        The first line is a header if its path is one word, with neither a dot nor a slash, its label is no number,
-        and there is no such file.
+        The first line is a header if its path is one word, with neither a dot nor a slash, no label is a number, and
+        there is no such file. With `label_column` or `multi_label` a line may have more columns, and a path in a list
+        with spaces as separators has none, or is quoted.
 
         Classes are the labels that occur, sorted: by value if all are numbers, else by name, like folders. So labels
         0..C-1 keep their values. Warns of other labels that look like numbers, and of files that are listed twice.
@@ -58,33 +71,29 @@ class FileList(LabeledFiles):
             path: of the list; local (`~` is expanded), or an `s3://` or `gs://` URI.
             root: the folder of relative paths, see `files.absolute`. Default: the folder of the list.
             classes: the allowed labels in order, for validation those of the training set. Default: any.
+            label_column: name in the header or number from 1 after the path of the column with the labels; with
+                `multi_label` several, separated by commas. Default: the only column, or all.
+            multi_label: whether each column is a label of its own, with 0 or 1 in each line. Labels are then uint8
+                (N, C), and the classes are the columns' names.
 
         Raises:
             UsageError: the list cannot be read or is empty; wrong lines, of which the first are named; none of the
-                local files exists.
+                local files exists; columns that do not exist, or among which the label's is not chosen.
         """
         path = absolute(path)
         root = absolute(os.path.dirname(path) if root is None else root)
-        lines = read_lines(path, root)
-        found = tuple(classes) if classes is not None else _classes(path, {*lines.names})
-        places = {name: place for place, name in enumerate(found)}
-        of_names = np.array([places.get(name, -1) for name in lines.names])
-        if (of_names < 0).any():
-            unknown = np.flatnonzero((of_names < 0)[np.frombuffer(lines.labels, np.int32)]).tolist()
-            names = [*map(repr, lines.names)]
-            shown = lines.shown(unknown, lambda id: names[lines.labels[id]])
-            raise UsageError(
-                f"{path}: labels in {len(unknown)} of {plural(len(lines.labels), 'line')} do not occur in the training "
-                f"set ({shown}): correct or remove these lines"
-            )
+        columns = tuple(label_column.split(",")) if label_column else ()
+        lines = read_lines(path, root, Wanted(tuple(classes or columns) if multi_label else columns, multi_label))
+        labels, found = _targets(path, lines) if multi_label else _labels(path, lines, classes)
         missing, twice = _missing(lines, root)
         lines.hashes = array("q")  # a fifth of the memory
-        labels = of_names[np.frombuffer(lines.labels, np.int32)]
         files = cls(*lines.paths.packed(), labels=labels, classes=found, missing=tuple(missing))
         if len(missing) == len(files):
+            if len(lines.first) > 2:
+                raise too_many(path, lines.first, is_header=False)
             raise UsageError(
-                f"{path}: {plural(len(files), 'file')} cannot be found ({lines.shown(missing, files.path)}): relative "
-                f"paths begin at {root}; give --root to change that"
+                f"{path}: {plural(len(files), 'file')} cannot be found ({lines.shown(missing, files.path)}): "
+                f"{_remedy(root, files.path(0).removeprefix(f'{root}/'))}"
             )
         if twice:
             _log.warning("%s repeats files in %s", path, plural(twice, "line"))
@@ -97,12 +106,77 @@ def is_list(data: str) -> bool:
     return os.path.isfile(local) or (data.lower().endswith(ENDINGS) and not os.path.isdir(local))
 
 
-def _classes(path: str, labels: set[str]) -> tuple[str, ...]:
-    numbers = [label for label in labels if NUMBER.fullmatch(label)]
-    classes = sorted(labels, key=lambda label: (float(label), label)) if len(numbers) == len(labels) else sorted(labels)
-    if numbers and classes != [str(i) for i in range(len(classes))]:
+def _targets(path: str, lines: Lines) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    """The labels (N, C) of lines with several, and their names."""
+    names = lines.columns.names if lines.columns else ()
+    targets = np.array(lines.targets, np.uint8).reshape(-1, len(names))
+    same = np.flatnonzero((targets == targets[0]).all(0)).tolist()
+    if same:
+        shown = summarize((f"{targets[0, index]} for {names[index]!r}" for index in same), total=len(same))
+        _log.warning("%s: all lines have %s, which cannot be learned", path, shown)
+    return targets, names
+
+
+def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The class of each line, and the classes."""
+    found = tuple(classes) if classes is not None else _classes(path, {*lines.names}, len(lines.labels))
+    places = {name: place for place, name in enumerate(found)}
+    of_names = np.array([places.get(name, -1) for name in lines.names])
+    if (of_names < 0).any():
+        unknown = np.flatnonzero((of_names < 0)[np.frombuffer(lines.labels, np.int32)]).tolist()
+        names = [*map(repr, lines.names)]
+        shown = lines.shown(unknown, lambda id: names[lines.labels[id]])
+        raise UsageError(
+            f"{path}: labels in {len(unknown)} of {plural(len(lines.labels), 'line')} do not occur in the training "
+            f"set ({shown}): correct or remove these lines"
+        )
+    return of_names[np.frombuffer(lines.labels, np.int32)], found
+
+
+def _remedy(root: str, first: str) -> str:
+    """Say which --root has the first file, if one can be found nearby."""
+    try:
+        inside = sorted(each for each in Path(root).iterdir() if each.is_dir())[:_CHECKED]
+        folders = [Path.cwd(), *Path(root).parents[:2], *inside]
+        there = next((folder for folder in folders if (folder / first).is_file()), None)
+    except OSError:
+        there = None
+    if there is not None:
+        return f"{first} is in {there}: give --root {there}"
+    return f"relative paths begin at {root}; give --root to change that"
+
+
+def _classes(path: str, labels: set[str], lines: int) -> tuple[str, ...]:
+    """The labels in the order of their indices; warns if they look like indices, but are not."""
+    numbers = {label: float(label) for label in labels if NUMBER.fullmatch(label)}
+    if len(numbers) < len(labels):
+        classes = tuple(sorted(labels))
+        if numbers:
+            _log.warning(
+                "%s: labels mix numbers and words, such as %r and %r; all are names of %s in this order: %s",
+                path,
+                min(numbers),
+                min(labels - numbers.keys()),
+                plural(len(classes), "class"),
+                summarize(classes, show=repr),
+            )
+        return classes
+    classes = tuple(sorted(labels, key=lambda label: (numbers[label], label)))
+    if len(labels) > max(_FEW, lines / 2) and any(value % 1 for value in numbers.values()):
+        raise UsageError(
+            f"{path} has {len(labels)} different labels in {plural(lines, 'line')}, fractions such as {classes[-1]!r}: "
+            "give --label-column with a column of classes"
+        )
+    if len({*numbers.values()}) < len(labels):
+        _log.warning("%s: labels such as '1' and '1.0' are equal numbers, but are different classes", path)
+    few = {str(index) for index in range(len(classes) + _FEW)}
+    lacking = [str(i) for i in range(int(classes[-1])) if str(i) not in labels] if "0" in labels <= few else []
+    if lacking:
+        order = plural(len(classes), "class"), summarize(classes, show=repr)
+        _log.warning("%s: no line has the label %s, so that %s are in this order: %s", path, summarize(lacking), *order)
+    elif classes != tuple(str(i) for i in range(len(classes))):
         warn_of_renumbering(path, classes)
-    return tuple(classes)
+    return classes
 
 
 def _missing(lines: Lines, root: str) -> tuple[list[int], int]:

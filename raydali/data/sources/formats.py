@@ -4,6 +4,7 @@ The kinds are class folders, a list of paths and labels, tar shards, and TFRecor
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, overload
 
 from raydali.data.sources.file_list import FileList, is_list
@@ -31,7 +32,13 @@ def source_kind(data: str) -> Kind:
 
 
 def labeled_images(
-    data: str, root: str | None = None, classes: Sequence[str] | None = None, scan: Scan | None = None
+    data: str,
+    root: str | None = None,
+    classes: Sequence[str] | None = None,
+    scan: Scan | None = None,
+    *,
+    label_column: str | None = None,
+    multi_label: bool = False,
 ) -> LabeledSource:
     """Index labelled images of any kind.
 
@@ -43,13 +50,15 @@ def labeled_images(
         root: the folder of a list's relative paths; unused with other kinds.
         classes: those that a list, shards or TFRecord files may contain; a folder has its own.
         scan: indexes a folder of other files than images; then `data` is such a folder or a list.
+        label_column: the column of a list with the labels, see `FileList.from_file`; unused with other kinds.
+        multi_label: whether each column of a list is a label.
 
     Raises:
         UsageError: it cannot be indexed.
     """
     kind = source_kind(data)
     if kind == "list":
-        return FileList.from_file(data, root, classes)
+        return FileList.from_file(data, root, classes, label_column=label_column, multi_label=multi_label)
     if scan is not None:
         return scan(data)
     if kind == "tfrecord":
@@ -64,13 +73,26 @@ def labeled_images(
 
 @overload
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, *, val_fraction: float | None = None
+    data: str,
+    val_data: str | None = None,
+    root: str | None = None,
+    *,
+    val_fraction: float | None = None,
+    label_column: str | None = None,
+    multi_label: bool = False,
 ) -> tuple[LabeledSource, LabeledSource]: ...
 
 
 @overload
 def train_and_val(
-    data: str, val_data: str | None = None, root: str | None = None, *, val_fraction: float | None = None, scan: Scan
+    data: str,
+    val_data: str | None = None,
+    root: str | None = None,
+    *,
+    val_fraction: float | None = None,
+    label_column: str | None = None,
+    multi_label: bool = False,
+    scan: Scan,
 ) -> tuple[LabeledFiles, LabeledFiles]: ...
 
 
@@ -80,6 +102,8 @@ def train_and_val(
     root: str | None = None,
     *,
     val_fraction: float | None = None,
+    label_column: str | None = None,
+    multi_label: bool = False,
     scan: Scan | None = None,
 ) -> tuple[LabeledSource, LabeledSource]:
     """The training and the validation images, of the same classes. Warns if validation would be meaningless.
@@ -92,29 +116,35 @@ def train_and_val(
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
         val_fraction: the share of the images that validates. Default: 0.1 of class folders.
+        label_column: the column of a list with the labels, see `FileList.from_file`.
+        multi_label: whether each column of a list is a label.
         scan: indexes folders of other files than images.
 
     Raises:
         UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a fraction; a
             root but no list.
     """
+    of_list = partial(labeled_images, root=root, scan=scan, label_column=label_column, multi_label=multi_label)
+    check = partial(check_list_options, root=root, label_column=label_column, multi_label=multi_label)
     if val_data is None:
         folders = _folders(data, val_fraction)
         if folders is None:
-            check_root(root, data)
-            train, val = split(labeled_images(data, root, scan=scan), val_fraction or DEFAULT_FRACTION)
-            warn_of_one_class(train.classes)
+            check(data)
+            train, val = split(of_list(data), val_fraction or DEFAULT_FRACTION)
+            if not multi_label:
+                warn_of_one_class(train.classes)
             return train, val
         data, val_data = folders
     elif val_fraction is not None:
         raise UsageError(
             f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one of them"
         )
-    check_root(root, data, val_data)
-    train = labeled_images(data, root, scan=scan)
-    val = labeled_images(val_data, root, train.classes, scan)
+    check(data, val_data)
+    train = of_list(data)
+    val = of_list(val_data, classes=train.classes)
     check_classes(train, val)
-    warn_of_one_class(train.classes)
+    if not multi_label:
+        warn_of_one_class(train.classes)
     warn_of_overlap(train, val)
     warn_of_folder_inside(data, val_data)
     return train, val
@@ -134,11 +164,19 @@ def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
     return None
 
 
-def check_root(root: str | None, *data: str) -> None:
-    """Refuse a root if none of the data is a list.
+def check_list_options(
+    *data: str, root: str | None = None, label_column: str | None = None, multi_label: bool = False
+) -> None:
+    """Refuse the options of lists if none of the data is a list, and several labels if not all are.
 
     Raises:
         UsageError: names both.
     """
-    if root is not None and "list" not in map(source_kind, data):
-        raise UsageError(f"--root {root} is only for lists, not for {' and '.join(data)}: leave it out")
+    lists = [source_kind(each) == "list" for each in data]
+    for option, value in (("root", root), ("label-column", label_column)):
+        if value is not None and not any(lists):
+            raise UsageError(f"--{option} {value} is only for lists, not for {' and '.join(data)}: leave it out")
+    if multi_label and not all(lists):
+        raise UsageError(
+            f"--multi-label needs a list with a column for each label, not {data[lists.index(False)]}: give one"
+        )

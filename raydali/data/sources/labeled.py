@@ -1,4 +1,4 @@
-"""Files with one class each, for classifiers of images and of videos."""
+"""Files with one class each, or several labels, for classifiers of images and of videos."""
 
 import logging
 import os
@@ -27,8 +27,13 @@ class LabeledSource(Source, Protocol):
     """
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """Indices into `classes`, (N,)."""
+    def labels(self) -> NDArray[Any]:
+        """Indices into `classes`, int64 (N,); or for several labels each uint8 (N, C), 1 for those that it has."""
+        ...
+
+    @property
+    def one_each(self) -> NDArray[np.int64] | None:
+        """The labels, if each file has one."""
         ...
 
     @property
@@ -72,14 +77,19 @@ class LabeledFiles(Files):
     """N files by id 0..N-1, and the class of each.
 
     Attributes:
-        labels: int64 (N,), indices into classes.
+        labels: int64 (N,), indices into classes; or uint8 (N, C), 1 for each label that a file has.
         classes: their names.
         skipped: the number of files next to them that could be samples but are not read, by kind.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     classes: tuple[str, ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def one_each(self) -> NDArray[np.int64] | None:
+        """The labels, if each file has one."""
+        return self.labels if self.labels.ndim == 1 else None
 
     @classmethod
     def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:

@@ -122,6 +122,11 @@ class Shards:
         """N."""
         return len(self.offsets)
 
+    @property
+    def one_each(self) -> NDArray[np.int64]:
+        """The labels: each image has one."""
+        return self.labels
+
     def __str__(self) -> str:
         """For messages: the root."""
         return self.root

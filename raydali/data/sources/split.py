@@ -23,8 +23,8 @@ AnyLabeled = TypeVar("AnyLabeled", bound=LabeledSource)
 def split(source: AnyLabeled, fraction: float) -> tuple[AnyLabeled, AnyLabeled]:
     """Return the training and the validation samples, both in the order of the source.
 
-    Of each class, the sample with the lowest hash validates, and the one with the highest is trained on. Lines of a
-    list that repeat a path stay together.
+    Of each class, the sample with the lowest hash validates, and the one with the highest is trained on; with several
+    labels a sample, of all samples. Lines of a list that repeat a path stay together.
 
     Args:
         source: the samples of both.
@@ -35,11 +35,12 @@ def split(source: AnyLabeled, fraction: float) -> tuple[AnyLabeled, AnyLabeled]:
     """
     digests = (blake2b(os.fsencode(path), digest_size=8, key=_KEY).digest() for path in source.relative_paths())
     hashes = np.frombuffer(b"".join(digests), "<u8")
-    present, groups = np.unique(source.labels, return_inverse=True)
+    labels = np.zeros(len(hashes), np.int64) if source.one_each is None else source.one_each
+    present, groups = np.unique(labels, return_inverse=True)
     lowest, highest = np.full(len(present), np.iinfo("u8").max, "u8"), np.zeros(len(present), "u8")
     np.minimum.at(lowest, groups, hashes)
     np.maximum.at(highest, groups, hashes)
-    if alone := [source.classes[label] for label in present[lowest == highest]]:
+    if alone := [source.classes[label] for label in present[lowest == highest].tolist()]:
         raise UsageError(
             f"{source} has one sample of {summarize(alone, show=repr)}, which cannot both train and validate: add "
             "samples, or give --val-data"

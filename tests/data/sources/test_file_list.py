@@ -132,6 +132,9 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
         ([0, 1, "l"], ("0", "1", "l"), "3 classes"),
         (["7"], ("7",), "1 class '7'"),
         (["nan", "inf"], ("inf", "nan"), ""),
+        ([0, 1, 3], ("0", "1", "3"), "2 3 classes '0' '1' '3'"),
+        ([0, "0.333", 1], ("0", "0.333", "1"), "3 classes '0' '0.333' '1'"),
+        ([3, "cat"], ("3", "cat"), "'3' 'cat' numbers words"),
     ],
 )
 def test_labels(
@@ -148,6 +151,11 @@ def test_labels(
     assert files.classes == classes
     assert [files.classes[label] for label in files.labels] == [str(label) for label in labels]
     assert mentions(caplog.text, warning) if warning else not caplog.text
+
+
+def test_measurements_are_no_labels(write: Write) -> None:
+    with pytest.raises(UsageError, match=mentioning("list.csv 50 labels 50 lines '0.49' --label-column")):
+        FileList.from_file(write("".join(f"cat/1.jpg,0.{i:02}\n" for i in range(50))))
 
 
 def test_wrong_lines_are_told_together(write: Write) -> None:
@@ -224,8 +232,91 @@ def test_spaces_that_are_no_separators(write: Write) -> None:
     for line in ("my cat.jpg", "cat/1.jpg dog/2"):
         with pytest.raises(UsageError, match=mentioning("1 lines label space")):
             FileList.from_file(write(f"{line}\n"))
-    with pytest.raises(UsageError, match=mentioning("1 /cat/1.jpg 1.0")):  # a third column shows in the path
-        FileList.from_file(write("cat/1.jpg  1.0   mono\n"))
+
+
+ELPV = "cat/1.jpg  1.0   mono\ncat/2.jpg  0.333  poly\n"
+TABLE = 'file,"a, b",type\ncat/1.jpg,1,mono\ncat/2.jpg,0,poly\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "labels"),
+    [
+        (ELPV, "1", ["1.0", "0.333"]),
+        (ELPV, "2", ["mono", "poly"]),
+        ('"cat/1.jpg" x mono 3\n  "cat/2.jpg" y  poly  4 \n', "2", ["mono", "poly"]),
+        ("path prob type\n" + ELPV, "type", ["mono", "poly"]),
+        (TABLE, "type", ["mono", "poly"]),
+        (TABLE, "1", ["1", "0"]),
+        (TABLE.replace(",", "\t").replace('"a\t b"', "p"), "p", ["1", "0"]),
+        ("cat/1.jpg,,mono\ncat/2.jpg,0,poly\n", "2", ["mono", "poly"]),
+        ("cat/1.jpg,mono\n", "1", ["mono"]),
+    ],
+)
+def test_one_of_several_columns(text: str, column: str, labels: list[str], write: Write) -> None:
+    files = FileList.from_file(write(text), label_column=column)
+    assert [files.classes[label] for label in files.labels] == labels
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "told"),
+    [
+        (ELPV, None, "list.csv 2 columns 1.0 mono --label-column 2"),
+        (TABLE, None, "list.csv 2 columns type --label-column type"),
+        (TABLE, "kind", "list.csv 'kind' type --label-column"),
+        (TABLE, "0", "list.csv '0' type --label-column"),
+        (ELPV, "3", "list.csv '3' 2 columns --label-column"),
+        (TABLE, "1,2", "2 columns --label-column"),
+        (TABLE + "cat/1.jpg,1\n", "type", "line 4 2 fields 3"),
+        (TABLE + "cat/1.jpg,1,\n", "type", "line 4 no label"),
+    ],
+)
+def test_columns_that_are_not_told(text: str, column: str | None, told: str, write: Write) -> None:
+    with pytest.raises(UsageError, match=mentioning(told)):
+        FileList.from_file(write(text), label_column=column)
+
+
+def test_a_column_for_each_label(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    text = "path,cat,dog,tree\ncat/1.jpg,1,0,1\ncat/2.jpg,0,0,1.0\n"
+    files = FileList.from_file(write(text), multi_label=True)
+    assert files.classes == ("cat", "dog", "tree") and files.labels.tolist() == [[1, 0, 1], [0, 0, 1]]
+    assert files.one_each is None and mentions(caplog.text, "list.csv 0 'dog' 1 'tree'")
+    assert files.drop([0]).labels.tolist() == [[0, 0, 1]]
+    some = FileList.from_file(write(text), label_column="tree,1", multi_label=True)
+    assert some.classes == ("tree", "cat") and some.labels.tolist() == [[1, 1], [1, 0]]
+    other = write("path,dog,tree,cat\ncat/1.jpg,0,1,1\n", "val.csv")
+    assert FileList.from_file(other, None, files.classes, multi_label=True).labels.tolist() == [[1, 0, 1]]
+    assert files.fingerprint != some.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "told"),
+    [
+        ("cat/1.jpg,1,0\n", None, "list.csv header --multi-label"),
+        ("path,cat,dog\ncat/1.jpg,1,2\n", None, "line 2 '2' 'dog' 0 1"),
+        ("path,cat,dog\ncat/1.jpg,1,cat\n", None, "line 2 'cat' 'dog' 0 1"),
+        ("path,cat,dog\ncat/1.jpg,1\n", None, "line 2 2 fields 3"),
+        ("path,cat,dog\ncat/1.jpg,1,0,1\n", None, "line 2 4 fields 3"),
+        ("path,cat,dog\ncat/1.jpg,1,\n", None, "line 2 label"),
+        ("path,cat,dog\ncat/1.jpg,1,0\n", "cow", "list.csv 'cow' 'cat' 'dog'"),
+        ("path,cat,cat\ncat/1.jpg,1,0\n", None, "list.csv twice 'cat'"),
+        ("path,cat,dog\n", None, "list.csv lists no files"),
+    ],
+)
+def test_labels_that_are_not_0_or_1(text: str, column: str | None, told: str, write: Write) -> None:
+    with pytest.raises(UsageError, match=mentioning(told)):
+        FileList.from_file(write(text), label_column=column, multi_label=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "root"),
+    [("list.csv", "1.jpg", "cat"), ("cat/list.csv", "elsewhere/3.jpg", ""), ("cat/list.csv", "y.jpg", "a/work")],
+)
+def test_a_root_nearby_is_told(
+    place: str, line: str, root: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(grow(tmp_path / "a/work", ["y.jpg"]))
+    with pytest.raises(UsageError, match=mentioning(f"{line} --root {tmp_path / root}")):
+        FileList.from_file(write(f"{line},a\n", place))
 
 
 def test_memory_of_many_lines(tmp_path: Path) -> None:
