@@ -23,11 +23,18 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
-from raydali.launch.options import ImageOptions, require
-from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, RegularizationOptions
+from raydali.launch.options import require
+from raydali.launch.shared_options import (
+    ClassifierOptions,
+    LabeledDataOptions,
+    ModelInputOptions,
+    RegularizationOptions,
+)
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -35,23 +42,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RegularizationOptions, ClassifierOptions, LabeledDataOptions, ImageOptions):
+class Config(RegularizationOptions, ClassifierOptions, LabeledDataOptions, ModelInputOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
 
     model: str = "resnet50"
-    """Name of a torchvision classification model, or `digits`, a small network."""
-    image_size: int = 224
-    """Height and width of the model's images, in pixels."""
-    resize_size: int | None = None
-    """Validation: length of the shorter side before the centre crop, in pixels. Default: 8/7 of --image-size."""
+    """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or
+    `digits`, a small network."""
     random_area: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest area of a random crop, as a share of the image."""
     flip_probability: float = 0.5
     """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
-    """Peak learning rate, at the end of the warm-up. Default: 0.1 per 256 images of the global batch."""
+    """Peak learning rate, at the end of the warm-up. Default: 0.1 per 256 images of the global batch, with adamw
+    0.0005."""
     momentum: float = 0.9
     """Momentum of SGD (Nesterov)."""
 
@@ -75,6 +80,16 @@ DIGITS = Config(
 )
 """Defaults without --data."""
 
+FINE_TUNING = Config(
+    epochs=10,
+    batch_size=32,
+    optimizer="adamw",
+    learning_rate=5e-4,
+    weight_decay=0.01,
+    random_area=(0.35, 1.0),
+)
+"""Defaults with --weights."""
+
 
 Data = TrainAndVal[LabeledSource]
 """The indexes, made by the driver and shared by the workers of a node."""
@@ -92,7 +107,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.train.evaluation.classification import evaluate
     from raydali.train.mixing import mixing
-    from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
@@ -100,13 +114,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
         data = data.relocate(digits_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
     device, classes = run.worker.device, len(data.train.classes)
-    model = build_model(config.model, classes, config.image_size).to(device).to(memory_format=torch.channels_last)
+    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
     model = run.synchronized(model)
-    peak = config.learning_rate or 0.1 * run.stream.global_batch_size / 256
+    peak = config.learning_rate or {"sgd": 0.1, "adamw": 5e-4}[config.optimizer] * run.stream.global_batch_size / 256
     optimizer = build_optimizer(
-        "sgd",
+        config.optimizer,
         model,
         learning_rate=peak,
         weight_decay=config.weight_decay,
@@ -117,7 +131,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     mix = mixing(config.mixup, config.cutmix, classes)
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-    network, evaluated = Normalized(model).to(device), Normalized(ema.module if ema else model).to(device)
+    network = Normalized(model, config.mean, config.std).to(device)
+    evaluated = Normalized(ema.module, config.mean, config.std).to(device) if ema else network
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
     with run.loaders(data, make_pipelines(config)) as (loader, val_loader):
         for step in run.steps(loader):
@@ -131,35 +146,47 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 run.close_epoch(metrics, score="top1", weights=evaluated.model)
 
 
+def build_model(config: Config, classes: int) -> "nn.Module":
+    """Build the model, with random weights."""
+    from raydali.train.models import classification
+
+    return classification.build_model(config.model, classes, config.image_size or 224)
+
+
 def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
     """Make the pipelines of training and validation images."""
     train = TrainImages(
         seed=config.seed,
-        image_size=config.image_size,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
-        **config.decoding,
+        **config.inputs,
     )
-    val = ValidationImages(image_size=config.image_size, resize_size=config.resize_size, **config.decoding)
-    return train, val
+    return train, ValidationImages(resize_size=config.resize_size, **config.inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
 
 
+def check(config: Config) -> None:
+    """Refuse settings that do not fit together, before anything is started."""
+    make_pipelines(config)
+    if config.model not in (DIGITS.model, Config.model):
+        from raydali.train.models.classification import check_model  # imports torchvision: seconds
+
+        check_model(config.model, config.image_size or 224)
+
+
 def main() -> None:
-    """Parse the options, check them, index the data and launch the run."""
-    config = parse(Config, demo=DIGITS)
+    """Parse the options, index the data and launch the run."""
+    config = parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING)
+    unchangeable = ["model", "optimizer"]
+    if config.model not in (DIGITS.model, Config.model):
+        from raydali.train.models.classification import has_one_size  # imports torchvision: seconds
+
+        unchangeable += ["image_size"] if has_one_size(config.model) else []
     console = Console()
     data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), **config.reading)))
-    make_pipelines(config)
-    unchangeable = ["model"]
-    if config.model not in (DIGITS.model, Config.model):
-        from raydali.train.models.classification import check_model, has_one_size  # imports torchvision: seconds
-
-        check_model(config.model, config.image_size)
-        unchangeable += ["image_size"] if has_one_size(config.model) else []
     if config.data is None:
         console.print("this is the demo, on handwritten digits; --data DIR trains on images in a folder for each class")
     console.print(f"data: {config.describe(data.train, data.val)}")
@@ -170,7 +197,10 @@ def main() -> None:
         data=data,
         source=data.train,
         labels=data.train.labels,
+        classes=data.train.classes,
         unchangeable=unchangeable,
+        build_model=build_model,
+        check=check,
     )
     launch(job, config, console)
 

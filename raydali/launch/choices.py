@@ -13,32 +13,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
-from raydali.data.tasks.settings import default_resize_size
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.launch.options import LaunchOptions
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
-OF_EARLIER_VERSIONS = {"shuffle_window": 0}
+INPUTS: Mapping[str, Any] = {
+    "image_size": 224,
+    "mean": IMAGENET_MEAN,
+    "std": IMAGENET_STD,
+    "interpolation": "bilinear",
+}
+"""What a model's inputs are like if neither an option nor the weights that it starts from say more."""
+OF_EARLIER_VERSIONS = {"shuffle_window": 0} | {name: INPUTS[name] for name in ("mean", "std", "interpolation")}
 """Settings of runs of earlier versions, which did not know these options."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
 
 
-def with_kept(options: Options, settings: Mapping[str, Any]) -> Options:
-    """Return the options with what was chosen before, unless something else is given now, and with a resize size.
+def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping[str, Any] | None = None) -> Options:
+    """Return the options with what was chosen before, unless something else is given now, and with the model's inputs.
 
     The resize size follows the image size if there is none yet, or if the image size has changed.
 
     Args:
         options: those of this start.
         settings: those of `config.json`, where None also means not chosen yet; empty at a first start.
+        of_weights: the inputs that the starting weights expect; a value is None if they do not say it.
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
+    known = [settings, of_weights or {}, INPUTS]
+    for name in unchosen(options, tuple(INPUTS)):
+        value = next(each[name] for each in known if each.get(name) is not None)
+        kept[name] = tuple(value) if isinstance(value, list) else value
+    options = replace(options, **kept)
     if getattr(options, "resize_size", 0) is None:
         image_size: int = getattr(options, "image_size")  # noqa: B009  # only some jobs have it
-        was = settings.get("resize_size") if settings.get("image_size") == image_size else None
-        kept["resize_size"] = default_resize_size(image_size) if was is None else was
-    return replace(options, **kept)
+        resize_sizes = (each.get("resize_size") for each in known if each.get("image_size") == image_size)
+        shorter = next(filter(None, resize_sizes), None) or default_resize_size(image_size)
+        resize: dict[str, Any] = {"resize_size": shorter}
+        options = replace(options, **resize)
+    return options
 
 
 def with_window(options: Options, samples: int, labels: NDArray[np.int64] | None) -> Options:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raydali.data.sources.labeled import LabeledSource
+from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
-from raydali.launch.options import TrainingOptions, require
+from raydali.launch.options import ImageOptions, TrainingOptions, require
 from raydali.text import plural, summarize
 
 
@@ -15,6 +16,48 @@ class OptimizerOptions(TrainingOptions):
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimiser: sgd (with momentum), or adamw for transformers and small data sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions(OptimizerOptions):
+    """Trained weights to start from, and how fast each layer changes."""
+
+    model: str
+    weights: str | None = None
+    """Trained weights to start from: `default`, those that are published with the model; a file (.pt, .pth,
+    .safetensors); or the folder of a run. Default: random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputOptions(WeightsOptions, ImageOptions):
+    """The images that a model takes."""
+
+    image_size: int | None = None
+    """Height and width of the model's images, in pixels. Default: those of --weights, or 224."""
+    resize_size: int | None = None
+    """Validation: length of the shorter side before the centre crop, in pixels. Default: that of --weights, or 8/7 of
+    --image-size."""
+    interpolation: Interpolation | None = None
+    """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "image_size", least=1)
+        if self.std is not None and min(self.std) <= 0:
+            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The settings that pipelines of training and of validation images share."""
+        return {
+            "image_size": self.image_size or 224,
+            "interpolation": self.interpolation or "bilinear",
+            **self.decoding,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

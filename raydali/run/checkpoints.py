@@ -20,6 +20,7 @@ from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
 from raydali.run.folder import EPOCHS, RunFolder
+from raydali.run.model_file import BestWeights
 from raydali.train import checkpoint_file
 from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointError
 from raydali.train.worker import Worker
@@ -35,7 +36,7 @@ REFUSED = "refused.json"
 class _Unsaved:
     step: int
     state: dict[str, Any]
-    best: dict[str, Any] | None
+    best: BestWeights | None
     is_blocked: bool
 
 
@@ -64,9 +65,7 @@ class CheckpointStore:
 
     # -- Saving
 
-    def save(
-        self, step: int, state: dict[str, Any], *, best: dict[str, Any] | None = None, save_error: str = ""
-    ) -> None:
+    def save(self, step: int, state: dict[str, Any], *, best: BestWeights | None = None, save_error: str = "") -> None:
         """Begin to save a state. Only rank 0 may call it.
 
         It first waits until the previous state is saved, so that at most one snapshot is in memory.
@@ -140,7 +139,7 @@ class CheckpointStore:
     def _write(self, unsaved: _Unsaved) -> None:
         name = _name(unsaved.step)
         if unsaved.best is not None:
-            self._folder.write(f"best/{FILE_NAME}", checkpoint_file.serialize(unsaved.best))
+            unsaved.best.write(self._folder)
         files = {FILE_NAME: checkpoint_file.serialize(unsaved.state)}
         for file, contents in files.items():
             self._folder.write(f"{name}/{file}", contents)

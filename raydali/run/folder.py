@@ -1,6 +1,7 @@
 """The folder of a run, STORAGE/NAME/, on a local disk or an object store.
 
 config.json     settings, and the facts about the data that a resume is checked against
+model.json      how to build the model, its classes and its inputs; the best epoch and score (model_file.py)
 attempt.json    the driver and worker group that own the folder (attempt.py)
 epochs.jsonl    a row per epoch; written by rank 0 before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end (events.py); written by the driver
@@ -10,7 +11,7 @@ tensorboard/    the numbers of each epoch, for TensorBoard; written by the drive
 tracking.json   with --track: the ids of the run in other programs (report/tracking.py)
 samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)
 report.html     a report of the run as one page, updated during the run; written by the driver (report/html/live.py)
-best/           the weights with the best validation score so far
+best/           the weights with the best validation score so far (model_file.py)
 checkpoint_*/   checkpoints (checkpoints.py)
 
 If a storage does not answer, calls are retried for a minute (data/sources/retry.py). Writes to local disks are not

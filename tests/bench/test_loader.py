@@ -24,8 +24,8 @@ from raydali.bench.loader.command import LoaderBench
 from raydali.bench.loader.contenders import LOADERS, Contender, Pixels, Task
 from raydali.bench.loader.measurement import Delivered, measure
 from raydali.data.loading.loader import Batch
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import CommandError, UsageError
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from tests.support.messages import mentioning
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)

@@ -27,9 +27,9 @@ from raydali.bench.video.contenders import (
 )
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.video.clips import VideoClips
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.data.tasks.video_pyav import rgb_clip
 from raydali.errors import CommandError, UsageError
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from tests.support.messages import mentioning, mentions
 
 OPTIONS = VideoBench(

@@ -59,7 +59,7 @@ def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
     assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "finish"]
-    assert folder.exists("best/state.pt")
+    assert folder.exists("best/model.safetensors")
     assert len([*Path(folder.path()).glob("checkpoint_0*")]) == 3
 
     assert {path.name for path in home.iterdir()} == {"raydali-runs"}, "the home folder is touched"

@@ -147,9 +147,37 @@ def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, r
     ],
 )
 def test_an_older_run_keeps_its_resize_size(now: Any, changed: Any) -> None:
-    earlier = PreviousRun(dict(json.loads(json.dumps(asdict(Config(image_size=32, resize_size=256))))), finished=False)
+    settings = asdict(Config(image_size=32, resize_size=256)) | OF_EARLIER_VERSIONS
+    earlier = PreviousRun(dict(json.loads(json.dumps(settings))), finished=False)
     options = with_kept(Config(**now), earlier.settings)
     assert changes(earlier, asdict(options), asdict(options)) == changed
+
+
+OF_WEIGHTS = {
+    "image_size": 240,
+    "resize_size": 250,
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.2, 0.2, 0.2),
+    "interpolation": "bicubic",
+}
+
+
+def inputs_of(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in OF_WEIGHTS}
+
+
+def test_the_inputs_are_those_of_the_weights() -> None:
+    assert inputs_of(with_kept(Config(), {}, OF_WEIGHTS)) == OF_WEIGHTS
+    given = with_kept(Config(image_size=224, mean=(0.1, 0.1, 0.1)), {}, OF_WEIGHTS)
+    assert inputs_of(given) == OF_WEIGHTS | {"image_size": 224, "resize_size": 256, "mean": (0.1, 0.1, 0.1)}
+    silent = with_kept(Config(), {}, dict.fromkeys(OF_WEIGHTS))
+    assert silent == with_kept(Config(), {}) and silent.image_size == 224 and silent.interpolation == "bilinear"
+
+
+def test_a_resume_keeps_the_inputs_without_the_weights() -> None:
+    settings = json.loads(json.dumps(asdict(with_kept(Config(), {}, OF_WEIGHTS))))
+    assert inputs_of(with_kept(Config(), settings)) == OF_WEIGHTS
+    assert with_kept(Config(interpolation="bilinear"), settings).interpolation == "bilinear"
 
 
 def test_a_crop_of_less_than_half_of_the_side_is_warned_of() -> None:

@@ -13,6 +13,7 @@ from raydali.launch.driver.resume import PreviousRun
 from raydali.report.html.live import LiveReport
 from raydali.run.attempt import Attempt
 from raydali.run.folder import RunFolder
+from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import drop_samples
 from tests.support.checkpoint_stores import newest, save, state_of, store_of
 from tests.support.messages import mentioning, mentions
@@ -41,7 +42,7 @@ def test_a_superseded_rank_0_changes_no_newer_checkpoint(folder: RunFolder) -> N
     newer = group(folder, "driver", 2)
     newer.write("checkpoint_000000110/state.pt", b"half of it")  # which the older one would tidy away
     before = contents_of(folder)
-    zombie.save(120, state_of(120), best=state_of(120))
+    zombie.save(120, state_of(120), best=BestWeights(state_of(120)["state"]["model"], 1, "top1", 0.5))
     with pytest.raises(SupersededError, match=mentioning(f"newer workers {folder}")):
         zombie.finish()
     assert contents_of(folder) == before
@@ -177,9 +178,9 @@ def test_settings_are_rewritten_with_an_event_if_they_changed(tmp_path: Path) ->
 def test_what_killed_writers_left_goes_at_the_next_start(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
-    for file in ("config.json", "best/state.pt"):
+    for file in ("config.json", "best/model.safetensors"):
         folder.write_json(file, SETTINGS)
         Path(f"{folder.path(file)}.partial-4711").write_bytes(b"half")
         Path(f"{folder.path(file)}.partial-4711-0badcafe").write_bytes(b"half")
     _begin(folder, Attempt(), PreviousRun(SETTINGS, finished=False), SETTINGS, {})
-    assert sorted(contents_of(folder)) == ["attempt.json", "best/state.pt", "config.json"]
+    assert sorted(contents_of(folder)) == ["attempt.json", "best/model.safetensors", "config.json"]

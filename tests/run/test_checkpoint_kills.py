@@ -11,9 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import safetensors.torch
 import torch
 
 from raydali.run.folder import RunFolder
+from raydali.run.model_file import BEST, BestWeights
 from tests.support import checkpoint_stores
 from tests.support.checkpoint_stores import Rows, state_of, store_of
 from tests.support.object_stores import PutObjects
@@ -24,7 +26,7 @@ def save(folder: RunFolder, steps: range, size: int) -> None:
     store = store_of(folder)
     for step in steps:
         state = state_of(step, size)
-        store.save(step, state, best=state["state"]["model"])
+        store.save(step, state, best=BestWeights(state["state"]["model"], step, "top1", 0.5))
     store.finish()
 
 
@@ -80,7 +82,7 @@ def test_a_kill_before_each_operation_on_files(tmp_path: Path) -> None:
         folder = RunFolder(str(storage), "run")
         found.append(newest(folder))
         # The best weights are whole, too, and another start goes on from here.
-        weight = torch.load(folder.path("best/state.pt"), weights_only=True)["weight"]
+        weight = safetensors.torch.load(folder.read(BEST))["weight"]
         assert torch.equal(weight, torch.full((1000,), float(weight[0])))
         save(folder, range(found[-1] + 1, found[-1] + 2), 1000)
         assert newest(folder) == found[-1] + 1
@@ -93,7 +95,7 @@ def save_when_told(
     environment: dict[str, str], folder: RunFolder, steps: range, size: int, connection: Connection
 ) -> None:
     os.environ.update(environment)
-    assert folder.exists("best/state.pt")
+    assert folder.exists(BEST)
     connection.send("ready")
     save(folder, steps, size)
     connection.send("done")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from raydali.errors import StorageError
 from raydali.run.checkpoints import KEPT, CheckpointStore
 from raydali.run.folder import RunFolder
+from raydali.run.model_file import BEST, BestWeights, read_model
 from raydali.train import checkpoint_file
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.messages import mentioning, mentions
@@ -192,10 +194,11 @@ def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 def test_best_weights_are_kept_beside(folder: RunFolder) -> None:
     store = store_of(folder)
-    store.save(5, state_of(5), best={"model": {"weight": torch.ones(3)}})
+    store.save(5, state_of(5), best=BestWeights({"weight": torch.ones(3)}, 1, "top1", 0.5))
     store.finish()
-    best = torch.load(BytesIO(folder.read("best/state.pt")), weights_only=True)
-    assert torch.equal(best["model"]["weight"], torch.ones(3))
+    best = safetensors.torch.load(folder.read(BEST))
+    assert torch.equal(best["weight"], torch.ones(3))
+    assert read_model(folder)["best"] == {"epoch": 1, "metric": "top1", "score": 0.5}
 
 
 def test_a_state_that_cannot_be_saved_at_all_is_its_own_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from raydali.data.sources import retry
@@ -11,6 +12,7 @@ from raydali.errors import StorageAway, StorageError
 from raydali.run import checkpoints
 from raydali.run.checkpoints import MAX_FAILURES
 from raydali.run.folder import RunFolder
+from raydali.run.model_file import BEST, BestWeights
 from raydali.train import checkpoint_file
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.disks import small_disk
@@ -26,9 +28,8 @@ def test_a_full_disk_costs_the_checkpoints_made_meanwhile(tmp_path: Path) -> Non
         store.wait()
         disk.fill(leave=100_000)  # less than a state
         for step in (10, 15):
-            store.save(
-                step, state_of(step, 50_000), best={"model": torch.full((3,), float(step))} if step == 10 else None
-            )
+            best = BestWeights({"weight": torch.full((3,), float(step))}, 0, "top1", 0.5) if step == 10 else None
+            store.save(step, state_of(step, 50_000), best=best)
             store.wait()
         assert newest(folder) == 5 and folder.folders() == ["best", "checkpoint_000000005"]
         assert [(event["event"], event["step"], event["in_a_row"]) for event in rows] == [
@@ -40,7 +41,7 @@ def test_a_full_disk_costs_the_checkpoints_made_meanwhile(tmp_path: Path) -> Non
         store.save(20, state_of(20, 50_000))
         store.finish()
         assert newest(folder) == 20 and len(rows) == 2
-        assert torch.load(folder.path("best/state.pt"), weights_only=True)["model"][0] == 10
+        assert safetensors.torch.load(folder.read(BEST))["weight"][0] == 10
 
 
 def test_the_manifest_alone_does_not_fit(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Event, Notice, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning
+from raydali.run.model_file import BestWeights
+from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.
@@ -53,14 +55,18 @@ class LocalSession:
         self.cursor = Cursor()
         self.published: list[Figures] = []
         self.noticed: Notice | None = None
+        self.weights: MatchedWeights | None = None
         self._stop_at = stop_at
         self._checkpoints = CheckpointStore(folder, self.worker, self.emit)
 
     def latest(self) -> dict[str, Any] | None:
         return self._checkpoints.newest()
 
+    def starting_weights(self) -> MatchedWeights | None:
+        return self.weights
+
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
     ) -> None:
         if state is not None:
             self._checkpoints.save(step, state, best=best, save_error=save_error)

@@ -154,7 +154,7 @@ def _native(task: Task) -> Batches:
     from nvidia.dali import Pipeline as DaliPipeline
     from nvidia.dali import fn, types
 
-    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 
     pipeline = DaliPipeline(
         batch_size=task.batch_size,
@@ -196,7 +196,7 @@ def _torchvision(task: Task) -> Batches:
     import torch
     from torchvision.transforms import v2
 
-    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 
     crop = v2.RandomResizedCrop(task.image_size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()
     if not task.normalised:

@@ -120,7 +120,7 @@ def squares(task: Any, clips: Any) -> Any:
     """Add to a DALI graph a random square crop of clips (frames, height, width, 3)."""
     from nvidia.dali import fn, types
 
-    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 
     shape = clips.shape(dtype=types.FLOAT)[1:3]
     side = fn.reductions.min(shape)
@@ -146,7 +146,7 @@ def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channel
     import torch
     from torch.utils.data import Dataset
 
-    from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 
     torch.set_num_threads(1)  # inherited by the workers, which would otherwise start a thread per core each
     clips = task.clips()

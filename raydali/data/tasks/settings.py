@@ -7,6 +7,10 @@ from raydali.data.tasks.pipeline import Device
 from raydali.data.tasks.random_crops import Range
 from raydali.errors import UsageError
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Mean and deviation of ImageNet's channels, in units of the full range."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSettings:

@@ -21,12 +21,13 @@ from raydali.output import mark_warnings
 Config = TypeVar("Config")
 
 
-def parse(config: type[Config], *, demo: Config | None = None) -> Config:
+def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Config | None = None) -> Config:
     """Parse the command line to a config; indexes of its data are then kept in its storage, too.
 
     Args:
         config: a dataclass; its fields are the options.
         demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
+        fine_tuning: the defaults if `--data` and `--weights` are given.
 
     Raises:
         UsageError: an argument holds a key.
@@ -38,6 +39,8 @@ def parse(config: type[Config], *, demo: Config | None = None) -> Config:
     parsed = tyro.cli(config, config=style)
     if demo is not None and not getattr(parsed, "data", None):
         parsed = tyro.cli(config, default=demo, config=style)
+    elif fine_tuning is not None and getattr(parsed, "weights", None):
+        parsed = tyro.cli(config, default=fine_tuning, config=style)
     cache_with_runs(getattr(parsed, "storage", None))
     return parsed
 

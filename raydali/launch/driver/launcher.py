@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,25 @@ from raydali.launch.driver.loop import Run, train_in_workers
 from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
+from raydali.launch.driver.starting_weights import (
+    SHA256,
+    check_imports,
+    fine_tuning_line,
+    match_starting_weights,
+    model_facts,
+    read_starting_weights,
+)
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.events import SettingsChanged
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
+from raydali.run.model_file import write_model
 from raydali.text import plural
+
+if TYPE_CHECKING:
+    from torch import nn
 
 STREAM_SETTINGS = (
     "fingerprint",
@@ -36,6 +48,7 @@ STREAM_SETTINGS = (
     "seed",
     "shuffle_block",
     "shuffle_window",
+    SHA256,
 )
 """Settings that a resume must repeat, since the stream depends on them."""
 
@@ -51,6 +64,9 @@ class Job:
         source: the training set.
         labels: of the training set, int64 (N,), if each sample has one: a run in blocks mixes them.
         unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
+        classes: their names in order, if the model has an output for each.
+        build_model: builds the model of some options with a number of classes, for `--weights`.
+        check: refuses options that do not fit together; they have their final values.
     """
 
     name: str
@@ -59,6 +75,9 @@ class Job:
     source: Source
     labels: NDArray[np.int64] | None = None
     unchangeable: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    build_model: "Callable[[Any, int], nn.Module] | None" = None
+    check: Callable[[Any], None] | None = None
 
     @property
     def samples(self) -> int:
@@ -79,11 +98,13 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
     earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
     changed: dict[str, tuple[Any, Any]] = {}
-    options = with_kept(options, earlier.settings if earlier is not None else {})
+    sha256, weights = read_starting_weights(options, folder, earlier)
+    of_weights = asdict(weights.preprocessing) if weights is not None else None
+    options = with_kept(options, earlier.settings if earlier is not None else {}, of_weights)
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
         options = replace(options, global_batch_size=size)
-        settings = _settings(job, options)
+        settings = _settings(job, options, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
@@ -92,6 +113,12 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
     check(options, job.samples)
+    if job.check is not None:
+        job.check(options)
+    matched = None
+    if weights is not None:
+        assert job.build_model is not None, "a job with --weights has a function that builds its model"
+        matched = match_starting_weights(weights, job.build_model, options, job.classes)
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:
@@ -102,13 +129,16 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         options = with_window(options, job.samples, job.labels)
         for warning in _warnings(job, options, placement, cluster):
             console.warn(warning)
-        settings = _settings(job, options)
+        check_imports(options)
+        settings = _settings(job, options, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
+        write_model(folder, model_facts(job.train.__code__.co_filename, job.classes, settings, matched))
         run = Run(
             train=job.train,
             data=job.data,
             samples=job.samples,
+            weights=matched,
             options=options,
             placement=placement,
             cluster=cluster,
@@ -119,6 +149,9 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
             console.print(f"run {folder}: the same command with --name {folder.name} resumes it")
+            if matched is not None:
+                for line in (*matched.describe(), fine_tuning_line(settings)):
+                    console.print(line)
             console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
             train_in_workers(run, console, track, interrupt)
 
@@ -201,8 +234,8 @@ def _warnings(job: Job, options: LaunchOptions, placement: Placement, cluster: C
         yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
 
 
-def _settings(job: Job, options: LaunchOptions) -> dict[str, Any]:
-    return asdict(options) | {"samples": job.samples, "fingerprint": job.source.fingerprint}
+def _settings(job: Job, options: LaunchOptions, sha256: str | None) -> dict[str, Any]:
+    return asdict(options) | {"samples": job.samples, "fingerprint": job.source.fingerprint, SHA256: sha256}
 
 
 def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:

@@ -35,6 +35,7 @@ from raydali.text import error_line
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
     from raydali.launch.controller.scaling import Trainer
+    from raydali.train.weights.matching import MatchedWeights
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 20
@@ -49,6 +50,7 @@ class Run:
 
     Attributes:
         train, data, samples: see `launcher.Job`.
+        weights: what the model starts from, if not from random weights or a checkpoint.
         attempt: the id of this driver's attempt, see `run.attempt`.
         stale_run_ids: Ray's ids of earlier Ray Train runs of this name, which have ended.
     """
@@ -56,6 +58,7 @@ class Run:
     train: Callable[..., None]
     data: Any
     samples: int
+    weights: "MatchedWeights | None"
     options: LaunchOptions
     placement: Placement
     cluster: Cluster
@@ -195,6 +198,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
         train=run.train,
         data=ray.put(run.data),
         samples=run.samples,
+        weights=ray.put(run.weights),
         options=options,
         folder=folder,
         attempt=run.attempt,

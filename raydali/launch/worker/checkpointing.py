@@ -15,6 +15,7 @@ from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
+from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.train.checkpoint_file import is_finite, snapshot
 from raydali.train.optim import load_optimizer
@@ -118,14 +119,14 @@ class RunState:
         """Keep an epoch's record on rank 0 until it is written before the next checkpoint."""
         self._unwritten.append(record)
 
-    def best_of(self, score: float, weights: nn.Module) -> dict[str, Any] | None:
+    def best_of(self, score: float, weights: nn.Module, *, metric: str, epoch: int) -> BestWeights | None:
         """Return a copy of the weights on rank 0 if the score is the highest so far; otherwise None."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
-        return {"model": snapshot(weights.state_dict())} if self._worker.rank == 0 else None
+        return BestWeights(snapshot(weights.state_dict()), epoch, metric, score) if self._worker.rank == 0 else None
 
-    def save(self, record: RankRecord, best: dict[str, Any] | None) -> None:
+    def save(self, record: RankRecord, best: BestWeights | None) -> None:
         """Save a checkpoint of all completed steps, after the records that it covers are written.
 
         Args:

@@ -30,7 +30,9 @@ from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, RankWarning, WorkerError
+from raydali.run.model_file import BestWeights
 from raydali.text import plural
+from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
 PROGRESS_SECONDS = 0.5
@@ -60,6 +62,7 @@ class RaySession:
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
+        self._weights = task.weights
         self.steps_left = 0
         self.cursor = Cursor()
         self._taken = 0
@@ -80,8 +83,12 @@ class RaySession:
         self._resumed = state is not None
         return state
 
+    def starting_weights(self) -> MatchedWeights | None:
+        """See this method of Session."""
+        return ray.get(self._weights)
+
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
     ) -> None:
         """See this method of Session."""
         if state is not None:
@@ -151,12 +158,14 @@ class WorkerTask:
     Attributes:
         train, samples: see `launcher.Job`.
         data: the job's data, in Ray's object store.
+        weights: what the model of a fresh run starts from, there too; None for random weights.
         attempt: the id of the driver's attempt.
     """
 
     train: Callable[..., None]
     data: "ray.ObjectRef[Any]"
     samples: int
+    weights: "ray.ObjectRef[MatchedWeights | None]"
     options: LaunchOptions
     folder: RunFolder
     attempt: str

@@ -7,6 +7,8 @@ from raydali.measure.records import Figures
 from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message
+from raydali.run.model_file import BestWeights
+from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
 
@@ -58,8 +60,12 @@ class Session(Protocol):
         """
         ...
 
+    def starting_weights(self) -> MatchedWeights | None:
+        """Return what the model of a fresh run starts from; None for random weights."""
+        ...
+
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: dict[str, Any] | None = None, save_error: str = ""
+        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
     ) -> None:
         """Save a checkpoint of rank 0's state in the background. All ranks must call it, the others with None.
 

@@ -49,6 +49,7 @@ from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
 from raydali.run.events import Left, Notice
+from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.precision import Precision
@@ -62,7 +63,7 @@ class Closed(NamedTuple):
     """An epoch that the job has closed: its record on rank 0, and the best weights if they are new."""
 
     record: dict[str, Any] | None
-    best: dict[str, Any] | None
+    best: BestWeights | None
 
 
 class TrainingRun:
@@ -109,6 +110,13 @@ class TrainingRun:
         return self.worker.device.type == "cuda"
 
     # Calls before the training loop.
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return a new model on the device, with the weights of `--weights`."""
+        weights = None if self._state.is_resumed else self._session.starting_weights()
+        if weights is not None:
+            weights.load(model)
+        return model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:
         """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
@@ -307,7 +315,9 @@ class TrainingRun:
         self._require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         self._require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
         record = self._progress.end_epoch({**metrics, "seconds": seconds}, self._context.learning_rate)
-        self._closed = Closed(record, self._state.best_of(metrics[score], weights))
+        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
+        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)
+        self._closed = Closed(record, best)
 
     def _finish_epoch(self, ceiling: RunCeiling) -> Iterator[Step]:
         """Save the epoch's checkpoint, and measure the ceiling again if it cannot be right."""
@@ -320,7 +330,7 @@ class TrainingRun:
         self._progress.begin_epoch()
         self._checkpoint(closed.best)
 
-    def _checkpoint(self, best: dict[str, Any] | None = None) -> None:
+    def _checkpoint(self, best: BestWeights | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):
             self._state.save(self._progress.meter.record(), best)
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
+
 Channels = tuple[float, ...]
 
 
@@ -13,16 +13,17 @@ class Normalized(nn.Module):
 
     Args:
         model: the inner model, whose inputs are float images (N, C, ...).
-        mean, std: mean and standard deviation of each channel, in units of the full range.
+        mean, std: mean and standard deviation of each channel, in units of the full range. Default: ImageNet's.
     """
 
-    def __init__(self, model: nn.Module, mean: Channels = IMAGENET_MEAN, std: Channels = IMAGENET_STD) -> None:
+    def __init__(self, model: nn.Module, mean: Channels | None = None, std: Channels | None = None) -> None:
         super().__init__()
         self.scale: torch.Tensor
         self.shift: torch.Tensor
         self.model = model
-        self.register_buffer("scale", 1 / (255 * torch.tensor(std)), persistent=False)
-        self.register_buffer("shift", -torch.tensor(mean) / torch.tensor(std), persistent=False)
+        means, deviations = torch.tensor(mean or IMAGENET_MEAN), torch.tensor(std or IMAGENET_STD)
+        self.register_buffer("scale", 1 / (255 * deviations), persistent=False)
+        self.register_buffer("shift", -means / deviations, persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the output of the model for images (N, C, ...) in 0..255, of any dtype."""

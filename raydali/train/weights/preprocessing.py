@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.train.models.factories import is_factory, is_timm, timm_settings
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 
 Three = tuple[float, float, float]
 Interpolation = Literal["bilinear", "bicubic"]

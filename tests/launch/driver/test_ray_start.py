@@ -55,7 +55,7 @@ def test_a_start_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
         error,
     )
     assert said and all(mentions(line, "warning: Ray") for line in warnings), done.stderr
-    assert list(Path(said[2], "session_latest/logs").glob("gcs_server*"))
+    assert list(Path(said[1], "session_latest/logs").glob("gcs_server*"))
     shutil.rmtree(said[2])
 
 

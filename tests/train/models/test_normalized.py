@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
+from raydali.train.models.normalized import Normalized
 
 
 def test_it_is_torchvisions() -> None:

@@ -11,9 +11,10 @@ import torch
 import torchvision
 from torch import nn
 
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
+from raydali.train.models.normalized import Normalized
 from raydali.train.weights.matching import MatchedWeights, match
 from raydali.train.weights.preprocessing import Preprocessing, of_torchvision
 from raydali.train.weights.reading import Weights, read_weights

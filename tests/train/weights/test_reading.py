@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torchvision.models import MobileNet_V2_Weights, WeightsEnum
 
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model
-from raydali.train.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from raydali.train.weights.preprocessing import Preprocessing
 from raydali.train.weights.reading import read_weights
 from tests.support.messages import mentioning

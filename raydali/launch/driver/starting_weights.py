@@ -1,0 +1,123 @@
+"""The trained weights that a run starts from: the driver reads and matches them, before it starts anything."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydali.errors import UsageError
+from raydali.launch.driver.job_file import describe_job
+from raydali.launch.driver.resume import PreviousRun
+from raydali.launch.options import LaunchOptions
+from raydali.launch.shared_options import WeightsOptions
+from raydali.run.checkpoints import newest_step
+from raydali.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raydali.train.weights.matching import MatchedWeights
+    from raydali.train.weights.reading import Weights
+
+SHA256 = "weights_sha256"
+"""The setting in config.json that identifies the weights, since their file may move."""
+MODEL_SETTINGS = "model", "image_size", "resize_size", "interpolation", "mean", "std"
+"""Settings that model.json repeats."""
+
+
+def read_starting_weights(
+    options: LaunchOptions, folder: RunFolder, earlier: PreviousRun | None
+) -> "tuple[str | None, Weights | None]":
+    """Return the SHA-256 of the weights in `--weights`, and the weights if the run needs them.
+
+    A resume with the same option does not read them, since its checkpoint has all weights.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    if not isinstance(options, WeightsOptions) or options.weights is None:
+        return None, None
+    resumes = earlier is not None and newest_step(folder) is not None
+    if earlier is not None and resumes and earlier.settings.get("weights") == options.weights:
+        return earlier.settings.get(SHA256), None
+    from raydali.train.weights.reading import read_weights  # imports torch: seconds
+
+    weights = read_weights(options.weights, options.model, getattr(options, "image_size", None))
+    return weights.sha256, None if resumes else weights
+
+
+def match_starting_weights(
+    weights: "Weights", build_model: "Callable[[Any, int], nn.Module]", options: LaunchOptions, classes: Sequence[str]
+) -> "MatchedWeights":
+    """Select the weights that fit the job's model; its head is new if the classes differ.
+
+    Raises:
+        UsageError: too few of them fit.
+    """
+    from raydali.train.weights.matching import match
+
+    return match(weights, partial(build_model, options), len(classes), classes)
+
+
+def check_imports(options: LaunchOptions) -> None:
+    """Check that each node of the cluster can import the module of `--model timm:NAME` or `--model MODULE:FACTORY`.
+
+    Raises:
+        UsageError: names the node and the error.
+    """
+    model: str = getattr(options, "model", "")
+    before, colon, _ = model.partition(":")
+    if not colon:
+        return
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def failure() -> str:
+        import importlib
+
+        try:
+            importlib.import_module(before)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    for_each = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    task = ray.remote(num_cpus=0, max_retries=0)(failure)
+    failures = ray.get([task.options(scheduling_strategy=node).remote() for node in for_each])
+    for node, why in zip(nodes, failures, strict=True):
+        if why:
+            raise UsageError(
+                f"--model {model} cannot be imported on node {node['NodeManagerAddress']} ({why}): install {before} "
+                "there, or send it with ray job submit --working-dir"
+            )
+
+
+def fine_tuning_line(settings: Mapping[str, Any]) -> str:
+    """Describe how the weights are trained further, since the defaults are others than without them."""
+    names = ["epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "layer_decay", "head_lr_scale"]
+    given = [f"--{name.replace('_', '-')} {settings[name]}" for name in names if settings.get(name) is not None]
+    return f"fine-tuning with {' '.join(given)}: each option may be given"
+
+
+def model_facts(
+    job_file: str, classes: Sequence[str], settings: Mapping[str, Any], matched: "MatchedWeights | None"
+) -> dict[str, Any]:
+    """Return the contents of the run's model.json, but for what training adds."""
+    facts: dict[str, Any] = {
+        "version": version("raydali"),
+        "job": describe_job(Path(job_file)),
+        "classes": [*classes],
+        "labels": {name: index for index, name in enumerate(classes)},
+    }
+    facts |= {name: settings[name] for name in MODEL_SETTINGS if name in settings}
+    if matched is not None:
+        facts["weights"] = {
+            "from": settings["weights"],
+            "sha256": settings[SHA256],
+            "loaded": len(matched.loaded),
+            "skipped": [*matched.skipped],
+            "missing": [*matched.missing],
+        }
+    return facts

@@ -1,0 +1,60 @@
+"""The trained model of a run, for other programs: `model.json` and `best/model.safetensors`.
+
+The driver writes `model.json` at the first start: how to build the model and what its inputs and outputs mean. Rank 0
+writes the best weights so far, and then their epoch and score into `model.json`.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from raydali.run.folder import RunFolder
+
+MODEL, BEST = "model.json", "best/model.safetensors"
+BEST_OF_EARLIER_VERSIONS = "best/state.pt"
+
+
+@dataclass(frozen=True)
+class BestWeights:
+    """The weights with the best validation score so far.
+
+    Attributes:
+        state: the model's state dict, on the CPU.
+        epoch: the epoch after which they were validated.
+        metric: the name of the score.
+        score: its value; higher is better.
+    """
+
+    state: Mapping[str, Any]
+    epoch: int
+    metric: str
+    score: float
+
+    def write(self, folder: RunFolder) -> None:
+        """Write the weights as a state dict in the safetensors format, and then `best` of model.json."""
+        tensors = {name: value.contiguous() for name, value in self.state.items() if isinstance(value, torch.Tensor)}
+        folder.write(BEST, save(tensors, {"format": "pt"}))
+        if folder.exists(BEST_OF_EARLIER_VERSIONS):
+            folder.remove(BEST_OF_EARLIER_VERSIONS)
+        best = {"epoch": self.epoch, "metric": self.metric, "score": self.score}
+        folder.write_json(MODEL, read_model(folder) | {"best": best})
+
+
+def read_model(folder: RunFolder) -> dict[str, Any]:
+    """Return the contents of model.json; empty if the file does not exist or is broken."""
+    with suppress(FileNotFoundError, ValueError):
+        facts = folder.read_json(MODEL)
+        if isinstance(facts, dict):
+            return facts
+    return {}
+
+
+def write_model(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    """Write model.json at a start of the run; the best epoch and score stay."""
+    known = read_model(folder)
+    if known != (new := {**known, **facts, "best": known.get("best")}):
+        folder.write_json(MODEL, new)
