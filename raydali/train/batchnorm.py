@@ -15,7 +15,7 @@ class RunningStatistics:
     """The running statistics of a model's BatchNorm layers.
 
     Args:
-        model: the unwrapped model.
+        model: the unwrapped model. Its layers in evaluation mode are frozen: their statistics are left as they are.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         all_micro_batches: number of micro-batches in a global batch.
 
@@ -25,7 +25,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
         norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
-        layers = [layer for layer in norms if layer.track_running_stats]
+        layers = [layer for layer in norms if layer.track_running_stats and layer.training]
         if any(layer.momentum is None for layer in layers):
             raise ValueError("BatchNorm with momentum=None is not supported: its statistics depend on the batch count")
         self._buffers: list[torch.Tensor] = [

@@ -1,6 +1,7 @@
 """The optimizer and its learning rate, which do not depend on the number of workers."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,9 +9,28 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return groups of parameters with and without weight decay; norms and biases (one dimension) have none."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def parameter_groups(
+    model: nn.Module, weight_decay: float, scales: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Return groups of parameters with and without weight decay; norms and biases (one dimension) have none.
+
+    Args:
+        model: the model; its frozen parameters are in no group.
+        weight_decay: the weight decay of the others.
+        scales: what the learning rate is multiplied by, for the name of each parameter. Then there are two groups for
+            each scale, unless they are empty, and each group has its "lr_scale".
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if scales is None:
+        return _by_decay([parameter for _, parameter in named], weight_decay)
+    groups = []
+    for scale in dict.fromkeys(scales[name] for name, _ in named):
+        of_scale = _by_decay([parameter for name, parameter in named if scales[name] == scale], weight_decay)
+        groups += [{**group, "lr_scale": scale} for group in of_scale if group["params"]]
+    return groups
+
+
+def _by_decay(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
@@ -31,9 +51,9 @@ def learning_rate(progress: float, *, peak: float, warmup: float) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups of parameters."""
+    """Set the learning rate of all groups of parameters; a group with an "lr_scale" gets its multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def build_optimizer(
@@ -44,12 +64,14 @@ def build_optimizer(
     weight_decay: float,
     momentum: float = 0.9,
     nesterov: bool = False,
+    scales: Mapping[str, float] | None = None,
 ) -> Optimizer:
     """Build SGD with momentum, or AdamW; on a GPU with fused kernels.
 
     `weight_decay` applies to the parameters that `parameter_groups` selects, `momentum` and `nesterov` to SGD only.
+    `scales` are factors of the learning rate for names of parameters, which `set_learning_rate` applies.
     """
-    groups = parameter_groups(model, weight_decay)
+    groups = parameter_groups(model, weight_decay, scales)
     fused = next(model.parameters()).is_cuda
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=learning_rate, fused=fused)

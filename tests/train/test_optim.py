@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.optim import learning_rate, load_optimizer, parameter_groups
+from raydali.train.optim import build_optimizer, learning_rate, load_optimizer, parameter_groups, set_learning_rate
 
 
 def test_warm_up_then_half_a_cosine() -> None:
@@ -28,6 +28,24 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert others["weight_decay"] == 0.0
     assert {p.shape for p in decaying["params"]} == {torch.Size([8, 3, 3, 3]), torch.Size([2, 8])}
     assert len(others["params"]) == 4
+
+
+def test_each_scale_has_its_groups_and_its_rate() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2))
+    model[0].weight.requires_grad_(False)
+    scales = {name: 0.5 if name.startswith(("0.", "1.")) else 10.0 for name, _ in model.named_parameters()}
+    optimizer = build_optimizer("adamw", model, learning_rate=0.1, weight_decay=0.2, scales=scales)
+    set_learning_rate(optimizer, 0.01)
+    groups = [(g["lr_scale"], g["lr"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+    assert groups == [(0.5, 0.005, 0.0, 3), (10.0, 0.1, 0.2, 1), (10.0, 0.1, 0.0, 1)]
+
+
+def test_without_scales_the_groups_are_those_of_old_checkpoints() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.Linear(8, 2))
+    optimizer = build_optimizer("sgd", model, learning_rate=0.1, weight_decay=0.2)
+    set_learning_rate(optimizer, 0.01)
+    assert [(g["lr"], len(g["params"])) for g in optimizer.param_groups] == [(0.01, 1), (0.01, 3)]
+    assert all("lr_scale" not in group for group in optimizer.param_groups)
 
 
 def test_a_resume_takes_momenta_but_not_settings() -> None:

@@ -19,13 +19,18 @@ NONE_READ = "none of the validation samples can be read: check that they are whe
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode inside this context, and restore its mode afterwards."""
-    training = model.training
+    """Put the model into evaluation mode inside this context, and restore the mode of each module afterwards.
+
+    A frozen BatchNorm was in evaluation mode before, and remains in it.
+    """
+    before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.train(before[0][1])
+        for module, training in before:
+            module.training = training
 
 
 class Validation(TypedDict):
