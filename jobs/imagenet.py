@@ -13,6 +13,7 @@ change it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raydali.data.sources.builtin.digits import digits_folder
@@ -126,6 +127,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.momentum > 0,
+        scales=config.learning_rate_scales(model, partial(build_model, config), classes),
     )
     run.register_state(model=model, optimizer=optimizer, ema=ema)
 
@@ -180,7 +182,7 @@ def check(config: Config) -> None:
 def main() -> None:
     """Parse the options, index the data and launch the run."""
     config = parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING)
-    unchangeable = ["model", "optimizer"]
+    unchangeable = ["model", *config.changes_groups]
     if config.model not in (DIGITS.model, Config.model):
         from raydali.train.models.classification import has_one_size  # imports torchvision: seconds
 

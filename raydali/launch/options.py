@@ -261,7 +261,13 @@ class ImageOptions(TrainingOptions):
 
 
 def require(
-    options: object, name: str, *, least: float | None = None, above: float | None = None, below: float | None = None
+    options: object,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
 ) -> None:
     """Refuse a numeric option outside its range; one that was not given (None) passes.
 
@@ -271,7 +277,12 @@ def require(
     value = getattr(options, name)
     if value is None:
         return
-    bounds = [(least, "at least", operator.ge), (above, "above", operator.gt), (below, "below", operator.lt)]
+    bounds = [
+        (least, "at least", operator.ge),
+        (above, "above", operator.gt),
+        (below, "below", operator.lt),
+        (most, "at most", operator.le),
+    ]
     if not all(holds(value, bound) for bound, _, holds in bounds if bound is not None):
         wanted = " and ".join(f"{word} {bound}" for bound, word, _ in bounds if bound is not None)
         raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, not {value}")

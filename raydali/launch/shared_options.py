@@ -1,13 +1,17 @@
 """Options that several jobs share, by subject: a job's Config takes them in as base classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from raydali.launch.options import ImageOptions, TrainingOptions, require
 from raydali.text import plural, summarize
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,39 @@ class WeightsOptions(OptimizerOptions):
     weights: str | None = None
     """Trained weights to start from: `default`, those that are published with the model; a file (.pt, .pth,
     .safetensors); or the folder of a run. Default: random weights."""
+    freeze: str | None = None
+    """Regular expression: parameters whose names it matches from their beginning are not trained. `(?!fc)` matches all
+    but those of a layer fc."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the one before it; 1: all layers have the same rate."""
+    head_lr_scale: float = 1.0
+    """Factor of the learning rate of the head, the layer whose size depends on the number of classes."""
+
+    changes_groups: ClassVar[tuple[str, ...]] = ("optimizer", "freeze", "layer_decay", "head_lr_scale")
+    """Options that a resume must repeat, since the state of the optimizer depends on them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "layer_decay", above=0, most=1)
+        require(self, "head_lr_scale", above=0)
+
+    def learning_rate_scales(
+        self, model: "nn.Module", build: "Callable[[int], nn.Module]", classes: int
+    ) -> dict[str, float] | None:
+        """Return the factor of the learning rate by parameter; None if all have the same rate.
+
+        Args:
+            model: the model.
+            build: builds the model for a number of classes, which shows what belongs to its head.
+            classes: the number of classes.
+        """
+        if self.layer_decay == self.head_lr_scale == 1:
+            return None
+        from raydali.train.finetuning import learning_rate_scales
+        from raydali.train.models.classification import head_names
+
+        head = head_names(build, classes)
+        return learning_rate_scales(model, head, layer_decay=self.layer_decay, head_lr_scale=self.head_lr_scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 from raydali.measure import ceiling
 from raydali.run.folder import RunFolder
 from raydali.train import precision
+from raydali.train.weights.matching import MatchedWeights
 from tests.support.ranks import LocalSession
 
 
@@ -24,10 +25,16 @@ def undisturbed() -> Iterator[None]:
 
 
 def train_rank(
-    train: Callable[..., None], config: Any, data: Any, folder: RunFolder, stop_at: int | None = None
+    train: Callable[..., None],
+    config: Any,
+    data: Any,
+    folder: RunFolder,
+    stop_at: int | None = None,
+    weights: MatchedWeights | None = None,
 ) -> dict[str, Any]:
-    """The weights in the last checkpoint."""
+    """The weights in the last checkpoint, of a run that starts from other weights."""
     session = LocalSession(folder, stop_at=stop_at)
+    session.weights = weights
     with undisturbed():
         train(config, data, session)
     session.finish()
@@ -36,13 +43,11 @@ def train_rank(
     return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
 
 
-def train_rank_in_double(
-    train: Callable[..., None], config: Any, data: Any, folder: RunFolder, stop_at: int | None = None
-) -> dict[str, Any]:
+def train_rank_in_double(train: Callable[..., None], *arguments: Any) -> dict[str, Any]:
     """The same in float64.
 
     In float32 a ReLU that rounding flips makes the run differ within ten steps; here only real differences remain.
     """
     torch.set_default_dtype(torch.float64)
     precision._DTYPES["fp32"] = torch.float64
-    return train_rank(train, config, data, folder, stop_at)
+    return train_rank(train, *arguments)

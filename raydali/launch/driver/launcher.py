@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from raydali.launch.driver.ray_cluster import check_own_ray, connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.driver.starting_weights import (
     SHA256,
+    check_freeze,
     check_imports,
     fine_tuning_line,
     match_starting_weights,
@@ -116,9 +118,10 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     if job.check is not None:
         job.check(options)
     matched = None
-    if weights is not None:
-        assert job.build_model is not None, "a job with --weights has a function that builds its model"
-        matched = match_starting_weights(weights, job.build_model, options, job.classes)
+    if job.build_model is not None:
+        build = partial(job.build_model, options)
+        check_freeze(options, build, job.classes)
+        matched = match_starting_weights(weights, build, job.classes) if weights is not None else None
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:

@@ -48,7 +48,7 @@ def read_starting_weights(
 
 
 def match_starting_weights(
-    weights: "Weights", build_model: "Callable[[Any, int], nn.Module]", options: LaunchOptions, classes: Sequence[str]
+    weights: "Weights", build: "Callable[[int], nn.Module]", classes: Sequence[str]
 ) -> "MatchedWeights":
     """Select the weights that fit the job's model; its head is new if the classes differ.
 
@@ -57,7 +57,20 @@ def match_starting_weights(
     """
     from raydali.train.weights.matching import match
 
-    return match(weights, partial(build_model, options), len(classes), classes)
+    return match(weights, build, len(classes), classes)
+
+
+def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", classes: Sequence[str]) -> None:
+    """Check that `--freeze` leaves some parameters of the job's model to train.
+
+    Raises:
+        UsageError: it does not, or it matches none.
+    """
+    if (pattern := getattr(options, "freeze", None)) is not None:
+        from raydali.train.finetuning import freeze
+        from raydali.train.models.classification import on_meta
+
+        freeze(on_meta(partial(build, len(classes))), pattern)
 
 
 def check_imports(options: LaunchOptions) -> None:

@@ -38,6 +38,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
+from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
@@ -52,6 +53,7 @@ from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics
+from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up, warm_up_steps
@@ -112,10 +114,12 @@ class TrainingRun:
     # Calls before the training loop.
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """Return a new model on the device, with the weights of `--weights`."""
+        """Return a new model on the device, with the weights of `--weights`, and with what `--freeze` names frozen."""
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)
+        if isinstance(self._config, WeightsOptions) and self._config.freeze is not None:
+            freeze(model, self._config.freeze)
         return model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:
