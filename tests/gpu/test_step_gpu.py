@@ -1,12 +1,14 @@
 """A captured step against the same step launched kernel by kernel, on one GPU."""
 
 import logging
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from raydali.train.finetuning import freeze
 from raydali.train.models.classification import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -21,10 +23,12 @@ def micro_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.randint(0, 10, (16,), generator=generator).cuda()
 
 
-def network() -> nn.Module:
+def network(frozen: str = "") -> nn.Module:
     torch.manual_seed(0)
     model = digits_network(10)
     model.insert(-1, nn.Dropout(0.5))
+    if frozen:
+        freeze(model, frozen)
     return model.cuda().to(memory_format=torch.channels_last)
 
 
@@ -32,11 +36,13 @@ def cross_entropy_of(model: nn.Module) -> Callable[..., torch.Tensor]:
     return lambda images, labels: nn.functional.cross_entropy(model(images), labels)
 
 
-def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False) -> list[float]:
+def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False, frozen: str = "") -> list[float]:
     """Of steps far beyond the capture, each with the random numbers of its own seed."""
     worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
-    model, precision = network(), Precision(precision_name, worker.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+    model, precision = network(frozen), Precision(precision_name, worker.device)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9, fused=True)
     forward_backward = ForwardBackward(
         model, cross_entropy_of(model), worker, precision, micro_batches=1, compiled=compiled, graph=graph
     )
@@ -48,6 +54,9 @@ def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
     assert (forward_backward._graph is not None) == graph
+    if frozen:
+        same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
+        assert same == {name for name in before if re.match(frozen, name)}
     return [loss.item() for loss in result]
 
 
@@ -61,6 +70,15 @@ def test_a_compiled_step_can_be_captured() -> None:
     # Compiled, dropout draws other numbers than it does launched by PyTorch itself.
     launched = losses("bf16", graph=False, compiled=True)
     torch.testing.assert_close(losses("bf16", graph=True, compiled=True), launched, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("frozen", [r"[01]\.", r"\d\."])
+def test_a_frozen_part_can_be_captured(frozen: str, compiled: bool) -> None:
+    launched = losses("fp32", graph=False, compiled=compiled, frozen=frozen)
+    torch.testing.assert_close(
+        losses("fp32", graph=True, compiled=compiled, frozen=frozen), launched, rtol=1e-3, atol=1e-4
+    )
 
 
 def test_a_model_that_cannot_be_captured_trains_eagerly(caplog: pytest.LogCaptureFixture) -> None:

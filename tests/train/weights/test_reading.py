@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import timm
 import torch
 from torch import nn
 from torchvision.models import MobileNet_V2_Weights, WeightsEnum
@@ -21,6 +22,7 @@ from raydali.train.models.classification import build_model
 from raydali.train.weights.preprocessing import Preprocessing
 from raydali.train.weights.reading import read_weights
 from tests.support.messages import mentioning
+from tests.support.object_stores import PutObjects
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 IMAGENET = Preprocessing(IMAGENET_MEAN, IMAGENET_STD, 224, 256, "bilinear")
@@ -104,6 +106,12 @@ def test_published_weights_are_taken_from_the_cache(
     assert weights.preprocessing == IMAGENET
 
 
+def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
+        for each in (name, name.lower()):
+            monkeypatch.setenv(each, "http://127.0.0.1:9")  # nobody listens there
+
+
 @pytest.mark.parametrize(
     ("model", "mentioned"),
     [
@@ -115,8 +123,7 @@ def test_published_weights_are_taken_from_the_cache(
 def test_without_a_network_the_file_is_named(
     model: str, mentioned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    without_network(monkeypatch)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     refused("default", mentioned, model)
@@ -126,6 +133,24 @@ def test_without_a_network_the_file_is_named(
 @pytest.mark.parametrize("model", ["digits", "mypackage.nets:build", "timm:cspresnet50d"])
 def test_a_model_without_published_weights(model: str) -> None:
     refused("default", f"--model {model} FILE", model)
+
+
+def test_timms_weights_are_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders are those of Hugging Face's client; its hub is not reachable."""
+    theirs = timm.create_model("resnet10t")
+    snapshot = tmp_path / "models--timm--resnet10t.c3_in1k" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--timm--resnet10t.c3_in1k" / "refs").mkdir()
+    (tmp_path / "models--timm--resnet10t.c3_in1k" / "refs" / "main").write_text("0" * 40)
+    safetensors.torch.save_model(theirs, str(snapshot / "model.safetensors"))
+    without_network(monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    weights, again = (read_weights("default", "timm:resnet10t") for _ in range(2))
+    expected = theirs.state_dict()
+    assert weights.state.keys() == expected.keys()
+    assert all(torch.equal(weights.state[name], expected[name]) for name in expected)
+    assert weights.preprocessing == Preprocessing(IMAGENET_MEAN, IMAGENET_STD, 176, 201, "bicubic")
+    assert weights.sha256 == again.sha256 and len(weights.sha256) == 64
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -235,3 +260,27 @@ def test_what_holds_no_state_dict(tmp_path: Path) -> None:
     refused(saved(tmp_path / "nothing.pth", {}), "nothing.pth")
     safetensors.torch.save_file({}, tmp_path / "nothing.safetensors")
     refused(tmp_path / "nothing.safetensors", "nothing.safetensors")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Object stores
+
+
+def test_files_and_runs_in_an_object_store(s3: PutObjects) -> None:
+    content = safetensors.torch.save(STATE)
+    objects = {
+        "weights.safetensors": content,
+        "run/config.json": b"{}",
+        "run/model.json": json.dumps(FACTS).encode(),
+        "run/best/model.safetensors": content,
+        "truncated.safetensors": content[:20],
+    }
+    s3("weights", objects)
+    assert_is_state(read_weights("s3://weights/weights.safetensors", "digits").state)
+    run = read_weights("s3://weights/run", "digits")
+    assert_is_state(run.state)
+    assert run.classes == ("cat", "dog")
+    refused("s3://weights/gone.pth", "s3://weights/gone.pth")
+    refused("s3://weights/truncated.safetensors", "s3://weights/truncated.safetensors")
+    refused("s3://weights/run/best", "s3://weights/run/best config.json")
+    refused("s3://key:secret@weights/gone.pth", "AWS_ACCESS_KEY_ID")
