@@ -4,6 +4,7 @@
     python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
+    python jobs/imagenet.py --data table.csv --multi-label ...       lists with a column 0 or 1 for each label
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
     python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
@@ -27,8 +28,8 @@ from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import require
 from raydali.launch.shared_options import (
     ClassifierOptions,
-    LabeledDataOptions,
     ModelInputOptions,
+    MultiLabelOptions,
     RegularizationOptions,
 )
 from raydali.report.console import Console
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RegularizationOptions, ClassifierOptions, LabeledDataOptions, ModelInputOptions):
+class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, ModelInputOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
@@ -106,14 +107,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.evaluation.classification import evaluate
+    from raydali.train.evaluation import classification, multi_label
+    from raydali.train.losses import classification_loss
     from raydali.train.mixing import mixing
     from raydali.train.models.normalized import Normalized
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(digits_folder())
-    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.labels)
+    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
     device, classes = run.worker.device, len(data.train.classes)
     model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
@@ -132,7 +134,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     run.register_state(model=model, optimizer=optimizer, ema=ema)
 
     mix = mixing(config.mixup, config.cutmix, classes)
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    criterion = classification_loss(data.train.labels, classes, **config.weighting).to(device)
+    evaluate, score = (multi_label.evaluate, "map") if config.multi_label else (classification.evaluate, "top1")
     network = Normalized(model, config.mean, config.std).to(device)
     evaluated = Normalized(ema.module, config.mean, config.std).to(device) if ema else network
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
@@ -145,7 +148,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             if step.ends_epoch:
                 with run.validation():
                     metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
-                run.close_epoch(metrics, score="top1", weights=evaluated.model)
+                run.close_epoch(metrics, score=score, weights=evaluated.model)
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
@@ -198,7 +201,7 @@ def main() -> None:
         train=train,
         data=data,
         source=data.train,
-        labels=data.train.labels,
+        labels=data.train.one_each,
         classes=data.train.classes,
         unchangeable=unchangeable,
         build_model=build_model,

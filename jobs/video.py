@@ -102,6 +102,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.data.loading.video_loader import make_video_loader
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.train.evaluation.classification import evaluate
+    from raydali.train.losses import classification_loss
     from raydali.train.models.normalized import Normalized
     from raydali.train.models.video import KINETICS_MEAN, KINETICS_STD, build_video_model
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
@@ -109,15 +110,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if config.data is None:  # each node writes its own copy
         data = data.relocate(moving_discs_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.all_labels)
-    device = run.worker.device
-    model = build_video_model(config.model, len(data.train.videos.classes))
+    device, classes = run.worker.device, len(data.train.videos.classes)
+    model = build_video_model(config.model, classes)
     model = run.synchronized(model.to(device).to(memory_format=torch.channels_last_3d))
     peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 64
     optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     network = Normalized(model, KINETICS_MEAN, KINETICS_STD).to(device)
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    criterion = classification_loss(data.train.all_labels, classes, **config.weighting).to(device)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
     make = partial(make_video_loader, decoders=config.decoders)
     with run.loaders(data, make_pipelines(config), make=make) as (loader, val_loader):

@@ -103,10 +103,17 @@ class ClassifierOptions(TrainingOptions):
 
     label_smoothing: float = 0.1
     """Label smoothing: share of the target that is spread over all classes."""
+    class_weights: Literal["balanced"] | None = None
+    """balanced: rare classes weigh as much in the loss as frequent ones. Default: all samples have the same weight."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "label_smoothing", least=0, below=1)
+
+    @property
+    def weighting(self) -> dict[str, Any]:
+        """The options that `classification_loss` takes."""
+        return {"label_smoothing": self.label_smoothing, "class_weights": self.class_weights}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +168,27 @@ class LabeledDataOptions(TrainingOptions):
         was_split = self.val_data is None and train.root == val.root
         note = f" ({100 * len(val) / (len(train) + len(val)):.3g} % split off)" if was_split else ""
         sets = f"{plural(len(train), f'training {noun}')}, {plural(len(val), f'validation {noun}')}{note}"
-        return f"{sets}, {plural(len(train.classes), 'class')}: {summarize(train.classes, 5, show=repr)}"
+        names = plural(len(train.classes), "label" if train.one_each is None else "class")
+        return f"{sets}, {names}: {summarize(train.classes, 5, show=repr)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelOptions(LabeledDataOptions):
+    """Samples with several labels each."""
+
+    multi_label: bool = False
+    """Train on lists with a column for each label, 0 or 1 in each line, and a header: a sigmoid for each. Default: one
+    class per sample."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.multi_label:
+            require_data(self, self.data, "multi_label")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options that `train_and_val` takes besides the data."""
+        return super().reading | {"multi_label": self.multi_label}
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:

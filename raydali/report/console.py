@@ -38,9 +38,10 @@ _COLUMNS = (
 _OF_TASKS: dict[str, tuple[_Column, ...]] = {
     "top1": (("top-1", "top1", 6, ".4f"), ("top-5", "top5", 6, ".4f")),
     "psnr": (("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")),
-    "map": (("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")),
+    "map_50": (("mAP", "map", 6, ".4f"), ("mAP@50", "map_50", 6, ".4f")),
+    "map": (("mAP", "map", 6, ".4f"), ("accuracy", "accuracy", 8, ".4f")),
 }
-"""Columns by a metric that only this task has. Other jobs' metrics are shown by their names."""
+"""Columns by the first metric that a task has. Other jobs' metrics are shown by their names."""
 _NOT_OF_TASK = "images", "loss", "seconds", "broken"
 _MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")

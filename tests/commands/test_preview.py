@@ -106,7 +106,7 @@ def test_an_id_that_comes_twice_is_told(data: Path, tmp_path: Path, monkeypatch:
 def test_the_defaults_are_the_jobs() -> None:
     of_job = {field.name: field.default for field in fields(Config)}
     ours = {field.name: field.default for field in fields(Preview) if field.name in of_job}
-    assert len(ours) == 9
+    assert len(ours) == 11
     differing = {"data", "workers", "batch_size"}
     assert {name: value for name, value in ours.items() if of_job[name] != value}.keys() == differing
 
@@ -171,3 +171,14 @@ def test_on_a_gpu(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
     for ours, theirs in zip(by_gpu.ranks[1], by_cpu.ranks[1], strict=True):
         assert ours.id == theirs.id
         assert np.abs(ours.pixels.astype(int) - theirs.pixels).mean() < 2
+
+
+def test_several_labels_of_an_image_are_shown(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
+    lines = [f"train/{('cat', 'dog')[i % 2]}/{i:03}.jpg,{i % 2},{int(i > 9)}\n" for i in range(20)]
+    (tmp_path / "list.csv").write_text("path,odd,late\n" + "".join(lines))
+    options = SMALL | {"data": str(tmp_path / "list.csv"), "root": str(data), "output": str(tmp_path / "sheet.png")}
+    main(Preview(multi_label=True, **options))
+    shown = {picture.id: picture.label for rank in drawn[0].ranks for picture in rank}
+    assert len(shown) == 8
+    for id, label in shown.items():
+        assert label == (", ".join(["odd"] * (id % 2) + ["late"] * (id > 9)) or "none")

@@ -35,6 +35,17 @@ CASES = {
     "val-fraction-of-nothing": ("--data {data} --val-fraction 0", r"val.fraction.*above 0.*0\.0"),
     "val-fraction-of-all": ("--data {data} --val-fraction 1", r"val.fraction.*below 1.*1\.0"),
     "val-fraction-alone": ("--val-fraction 0.1", r"val.fraction 0\.1 .*--data"),
+    "several-labels-of-folders": ("--data {data}/differing --multi-label", "--multi-label .*{data}/differing/train"),
+    "several-labels-alone": ("--multi-label", "--multi-label.*--data"),
+    "several-columns": (
+        "--data {data}/columns.csv --val-fraction 0.5",
+        "columns.csv .*'cat', 'dog'.*--label-column dog",
+    ),
+    "labels-but-0-or-1": (
+        "--data {data}/columns.csv --val-fraction 0.5 --multi-label",
+        "columns.csv.*line 2.*'2' in column 'dog'.*write",
+    ),
+    "label-column-of-folders": ("--data {data}/differing --label-column x", "--label-column x .*{data}/differing"),
     "shards-alone": ("--data {data}/0.tar", "0.tar .*--val-data"),
     "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of 2 files"),
     "tfrecord": ("--data {data}/train-*-of-00010", "-of-00010 .*--val-data"),
@@ -124,6 +135,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    (root / "columns.csv").write_text("path,cat,dog\n1.jpg,1,2\n")
     return root
 
 

@@ -218,6 +218,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (("top1", "top5"), "top-1 top-5", {70: ["images"], 60: ["images", "lr"]}),
         (("psnr", "input_psnr", "ssim"), "psnr input ssim", {70: ["images", "lr"], 60: ["images", "lr", "input"]}),
         (("map", "map_50"), "mAP mAP@50", {70: ["images"], 60: ["images", "lr"]}),
+        (("map", "accuracy"), "mAP accuracy", {70: ["images"], 60: ["images", "lr"]}),
     ],
 )
 def test_a_narrow_terminal_gets_fewer_columns(

@@ -1,0 +1,83 @@
+"""The losses of classifiers: cross-entropy for one class a sample, a binary cross-entropy each for several labels."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+Weights = Literal["balanced"] | None
+
+
+def balanced_weights(labels: NDArray[Any], classes: int) -> torch.Tensor:
+    """Return weights (classes,) by which rare classes count as much as frequent ones.
+
+    For labels (N,), the weight of a class with n samples is N / (C * n), where C is the number of classes with samples.
+    So the mean weight of a sample is 1. A class without samples has weight 0. For labels (N, C) of 0 and 1, a label
+    that n samples have has the weight (N - n) / n of its positives, as torch.nn.BCEWithLogitsLoss describes
+    `pos_weight`; 1 if no sample has it.
+    """
+    if labels.ndim == 2:
+        positives = labels.sum(0, dtype=np.int64)
+        weights = np.where(positives, (len(labels) - positives) / np.maximum(positives, 1), 1)
+    else:
+        counts = np.bincount(labels, minlength=classes)
+        weights = np.where(counts, len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 0)
+    return torch.tensor(weights, dtype=torch.float32)
+
+
+def classification_loss(
+    labels: NDArray[Any], classes: int, *, label_smoothing: float = 0, class_weights: Weights = None
+) -> nn.Module:
+    """Return the loss of logits (B, C) and targets (B,) or (B, C), a mean over the micro-batch.
+
+    Args:
+        labels: all training labels, (N,), or (N, C) for several labels each.
+        classes: their number, C.
+        label_smoothing: share s of a target that is spread over all classes. A target t of several labels becomes
+            t * (1 - s) + s / 2.
+        class_weights: "balanced" for those of `balanced_weights`. The loss is then the sum of the samples' weighted
+            losses divided by B, not by the sum of their weights, so that it is the same for mixed images.
+    """
+    weights = balanced_weights(labels, classes) if class_weights == "balanced" else None
+    if labels.ndim == 2:
+        return MultiLabelLoss(label_smoothing, weights)
+    if weights is None:
+        return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+    return WeightedCrossEntropy(label_smoothing, weights)
+
+
+class WeightedCrossEntropy(nn.Module):
+    """The sum of `-w_c * t_c * log p_c` over classes and samples, divided by the number of samples."""
+
+    weights: torch.Tensor
+
+    def __init__(self, label_smoothing: float, weights: torch.Tensor) -> None:
+        super().__init__()
+        self._label_smoothing = label_smoothing
+        self.register_buffer("weights", weights)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (B, C) and classes (B,), or shares of classes (B, C)."""
+        total = F.cross_entropy(
+            logits.float(), targets, self.weights, reduction="sum", label_smoothing=self._label_smoothing
+        )
+        return total / len(targets)
+
+
+class MultiLabelLoss(nn.Module):
+    """The mean binary cross-entropy over all samples and labels, by a sigmoid for each."""
+
+    weights: torch.Tensor | None
+
+    def __init__(self, label_smoothing: float, weights: torch.Tensor | None) -> None:
+        super().__init__()
+        self._label_smoothing = label_smoothing
+        self.register_buffer("weights", weights)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (B, C) and targets (B, C) from 0 to 1."""
+        smooth = targets.float() * (1 - self._label_smoothing) + self._label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(logits.float(), smooth, pos_weight=self.weights)
