@@ -50,12 +50,12 @@ def learning_rate_scales(
 
     The head has `head_lr_scale`, and another layer `layer_decay` to the power of its distance from the head (BEiT,
     Bao et al., ICLR 2022). Layers are blocks, and runs of parameters between blocks, in the order of
-    `named_parameters`. A block is a module with children in an nn.Sequential or nn.ModuleList, which may be nested;
-    subclasses of these are blocks themselves. What follows the last block, usually a norm, belongs to its layer.
+    `named_parameters`. A block is a module with children in an nn.Sequential or nn.ModuleList, which may be nested
+    (subclasses of these are blocks themselves), or beside another module of its class, as GoogLeNet has them. What
+    follows the last block, usually a norm, belongs to its layer. A network without blocks, such as VGG, is one layer.
 
     This equals timm's `param_groups_layer_decay` for its vision transformers. For models in stages of their own class,
-    such as timm's ConvNeXt, a stage is a layer here, but a block is one there. A network without lists of blocks is one
-    layer: AlexNet, VGG and Inception v3.
+    such as timm's ConvNeXt, a stage is a layer here, but a block is one there.
 
     Args:
         model: the model.
@@ -89,5 +89,11 @@ def _blocks(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]
 
 def _is_block(parent: nn.Module, child: nn.Module) -> bool:
     """Return whether a module is a block; lists of blocks are none, but lists of layers without children are."""
-    listed = type(child) in _LISTS and any(any(True for _ in each.children()) for each in child.children())
-    return type(parent) in _LISTS and any(True for _ in child.children()) and not listed
+    if type(child) in _LISTS:
+        return type(parent) in _LISTS and _has_children(child) and not any(map(_has_children, child.children()))
+    beside = [other for other in parent.children() if type(other) is type(child)]
+    return _has_children(child) and (type(parent) in _LISTS or len(beside) > 1)
+
+
+def _has_children(module: nn.Module) -> bool:
+    return any(True for _ in module.children())

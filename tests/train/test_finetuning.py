@@ -206,6 +206,10 @@ def test_layers_of_torchvisions_models() -> None:
     assert scales["features.6.1.weight"] == 0.5**4
     assert scales["features.0.0.weight"] == 0.5 ** (3 + 3 + 9 + 3 + 3 + 1)
 
+    _, scales = scales_of("googlenet")
+    assert scales["inception5b.branch1.conv.weight"] == scales["inception5b.branch4.1.bn.bias"] == 0.5
+    assert scales["conv1.conv.weight"] == 0.5**12
+
 
 @pytest.mark.parametrize(("name", "body"), [("vgg11", "features.0.weight"), ("digits", "0.weight")])
 def test_a_network_without_blocks_is_one_layer(name: str, body: str) -> None:
