@@ -39,7 +39,7 @@ class CpuTimes:
 
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use: its affinity, limited by a container's quota."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas())]))
 
 
