@@ -12,14 +12,12 @@ function. They depend on seed, epoch and id, not on the rank.
 """
 
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import tyro
 from numpy.typing import NDArray
-from nvidia.dali import fn
-from nvidia.dali.data_node import DataNode
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
@@ -30,6 +28,9 @@ from raydali.data.stream.stream import Stream
 from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.launch.driver.command import run_main
 from raydali.text import plural
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
 
 
 def quarters(image: NDArray[Any]) -> tuple[NDArray[Any], ...]:
@@ -48,8 +49,10 @@ class Grid(Pipeline[LabeledFiles]):
         """Return files and labels."""
         return source.files(ids), source.labels[ids]
 
-    def graph(self, source: LabeledFiles, *inputs: DataNode, device: str) -> tuple[DataNode, ...]:
+    def graph(self, source: LabeledFiles, *inputs: "DataNode", device: str) -> tuple["DataNode", ...]:
         """Decode and cut images on the CPU, and resize them on the device. The loader converts HWC to CHW."""
+        from nvidia.dali import fn
+
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
         cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
         *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))

@@ -1,6 +1,7 @@
 """Packages that only some jobs and commands need, and the extras of raydali that install them."""
 
 from importlib.util import find_spec
+from typing import Literal
 
 from raydali.errors import UsageError
 
@@ -18,3 +19,32 @@ def require_extra(extra: str, module: str, purpose: str) -> None:
     """
     if find_spec(module) is None:
         raise UsageError(f"{purpose} need the module {module}, which is not installed: pip install 'raydali[{extra}]'")
+
+
+def has_dali() -> bool:
+    """Return whether NVIDIA DALI is installed, without importing it; there is none for macOS."""
+    try:
+        spec = find_spec("nvidia.dali")
+    except ModuleNotFoundError:  # there is no package of NVIDIA at all
+        return False
+    return spec is not None and spec.origin is not None  # without an origin, an empty folder was left behind
+
+
+def default_loader() -> Literal["dali", "torch"]:
+    """Return the fastest loader that is installed."""
+    return "dali" if has_dali() else "torch"
+
+
+def require_dali(purpose: str, instead: str = "") -> None:
+    """Check that NVIDIA DALI is installed.
+
+    Args:
+        purpose: what needs it; begins the message.
+        instead: what else the user can do.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if not has_dali():
+        remedy = f"on Linux, pip install nvidia-dali-cuda120{instead and f', or {instead}'}"
+        raise UsageError(f"{purpose} needs NVIDIA DALI, which is not installed: {remedy}")

@@ -1,5 +1,6 @@
 """The wheel and the source distribution; and what they install, in an environment outside of the clone."""
 
+import json
 import os
 import subprocess
 import sys
@@ -67,27 +68,53 @@ def test_a_job_of_the_wheel_is_a_script_and_no_module(wheel: Path, tmp_path: Pat
     assert done.stdout.split() == [str(tmp_path / "raydali/__init__.py"), *["None"] * len(names)], done.stderr
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, folder: Path) -> Path:
     """The `bin` of a new environment with the wheel and the locked versions of what it needs."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     subprocess.run([UV, "pip", "install", "--quiet", "--python", folder, "--constraint", LOCK, wheel], check=True)
     return folder / "bin"
 
 
-def train(installed: Path, folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Train on the digits in an empty folder."""
-    (here := folder / "here").mkdir()
-    env = environment(folder / "home", PATH=f"{installed}:{os.environ['PATH']}")
-    command = ["raydali", "train", "imagenet", "--epochs", "1", "--no-ceiling", "--storage", "runs", *options]
+def call(programs: Path, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run raydali in an empty folder."""
+    (folder / "here").mkdir(exist_ok=True)
+    env = environment(folder / "home", PATH=f"{programs}:{os.environ['PATH']}")
     del env["PYTHONPATH"]
-    return subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=500)
+    command = ["raydali", *arguments]
+    return subprocess.run(command, cwd=folder / "here", env=env, capture_output=True, text=True, timeout=500)
+
+
+TRAIN = ("train", "imagenet", "--epochs", "1", "--no-ceiling", "--storage", "runs", "--name", "first")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("ray")
-def test_an_installed_wheel_trains(installed: Path, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, "--name", "first")
+def test_an_installed_wheel_trains(wheel: Path, tmp_path: Path) -> None:
+    done = call(installed(wheel, tmp_path / "venv"), tmp_path, *TRAIN)
     assert done.returncode == 0 and mentions(done.stdout, f"finished {tmp_path}/here/runs/first"), done.stderr
+    assert "PyTorch's loader" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("ray")
+def test_without_dali_pytorch_s_loader_trains(wheel: Path, tmp_path: Path) -> None:
+    programs = installed(wheel, tmp_path / "venv")
+    subprocess.run([UV, "pip", "uninstall", "--quiet", "--python", programs.parent, "nvidia-dali-cuda120"], check=True)
+    done = call(programs, tmp_path, *TRAIN)
+    assert done.returncode == 0 and done.stdout.count("NVIDIA DALI is not installed") == 1, done.stderr
+    assert json.loads((tmp_path / "here/runs/first/config.json").read_text())["loader"] == "torch"
+
+    digits = f"{tmp_path}/cache/raydali/digits-v1"
+    sheet = call(programs, tmp_path, "preview", "--data", digits, "--batch-size", "4", "-o", "sheet.png")
+    assert sheet.returncode == 0 and (tmp_path / "here/sheet.png").exists(), sheet.stderr
+    for command, named in (
+        ("train imagenet --loader dali", "--loader dali"),
+        (f"train grid --data {digits}/train", "nvidia-dali-cuda120"),
+        ("bench loader --make 8", "--loaders raydali"),
+        ("bench train --make 8", "--loaders raydali"),
+    ):
+        refused = call(programs, tmp_path, *command.split())
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+        assert mentions(refused.stderr, f"error: {named} DALI")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from raydali.errors import DataError, UsageError
+from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.output import devices, gpu_names, require_writable
 from raydali.text import plural
@@ -231,7 +232,7 @@ def _first_batch(
     from raydali.report.contact_sheet import Picture
 
     where = LoaderOptions(rank=rank, world_size=options.workers, device=device, threads=usable_cores())
-    with make_loader("dali", source, pipeline, order, **where) as loader:
+    with make_loader(default_loader(), source, pipeline, order, **where) as loader:
         (batch,) = loader
     ids = batch.ids.tolist()
     images = batch["images"][: options.show].permute(0, 2, 3, 1).cpu().numpy()

@@ -5,7 +5,7 @@ launch/worker/hardware_choices.py.
 `config.json` holds the values from then on. A resume takes them from there on any hardware, unless the option is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
+from raydali.extras import default_loader, require_dali
 from raydali.launch.options import LaunchOptions
 
 CHOSEN = "precision", "compile"
@@ -54,6 +55,23 @@ def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping
         resize: dict[str, Any] = {"resize_size": shorter}
         options = replace(options, **resize)
     return options
+
+
+def with_loader(options: Options, tell: Callable[[str], None]) -> Options:
+    """Return the options with a loader that is installed here; unlike the other choices, each start makes it anew.
+
+    Raises:
+        UsageError: the loader that was given is not installed.
+    """
+    loader = getattr(options, "loader", "synthetic")
+    if loader == "dali":
+        require_dali("--loader dali", "leave --loader out")
+    if loader is not None:
+        return options
+    if (loader := default_loader()) == "torch":
+        tell("NVIDIA DALI is not installed here, so PyTorch's loader is used, which is slower")
+    chosen: dict[str, Any] = {"loader": loader}
+    return replace(options, **chosen)
 
 
 def with_window(options: Options, samples: int, labels: NDArray[np.int64] | None) -> Options:

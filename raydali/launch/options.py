@@ -198,8 +198,9 @@ class TrainingOptions(LaunchOptions):
     """On GPUs, replay forward and backward as one CUDA graph, if each worker has one micro-batch per step."""
     ceiling: bool = True
     """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
-    loader: Literal["dali", "torch", "synthetic"] = "dali"
-    """Loader: dali; torch (PyTorch's DataLoader, for comparison); synthetic (one batch that stays on the device)."""
+    loader: Literal["dali", "torch", "synthetic"] | None = None
+    """Loader: dali; torch (PyTorch's DataLoader); synthetic (one batch that stays on the device). Default: dali if it
+    is installed, else torch."""
     profile_steps: str | None = None
     """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
     exclude: str | None = None

@@ -57,7 +57,7 @@ CASES = {
     "word-for-a-fraction": ("--learning-rate fast", "--learning-rate.*'fast'"),
     "one-number-for-two": ("--random-area 0.5", "--random-area"),
     "precision": ("--precision fp8", "'fp8'.*--precision(?=.*'bf16')(?=.*'fp16')(?=.*'fp32')"),
-    "loader": ("--loader tf", "'tf'.*--loader.*'dali', 'torch', 'synthetic'"),
+    "loader": ("--loader tf", "'tf'.*--loader(?=.*'dali')(?=.*'torch')(?=.*'synthetic')"),
     "model": ("--model resnet51", "resnet51.*resnet50"),
     "model-of-another-size": (
         "--model vit_b_16 --image-size 40 --resize-size 40",

@@ -18,7 +18,14 @@ from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
-from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
+from raydali.launch.choices import (
+    OF_EARLIER_VERSIONS,
+    crop_warning,
+    window_warning,
+    with_kept,
+    with_loader,
+    with_window,
+)
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.driver.resume import PreviousRun, changes, previous_run
 from raydali.launch.worker import hardware_choices
@@ -242,3 +249,11 @@ def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:
     many = SORTED.repeat(10)
     assert mentions(window_warning(old, len(many), many), "--shuffle-window 64")
     assert window_warning(with_window(IN_BLOCKS, len(many), many), len(many), many) == ""
+
+
+def test_the_loader_is_the_fastest_that_is_installed_unless_it_is_given() -> None:
+    """tests/test_install.py has an environment without DALI."""
+    told: list[str] = []
+    assert with_loader(Config(), told.append).loader == "dali"
+    assert with_loader(Config(loader="torch"), told.append).loader == "torch"
+    assert told == []

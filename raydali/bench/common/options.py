@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.extras import require_extra
+from raydali.extras import require_dali, require_extra
 from raydali.output import JsonFile, devices, gpu_names, require_writable
 
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 """Default number of synthetic images to train on."""
 PIXELS = ("uint8", "float32")
+OF_DALI = ("raydali", "dali", "native", "reader")
+"""Loaders that need NVIDIA DALI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,9 @@ def check(options: Any, **choices: Collection[str]) -> None:
         if type(value) is float and not 0 < value < float("inf"):
             raise UsageError(f"--{name} must be above 0, not {value}")
     for name, choice in choices.items():
-        check_names(name, getattr(options, name), choice)
+        for each in check_names(name, getattr(options, name), choice):
+            if each in OF_DALI:
+                require_dali(f"--{name} {each}", f"leave {each} out of --{name}")
     data, plot = getattr(options, "data", None), getattr(options, "plot", None)
     if data is not None and "://" in data:
         raise UsageError(f"--data {data} is not local, as the other loaders need it: give a copy on a disk")

@@ -9,6 +9,7 @@ from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.extras import require_dali
 
 LoaderName = Literal["dali", "torch", "synthetic"]
 
@@ -34,6 +35,7 @@ def make_loader(
         from raydali.data.loading.torch_loader import TorchLoader
 
         return TorchLoader(source, pipeline, order, **options)
+    require_dali("the loader dali", "use the loader torch")
     from raydali.data.loading.dali_loader import DaliLoader
 
     return DaliLoader(source, pipeline, order, **options)

@@ -1,43 +1,19 @@
-"""Loaders of clips: those of loader.py, and one that decodes videos with a GPU's video engines."""
+"""Makes a loader of clips by its name: those of make.py, and one that decodes videos with a GPU's video engines."""
 
 from typing import Unpack
 
 import torch
 
-from raydali.data.loading.dali_loader import DaliLoader
 from raydali.data.loading.loader import Loader, LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import capabilities
 from raydali.data.stream.stream import Order
 from raydali.data.tasks.video import Clips
+from raydali.extras import require_dali
 
-_PREFETCHED = 2
 _DECODERS_PER_ENGINE = 1.5
 """Measured: fewer leave engines idle, more wait for each other in the interpreter."""
-
-
-class GpuClipLoader(DaliLoader):
-    """The DALI loader of clips that a GPU decodes.
-
-    Args:
-        pipeline: settings, `Clips`.
-        decoders: number of clips that are decoded at once.
-    """
-
-    def __init__(
-        self, source: VideoClips, pipeline: Clips, order: Order, *, decoders: int, **options: Unpack[LoaderOptions]
-    ) -> None:
-        from raydali.data.tasks.video_gpu import ClipsOnGpu
-
-        on_gpu = ClipsOnGpu(pipeline, torch.device(options["device"]), decoders)
-        super().__init__(source, on_gpu, order, prefetched=_PREFETCHED, **options)
-        self._clips = on_gpu
-
-    def close(self) -> None:
-        """Stop decoding, and DALI's threads."""
-        super().close()
-        self._clips.close()
 
 
 def make_video_loader(
@@ -61,6 +37,9 @@ def make_video_loader(
         decoders = max(1, round(_DECODERS_PER_ENGINE * video_engines(device)))
         if not all(capabilities(device, codec).get("supported") for codec in set(source.codecs.tolist())):
             decoders = max(decoders, options.get("threads", 1))
+    require_dali("decoding videos on GPUs", "use the loader torch")
+    from raydali.data.loading.gpu_clip_loader import GpuClipLoader
+
     return GpuClipLoader(source, pipeline, order, decoders=decoders, **options)
 
 

@@ -16,7 +16,14 @@ from raydali.data.sources.source import Source
 from raydali.errors import StartError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
-from raydali.launch.choices import OF_EARLIER_VERSIONS, crop_warning, window_warning, with_kept, with_window
+from raydali.launch.choices import (
+    OF_EARLIER_VERSIONS,
+    crop_warning,
+    window_warning,
+    with_kept,
+    with_loader,
+    with_window,
+)
 from raydali.launch.driver.loop import Run, train_in_workers
 from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
 from raydali.launch.driver.ray_cluster import check_own_ray, connect
@@ -96,6 +103,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
+    options = with_loader(options, console.print)
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
     earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)

@@ -36,6 +36,7 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
+from raydali.extras import default_loader
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
@@ -193,7 +194,7 @@ class TrainingRun:
             threads=self.worker.cpus,
             quarantine=self._broken.of,
         )
-        (train, val), name = pipelines, self._config.loader
+        (train, val), name = pipelines, self._config.loader or default_loader()
         in_order = OrderedPass(samples=len(data.val), batch_size=self._config.batch_size)
         with (
             make(name, data.train, train, self.stream, start=self._cursor.start, **options) as loader,
