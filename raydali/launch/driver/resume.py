@@ -12,6 +12,9 @@ from raydali.errors import UsageError
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
 from raydali.text import plural
 
+SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "exclude"
+"""Options by which the same --data gives other samples or labels."""
+
 
 @dataclass(frozen=True)
 class PreviousRun:
@@ -79,7 +82,7 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
         words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
         raise UsageError(
             f"{folder} cannot be resumed with other settings ({'; '.join([*words, *describe_changes(changed)])}): "
-            "give the earlier ones, or another --name"
+            f"give the earlier ones, or --name {folder.name}-2 for a new run"
         )
 
 
@@ -97,9 +100,16 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe both training sets, which differ in names or labels."""
     before, after = (
-        f"{each.get('data') or 'built-in data'} of {plural(each.get('samples') or 0, 'sample')}" for each in (was, now)
+        f"{'--data ' * bool(each.get('data'))}{each.get('data') or 'built-in data'} of "
+        f"{plural(each.get('samples') or 0, 'sample')}"
+        for each in (was, now)
     )
-    return f"data was {before}, now {after if after != before else 'with other names or labels'}"
+    both = {name: (was.get(name), now.get(name)) for name in SELECTING}
+    selection = describe_changes(
+        {name: (old, new) for name, (old, new) in both.items() if (old or None) != (new or None)}
+    )
+    same = after if selection else "with other names or labels"
+    return "; ".join([f"data was {before}, now {after if after != before else same}", *selection])
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None
     ("now", "words"),
     [
         ({"data": "/b", "samples": 1}, "/a 5 samples /b 1 sample; seed 0 1"),
-        ({"data": "/a", "samples": 5}, "/a 5 samples names labels seed"),
+        ({"data": "/a", "samples": 5}, "--data /a 5 samples names labels seed --name run-2"),
+        ({"data": "/a", "samples": 4, "val_fraction": 0.2}, "--data /a 5 4 samples val_fraction None 0.2"),
+        ({"data": "/a", "samples": 5, "label_column": "x", "multi_label": False}, "--data /a label_column None 'x'"),
         ({"data": None, "samples": 7}, "/a 5 samples built-in 7 samples; seed"),
     ],
 )
