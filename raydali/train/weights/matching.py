@@ -2,8 +2,8 @@
 
 import re
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,8 +81,8 @@ def match(
 ) -> MatchedWeights:
     """Match weights with a model by names and shapes.
 
-    A first part that all names in the file share, such as `module.`, is left out if the model has none of these names.
-    The head is loaded whole or not at all.
+    First parts of names in the file, such as `module.` or `backbone.`, are left out if more names match then. The head
+    is loaded whole or not at all.
 
     Args:
         weights: what was read.
@@ -158,12 +158,19 @@ def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) ->
 
 
 def _without_prefix(state: State, own: Collection[str]) -> State:
-    while not any(name in own for name in state):
-        first, *others = {name.partition(".")[0] for name in state}
-        if others or first in state:
-            break
-        state = {name.removeprefix(f"{first}."): value for name, value in state.items()}
-    return state
+    """Leave out the first parts of names that hide most of the model's names, unless several hide as many."""
+    known = Counter(prefix for name in state for prefix, rest in _splits(name) if rest in own)
+    (prefix, most), (_, next_most) = (*known.most_common(2), ("", 0), ("", 0))[:2]
+    if not prefix or most == next_most:
+        return state
+    others = {name: value for name, value in state.items() if not name.startswith(prefix)}
+    return others | {name.removeprefix(prefix): value for name, value in state.items() if name not in others}
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Split a name before each of its parts: "a.b" into "" and "a.b", and "a." and "b"."""
+    ends = [0, *(found.end() for found in re.finditer(r"\.", name))]
+    return ((name[:end], name[end:]) for end in ends)
 
 
 def _new_name(name: str, own: Collection[str]) -> str:

@@ -36,11 +36,13 @@ class Preprocessing:
         """The preprocessing that the `model.json` of a run tells.
 
         Raises:
-            ValueError, TypeError, KeyError: it tells something else.
+            ValueError, TypeError: it tells something else.
         """
-        mean, std = (None if facts[key] is None else _three(facts[key]) for key in ("mean", "std"))
-        image_size, resize_size = (None if facts[k] is None else int(facts[k]) for k in ("image_size", "resize_size"))
-        return cls(mean, std, image_size, resize_size, _interpolation(facts["interpolation"]))
+        mean, std = (None if facts.get(key) is None else _three(facts[key]) for key in ("mean", "std"))
+        image_size, resize_size = (
+            None if facts.get(key) is None else int(facts[key]) for key in ("image_size", "resize_size")
+        )
+        return cls(mean, std, image_size, resize_size, _interpolation(facts.get("interpolation")))
 
 
 def of_earlier_runs() -> Preprocessing:

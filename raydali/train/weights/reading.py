@@ -98,9 +98,9 @@ def _facts(folder: str) -> tuple[Preprocessing, tuple[str, ...] | None]:
     if content is None:
         return of_earlier_runs(), None
     try:
-        facts: dict[str, Any] = json.loads(content)
-        return Preprocessing.from_json(facts), tuple(map(str, facts["classes"]))
-    except (ValueError, TypeError, KeyError) as error:
+        facts: dict[str, Any] = dict(json.loads(content))
+        return Preprocessing.from_json(facts), tuple(map(str, facts["classes"])) if "classes" in facts else None
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{folder}/model.json is broken ({error_line(repr(error))[:60]}): restore it") from error
 
 

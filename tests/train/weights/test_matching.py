@@ -192,11 +192,19 @@ def digits_state(classes: int = 3) -> State:
     return dict(build_model("digits", classes).state_dict())
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "model."])
-def test_a_prefix_of_all_names_is_left_out(prefix: str) -> None:
-    state = digits_state()
-    weights = match(made({prefix + name: value for name, value in state.items()}), partial(build_model, "digits"), 3)
-    assert weights.loaded == tuple(sorted(state))
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "model.", "0."])
+def test_first_parts_of_names_are_left_out(prefix: str) -> None:
+    state, build = digits_state(), partial(build_model, "digits")
+    inside = {prefix + name: value for name, value in state.items()}
+    assert match(made(inside), build, 3).loaded == tuple(sorted(state))
+    with_loss = match(made({**inside, "loss.weight": torch.ones(3)}), build, 3)
+    assert with_loss.loaded == tuple(sorted(state))
+    assert with_loss.skipped == ("loss.weight",)
+    two = {f"student.{name}": value for name, value in state.items()} | {
+        f"teacher.{name}": value for name, value in state.items()
+    }
+    with pytest.raises(UsageError, match=mentioning("student.0.weight 0%")):
+        match(made(two), build, 3)
 
 
 def test_the_head_of_a_run_is_loaded_for_its_own_classes_only() -> None:
