@@ -27,13 +27,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str
 
 
 def submit(
-    env: dict[str, str], job: str, *arguments: str, script: str = "jobs/imagenet.py", wait: bool = True
+    env: dict[str, str],
+    job: str,
+    *arguments: str,
+    program: str = "python jobs/imagenet.py",
+    folder: Path = ROOT,
+    wait: bool = True,
 ) -> tuple[int, str]:
-    command = [RAY, "job", "submit", "--submission-id", job, "--working-dir", "."]
-    command += ["--", "python"] if wait else ["--no-wait", "--", "python"]
+    command = [RAY, "job", "submit", "--submission-id", job, "--working-dir", ".", *([] if wait else ["--no-wait"])]
     done = subprocess.run(
-        [*command, script, *arguments],
-        cwd=ROOT,
+        [*command, "--", *program.split(), *arguments],
+        cwd=folder,
         env=env | {"PYTHONPATH": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -68,6 +72,26 @@ def test_a_submitted_job_trains_tells_and_ends_with_its_status(
     assert client.get_job_status("refused") == JobStatus.FAILED
 
 
+NETS = """
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes))
+"""
+
+
+@pytest.mark.slow
+def test_raydali_train_is_submitted_from_any_folder(cluster: tuple[dict[str, str], str], tmp_path: Path) -> None:
+    """Driver and workers import the model from the submitted folder; raydali and its job are installed."""
+    env, _ = cluster
+    (folder := tmp_path / "project").mkdir()
+    (folder / "mynets.py").write_text(NETS)
+    options = ["--model", "mynets:build", "--epochs", "1", "--storage", str(tmp_path), "--name", "installed"]
+    code, output = submit(env, "installed", *options, program="raydali train imagenet", folder=folder)
+    assert code == 0 and f"finished: {tmp_path}/installed" in output, output
+    assert mentions(output, "2 workers cpu")
+
+
 SLOW_SAVES = """
 import time
 import torch
@@ -91,7 +115,7 @@ def test_a_job_that_is_stopped_leaves_a_checkpoint(cluster: tuple[dict[str, str]
     client = JobSubmissionClient(address, headers={"Authorization": f"Bearer {env['RAY_AUTH_TOKEN']}"})
     (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
     options = ["--workers", "1", "--epochs", "200", "--storage", str(tmp_path), "--name", "stopped"]
-    code, output = submit(env, "stopped", *options, script=str(script), wait=False)
+    code, output = submit(env, "stopped", *options, program=f"python {script}", wait=False)
     assert code == 0, output
     folder = RunFolder(str(tmp_path), "stopped")
 
