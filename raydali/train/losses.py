@@ -61,10 +61,9 @@ class WeightedCrossEntropy(nn.Module):
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of logits (B, C) and classes (B,), or shares of classes (B, C)."""
-        total = F.cross_entropy(
-            logits.float(), targets, self.weights, reduction="sum", label_smoothing=self._label_smoothing
-        )
-        return total / len(targets)
+        logits = _at_least_single(logits)
+        weights, smoothing = self.weights.to(logits.dtype), self._label_smoothing
+        return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing) / len(targets)
 
 
 class MultiLabelLoss(nn.Module):
@@ -79,5 +78,12 @@ class MultiLabelLoss(nn.Module):
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of logits (B, C) and targets (B, C) from 0 to 1."""
-        smooth = targets.float() * (1 - self._label_smoothing) + self._label_smoothing / 2
-        return F.binary_cross_entropy_with_logits(logits.float(), smooth, pos_weight=self.weights)
+        logits = _at_least_single(logits)
+        smooth = targets.to(logits.dtype) * (1 - self._label_smoothing) + self._label_smoothing / 2
+        weights = None if self.weights is None else self.weights.to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
+
+
+def _at_least_single(logits: torch.Tensor) -> torch.Tensor:
+    """Half precision has too few digits for sums over classes."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

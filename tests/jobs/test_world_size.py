@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jobs.imagenet import Data, train
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.digits import SHORT, digits_data, few_digits
@@ -145,6 +146,31 @@ def test_options_train_alike_on_1_and_2_workers(tmp_path: Path, digits: Data, ch
         losses.append(folder.rows("epochs.jsonl")[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05 if config.precision != "fp32" else 1e-3)
     assert np.isfinite(losses).all()
+
+
+def even_and_large(digits: LabeledSource) -> LabeledSource:
+    """The same images with two labels: even, and at least five."""
+    assert isinstance(digits, LabeledFiles)
+    labels = np.stack([digits.labels % 2 == 0, digits.labels >= 5], 1).astype(np.uint8)
+    return replace(digits, labels=labels, classes=("even", "large"))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_weighted_losses_and_several_labels_on_1_to_3_workers(tmp_path: Path, digits: Data, several: bool) -> None:
+    config = replace(CONFIG, epochs=1, class_weights="balanced", label_smoothing=0.1, multi_label=several, data="x")
+    if several:
+        digits = Data(*map(even_and_large, (digits.train, digits.val)))
+    rows, weights = [], []
+    for world_size in (1, 2, 3):
+        folder = folder_of(tmp_path, f"on-{world_size}")
+        weights.append(run_ranks(world_size, in_double, config, digits, folder)[0])
+        rows += folder.rows("epochs.jsonl")
+    for row, of_rank in zip(rows[1:], weights[1:], strict=True):
+        assert row["loss"] == pytest.approx(rows[0]["loss"], rel=1e-6)
+        assert distance(of_rank, weights[0]) < 1e-9
+        assert row["validation"]["loss"] == pytest.approx(rows[0]["validation"]["loss"], rel=1e-6)
+        for name in ("images", *(("map", "accuracy") if several else ("top1",))):
+            assert row["validation"][name] == pytest.approx(rows[0]["validation"][name], rel=1e-6)
 
 
 def test_ema_weights_are_what_is_validated(tmp_path: Path, digits: Data) -> None:

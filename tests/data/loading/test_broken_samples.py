@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,12 @@ def test_each_broken_sample_and_no_other_is_replaced(source: ImageFolder, whole:
         tried = [substitute(STREAM.seed, epoch, id, attempt, SAMPLES) for attempt in range(9)]
         assert replaced_by == next(other for other in tried if other not in BROKEN)
     assert sum(replaced_by >= 0 for _, replaced_by, _ in rows.values()) == 2 * len(BROKEN)
+
+
+def test_several_labels_follow_the_images_that_are_read(source: ImageFolder, name: LoaderName) -> None:
+    labels = np.random.default_rng(0).integers(0, 2, (SAMPLES, 3), np.uint8)
+    rows, quarantine = load(name, replace(source, labels=labels))  # compares the labels of each batch
+    assert quarantine.known.keys() == BROKEN.keys() and any(replaced >= 0 for _, replaced, _ in rows.values())
 
 
 def test_reasons_are_told(whole: Loaded) -> None:
