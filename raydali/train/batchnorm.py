@@ -5,7 +5,10 @@ its own micro-batches. The update is linear, so the mean over ranks, weighted by
 the result of one worker. Ranks only compute it before validation and checkpoints, without communication in each step.
 """
 
+import sys
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from raydali.train.worker import Worker
@@ -75,3 +78,14 @@ class RunningStatistics:
         total = worker.sum(flat).to(flat.device)
         for buffer, part in zip(self._buffers, total.split([len(b) for b in self._buffers]), strict=True):
             buffer.copy_(part)
+
+
+def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+    """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
+
+    timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion.
+    """
+    layers = sys.modules.get("timm.layers")
+    convert = layers.convert_sync_batchnorm if layers else nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model, group)
+    return converted

@@ -1,11 +1,14 @@
 """BatchNorm's running statistics over micro-batches and ranks, against the definition."""
 
+import copy
+
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 
-from raydali.train.batchnorm import RunningStatistics
+from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -57,3 +60,15 @@ def test_layers_without_running_statistics_are_left_alone() -> None:
     statistics.begin_step()
     model(torch.ones(4, 3))
     statistics.after_micro_batch(0)
+
+
+def test_synchronized_layers_of_timm_keep_their_activation() -> None:
+    model = timm.create_model("efficientnet_b0", num_classes=3)
+    model.get_submodule("bn1").eval()
+    converted = with_sync_batchnorm(copy.deepcopy(model), None)
+    norms = [module for module in converted.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(converted.eval()(images), model.eval()(images))

@@ -53,7 +53,7 @@ from raydali.measure.ceiling import Ceiling
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
-from raydali.train.batchnorm import RunningStatistics
+from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -125,10 +125,7 @@ class TrainingRun:
 
     def synchronized(self, model: nn.Module) -> nn.Module:
         """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
-        if not self._config.sync_bn:
-            return model
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, self.worker.gradients)
-        return converted
+        return with_sync_batchnorm(model, self.worker.gradients) if self._config.sync_bn else model
 
     def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
         """Load the model, the optimizer and others from the newest checkpoint, if any, and save them in later ones.
