@@ -1,12 +1,10 @@
-"""What people see: plain lines in a file or a pipe, a bar on a terminal, and never a crash over a missing value."""
+"""What people see: plain lines in a file, a pipe or a terminal, and never a crash over a missing value."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from raydali.measure.records import Figures
 from raydali.report.console import Console
 from raydali.run.events import (
     CheckpointFailed,
@@ -21,47 +19,11 @@ from raydali.run.events import (
     Started,
     StorageRetried,
 )
-from raydali.run.messages import EpochEnded, Message, Note, Progress, RankFigures, RankWarning, WorkerError
+from raydali.run.messages import EpochEnded, Message, Note, RankWarning, WorkerError
+from tests.support.console import CONTROL, RECORD, Output, progress
 from tests.support.messages import mentions
 
-RECORD: dict[str, Any] = {
-    "epoch": 3,
-    "images": 1281167,
-    "images_per_second": 6234.4,
-    "of_ceiling": 0.9126,
-    "loader_wait_fraction": 0.0123,
-    "loss": 2.71828,
-    "learning_rate": 0.05,
-    "validation": {"images": 50000, "loss": 1.5, "top1": 0.7613, "top5": 0.9287, "seconds": 12.0},
-    "seconds": 205.5,
-    "verdict": None,
-}
 EMPTY: dict[str, Any] = dict.fromkeys(RECORD) | {"epoch": 0, "images": 0, "seconds": 0.0}
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-
-Output = Callable[[], str]
-
-
-@pytest.fixture
-def output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Output:
-    """What was printed since the last call, to a pipe that rich believes to be 40 columns wide."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    return lambda: capsys.readouterr().out
-
-
-@pytest.fixture
-def on_terminal(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
-    """As output, but to a terminal of 100 columns."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "100")
-    return output
-
-
-def progress(step: int, samples_consumed: int, epoch: int = 0, epochs: int = 0) -> Progress:
-    return Progress(step=step, steps=400, epoch=epoch, epochs=epochs, samples_consumed=samples_consumed)
 
 
 def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
@@ -199,18 +161,6 @@ def test_messages_for_nobody_are_passed_over(output: Output) -> None:
     assert output() == ""
 
 
-def figures(rank: int, wait: float | None, **others: float) -> RankFigures:
-    return RankFigures(rank, Figures(images=0, loader_wait_fraction=wait, **({"of_ceiling": 0.9} | others)))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, in a list of one that the test may change."""
-    now = [1000.0]
-    monkeypatch.setattr("raydali.report.progress_display.time.monotonic", lambda: now[0])
-    return now
-
-
 @pytest.mark.parametrize("width", [140, 80, 70, 60])
 @pytest.mark.parametrize(
     ("metrics", "headings", "left_out"),
@@ -235,109 +185,6 @@ def test_a_narrow_terminal_gets_fewer_columns(
     assert len(heading) == len(line) <= width
     every = f"epoch images images/s ceiling wait loss lr {headings} seconds".split()
     assert heading.split() == [name for name in every if name not in left_out.get(width, [])]
-
-
-def test_facts_are_wrapped_between_words(on_terminal: Output, clock: list[float], monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    console = Console()
-    console.show(EpochEnded(RECORD | {"verdict": "loader-bound by decoding: slow"}))
-    console.show(figures(0, 0.02))
-    console.show(progress(100, 3200))
-    clock[0] += 2.0
-    console.show(progress(400, 6400000))
-    on_terminal()
-    console._display.refresh()
-    frame = on_terminal()
-    console.close()
-    lines = [line for line in CONTROL.sub("", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", frame)).splitlines() if line.strip()]
-    assert all(len(line.rstrip()) <= 60 for line in lines) and "\u2026" not in frame
-    said = " ".join(line.strip() for line in lines)
-    assert "loss 2.7183" in said and " left, loader-bound by decoding" in said
-
-
-def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output, clock: list[float]) -> None:
-    console = Console()
-    console.show(progress(100, 3200, epochs=2))
-    clock[0] += 2.0
-    console.show(progress(220, 7040, epoch=1, epochs=2))
-    for rank, wait in enumerate((0.02, 0.04, 0.03, 0.61)):
-        console.show(figures(rank, wait))
-    console._display.refresh()
-    text = on_terminal()
-    assert "step 220/400" in text and "1920 images/s (mean 1920)" in text
-    assert re.search(r"epoch 1 .*10%", text), "of the second epoch's 200 steps, 20 are done"
-    assert mentions(text, "wait 18% 90% ceiling 3")
-    assert mentions(text, "rank 3 loader 61% 4%") and "rank 1 waits" not in text
-    console.show(EpochEnded(RECORD | {"verdict": "straggler, rank 3 on node a: its loader"}))
-    console._display.refresh()
-    text = on_terminal()
-    assert "loss 2.7183" in text and mentions(text, "straggler rank 3 node a")
-    console.close()
-    console.close()
-    console.print("the end")
-    text = on_terminal()
-    assert "step 220/400" not in text.rpartition("\x1b[1A\x1b[2K")[2], "the last thing done to it is erasing it"
-    assert text.endswith("the end\n")
-
-
-@pytest.mark.usefixtures("on_terminal")
-def test_the_worst_stragglers_are_shown_until_a_restart() -> None:
-    console = Console()
-    for rank in range(20):
-        console.show(figures(rank, rank / 20 if rank > 13 else 0.0))
-    stragglers = console._display.stragglers()
-    assert [line.split(" waits")[0] for line in stragglers] == [
-        "rank 19",
-        "rank 18",
-        "rank 17",
-        "rank 16",
-        "and 2 more",
-    ]
-    console.show(Started(step=0, steps=400, world_size=2, device="cpu", seconds=1.0))
-    console.show(figures(0, None))
-    assert console._display.stragglers() == []
-
-
-@pytest.mark.usefixtures("on_terminal")
-def test_a_rank_with_slow_steps_is_shown_with_the_current_loss() -> None:
-    console = Console()
-    console.show(progress(10, 320))
-    for rank, seconds in enumerate((0.2, 0.21, 0.3)):
-        console.show(figures(rank, 0.0, own_step_seconds=seconds, loss=1.0 + rank))
-    (straggler,) = console._display.stragglers()
-    assert mentions(straggler, "2 0.3 0.21")
-    assert "loss 2.0000" in console._display.line()
-
-
-def test_elsewhere_a_plain_line_comes_now_and_then(output: Output, clock: list[float]) -> None:
-    console = Console()
-    lines = []
-    for step in range(1, 181):
-        console.show(progress(step, 32 * step))
-        lines += output().splitlines()
-        clock[0] += 0.5
-    assert len(lines) == 2
-    assert re.findall(r"\d+", lines[0]) == ["0", "61", "400", "64", "64", "3"]
-
-
-def test_a_resume_goes_back_and_is_no_negative_rate(on_terminal: Output, clock: list[float]) -> None:
-    console = Console()
-    for step, seconds in ((100, 0.0), (80, 1.0), (80, 0.0)):
-        clock[0] += seconds
-        console.show(progress(step, 32 * step))
-        console._display.refresh()
-    text = on_terminal()
-    console.close()
-    assert "step 80/400" in text
-    assert "-" not in "".join(re.findall(r"\S+ images/s", text))
-
-
-def test_a_new_bar_after_the_end_of_another(on_terminal: Output) -> None:
-    console = Console()
-    for step in (10, 20):
-        console.show(progress(step, 32 * step))
-        console.close()
-        assert f"step {step}/400" in on_terminal()
 
 
 def test_slow_models_have_rates_other_than_zero(output: Output) -> None:
