@@ -58,11 +58,11 @@ class Interrupt:
         self._times += 1
 
     def requested(self) -> bool:
-        """Whether the run must end."""
+        """Return whether the run must end."""
         return self._times >= 1
 
     def again(self) -> bool:
-        """Whether the run must end without waiting for a checkpoint."""
+        """Return whether the run must end without waiting for a checkpoint."""
         return self._times >= 2
 
     @contextmanager

@@ -23,7 +23,7 @@ MIN_CLASSES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask:
-    """What to measure: one combination of loader, model and settings, equal on all ranks.
+    """A measurement of one combination of loader, model and settings, which is the same on all ranks.
 
     Attributes:
         loading: the loader, its settings and the number of ranks; each process sets its own rank.

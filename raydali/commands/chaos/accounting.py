@@ -110,7 +110,7 @@ class Losses:
 
     @property
     def agree(self) -> bool:
-        """Whether no epoch is missing and all differences are tolerated."""
+        """True if no epoch is missing and all differences are tolerated."""
         return len(self.undisturbed) == len(self.disturbed) and bool((self.differences <= 1).all())
 
     @property

@@ -35,7 +35,7 @@ _REMEDY = "validation will not show how the model generalizes; give other --val-
 
 
 def _may_be_one(one: str, other: str) -> bool:
-    """Whether it is one file, or two of the same size."""
+    """Return whether the paths name one file, or two files of the same size."""
     try:
         return one == other or Path(one).stat().st_size == Path(other).stat().st_size
     except OSError:  # no local file

@@ -83,7 +83,7 @@ class RunState:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run was resumed and has not completed a step since."""
+        """True if the run was resumed and has not completed a step since."""
         return self._read is not None
 
     def discard_checkpoint(self) -> None:
