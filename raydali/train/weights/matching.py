@@ -91,7 +91,7 @@ def match(
         class_names: the classes in order. The head of a run of other classes, or of another order, is not loaded.
 
     Raises:
-        UsageError: less than nine tenths of the elements in the model's body are in the weights.
+        UsageError: less than nine tenths of the elements in the model's body are in the weights, or some are NaN.
     """
     model = on_meta(partial(build, classes))
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
@@ -110,6 +110,9 @@ def match(
             f"--weights {weights.origin} has {share:.0%} of this model, not {BODY_SHARE:.0%}: {summarize(unfit, 2)} "
             f"do not fit (the file has {summarize(state, 1)}): check --model and --image-size"
         )
+    broken = [name for name in sorted(loaded) if not state[name].isfinite().all()]
+    if broken:
+        raise UsageError(f"--weights {weights.origin} has infinite values or NaN in {summarize(broken)}: give others")
     missing = own.keys() - state.keys()
     return MatchedWeights(
         origin=weights.origin,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
-from raydali.train.models.factories import is_factory, is_timm, timm_settings
+from raydali.train.models.factories import is_timm, timm_settings
 
 Three = tuple[float, float, float]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -54,7 +54,7 @@ def of_file(model: str, sha256: str) -> Preprocessing:
     """What a file of weights for this model expects.
 
     A file that torchvision published is known by its hash, whatever its name is. Of other files for torchvision's
-    models only mean and deviation are taken over, from the default weights, since the same recipe was probably used.
+    models only mean and deviation are taken over, which are the same for all that torchvision published.
     For timm's models they are those of the default weights, or of the tag in the model's name.
 
     Args:
@@ -63,16 +63,20 @@ def of_file(model: str, sha256: str) -> Preprocessing:
     """
     if is_timm(model):
         return _of_timm(model)
-    if is_factory(model) or model == "digits":
-        return Preprocessing()
-    import torchvision
-
-    weights = list(torchvision.models.get_model_weights(model))
+    weights = published_by_torchvision(model)
     for published in weights:
         if sha256.startswith(published_hash(published.url)):
             return of_torchvision(model, published)
     usual = weights[0].transforms() if weights else None
     return Preprocessing(_three(usual.mean), _three(usual.std)) if usual else Preprocessing()
+
+
+def published_by_torchvision(model: str) -> list[Any]:
+    """The weights that torchvision publishes for a classification model; none if the model is not torchvision's."""
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    return list(torchvision.models.get_model_weights(model)) if model in known else []
 
 
 def published_hash(url: str) -> str:

@@ -12,21 +12,11 @@ import torch
 
 from raydali.errors import UsageError
 from raydali.text import error_line
-from raydali.train.models.factories import build_timm, is_factory, timm_settings
-from raydali.train.weights.preprocessing import published_hash
+from raydali.train.models.factories import build_timm, timm_settings
+from raydali.train.weights.preprocessing import published_by_torchvision, published_hash
 
 _SECONDS = 20
 """Limit of the wait for a server's next bytes."""
-
-
-def check_published(model: str) -> None:
-    """Refuse a model that is neither torchvision's nor timm's: nobody publishes weights for it.
-
-    Raises:
-        UsageError: nobody does.
-    """
-    if is_factory(model) or model == "digits":
-        raise UsageError(f"--weights default: no weights are published for --model {model}: give a FILE or a RUN")
 
 
 def torchvision_file(model: str) -> Path:
@@ -35,12 +25,11 @@ def torchvision_file(model: str) -> Path:
     Raises:
         UsageError: the model has none; the file cannot be downloaded.
     """
+    if not published_by_torchvision(model):
+        raise UsageError(f"--weights default: no weights are published for --model {model}: give a FILE or a RUN")
     import torchvision
 
-    weights = torchvision.models.get_model_weights(model)
-    if not len(weights):
-        raise UsageError(f"--weights default: torchvision has no weights for --model {model}: give a FILE or a RUN")
-    url = weights.DEFAULT.url
+    url = torchvision.models.get_model_weights(model).DEFAULT.url
     file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     if file.exists():
         return file

@@ -13,7 +13,7 @@ from raydali.errors import UsageError
 from raydali.text import error_line
 from raydali.train.models.factories import is_timm
 from raydali.train.weights.preprocessing import Preprocessing, of_earlier_runs, of_file, published_hash
-from raydali.train.weights.published import check_published, timm_state, torchvision_file
+from raydali.train.weights.published import timm_state, torchvision_file
 from raydali.train.weights.state_file import State, read_state
 
 DEFAULT = "default"
@@ -60,7 +60,6 @@ def read_weights(given: str, model: str, image_size: int | None = None) -> Weigh
 
 
 def _default(model: str, image_size: int | None) -> Weights:
-    check_published(model)
     if is_timm(model):
         state = timm_state(model, image_size)
         return Weights(f"timm's {model.partition(':')[2]}", _digest(state), state, of_file(model, ""))

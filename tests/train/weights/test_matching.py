@@ -244,3 +244,10 @@ def test_weights_of_half_precision_are_loaded() -> None:
     model = loaded(match(made(state), partial(build_model, "digits"), 3), "digits", 3)
     assert all(value.dtype == torch.float32 for value in model.parameters())
     assert torch.equal(model.state_dict()["0.weight"], state["0.weight"].float())
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    state = digits_state()
+    state["3.weight"][0, 0, 0, 0] = torch.nan
+    with pytest.raises(UsageError, match=mentioning("weights.pth NaN 3.weight")):
+        match(made(state), partial(build_model, "digits"), 3)

@@ -75,6 +75,11 @@ def test_the_hash_of_a_published_file_tells_its_preprocessing(mobilenet: Path, t
     assert other.preprocessing == Preprocessing(IMAGENET_MEAN, IMAGENET_STD)
 
 
+@pytest.mark.parametrize("model", ["digits", "tiny", "fcos_resnet50_fpn", "mypackage.nets:build"])
+def test_nothing_is_known_of_a_file_for_another_model(model: str, tmp_path: Path) -> None:
+    assert read_weights(saved(tmp_path / "weights.pth", STATE), model).preprocessing == Preprocessing()
+
+
 def test_timm_tells_the_preprocessing_of_its_models(tmp_path: Path) -> None:
     file = saved(tmp_path / "weights.pth", STATE)
     convnext = read_weights(file, "timm:convnext_atto.d2_in1k").preprocessing
@@ -130,7 +135,7 @@ def test_without_a_network_the_file_is_named(
     assert not list(tmp_path.rglob("*.pth*"))
 
 
-@pytest.mark.parametrize("model", ["digits", "mypackage.nets:build", "timm:cspresnet50d"])
+@pytest.mark.parametrize("model", ["digits", "tiny", "fcos_resnet50_fpn", "mypackage.nets:build", "timm:cspresnet50d"])
 def test_a_model_without_published_weights(model: str) -> None:
     refused("default", f"--model {model} FILE", model)
 
