@@ -26,12 +26,7 @@ from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import require
-from raydali.launch.shared_options import (
-    ClassifierOptions,
-    ModelInputOptions,
-    MultiLabelOptions,
-    RegularizationOptions,
-)
+from raydali.launch.shared_options import ClassifierOptions, ModelInputOptions, MultiLabelOptions, RegularizationOptions
 from raydali.report.console import Console
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ The kinds are class folders, a list of paths and labels, tar shards, and TFRecor
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal, overload
 
 from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.folder_layout import train_and_val_folders
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
 from raydali.data.sources.split import DEFAULT_FRACTION, split
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
@@ -153,6 +154,7 @@ def train_and_val(
 def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
     """The folders of training and validation samples; None for data to be split."""
     kind = source_kind(data)
+    _check_file(data)
     if kind == "folder":
         return train_and_val_folders(data, val_fraction)
     if val_fraction is None:
@@ -164,6 +166,17 @@ def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
     return None
 
 
+def _check_file(data: str) -> None:
+    """Refuse a file that is no list, because it is an image or an archive of another kind than tar."""
+    if data.lower().endswith(EXTENSIONS) and source_kind(data) == "list":
+        folder = Path(data).absolute().parent
+        raise UsageError(
+            f"--data {data} is an image: give a folder of class folders, such as {folder.parent}, or a list"
+        )
+    if data.lower().endswith((".zip", ".7z", ".rar")):
+        raise UsageError(f"--data {data} is an archive: unpack it, and give its folder")
+
+
 def check_list_options(
     *data: str, root: str | None = None, label_column: str | None = None, multi_label: bool = False
 ) -> None:
@@ -173,6 +186,8 @@ def check_list_options(
         UsageError: names both.
     """
     lists = [source_kind(each) == "list" for each in data]
+    for each in data:
+        _check_file(each)
     for option, value in (("root", root), ("label-column", label_column)):
         if value is not None and not any(lists):
             raise UsageError(f"--{option} {value} is only for lists, not for {' and '.join(data)}: leave it out")

@@ -110,9 +110,14 @@ class LabeledFiles(Files):
         """
         root = absolute(root)
         listing, skipped = select_files(list_tree(root, of="class folders"), extensions)
+        outside = len(listing.get("", ()))
         skip_root(listing, skipped)
         if not listing:
-            raise UsageError(f"{root} has no class folders: give a folder with a folder of {kind} for each class")
+            above = f", such as {root.rpartition('/')[0]}" if outside else ""
+            found = f", but {plural(outside, kind.removesuffix('s'))}" if outside else ""
+            raise UsageError(
+                f"{root} has no class folders{found}: give a folder with a folder of {kind} for each class{above}"
+            )
 
         classes = sorted({folder.partition("/")[0] for folder in listing})
         counts = dict.fromkeys(classes, 0)

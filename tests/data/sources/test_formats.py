@@ -96,6 +96,17 @@ def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.
         train_and_val("c", val_fraction=0.2)
 
 
+def test_files_and_folders_of_one_class(tmp_path: Path) -> None:
+    grow(tmp_path, ["pets/cat/1.jpg", "pets/dog/1.jpg", "pets.zip"])
+    for data, values in (
+        ("pets/cat/1.jpg", f"--data {tmp_path}/pets/cat/1.jpg image {tmp_path}/pets"),
+        ("pets.zip", f"--data {tmp_path}/pets.zip archive"),
+        ("pets/cat", f"{tmp_path}/pets/cat 1 images class {tmp_path}/pets"),
+    ):
+        with pytest.raises(UsageError, match=mentioning(values)):
+            train_and_val(str(tmp_path / data))
+
+
 def test_a_class_that_is_named_like_a_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, _ = train_and_val(str(grow(tmp_path, [f"{class_}/{i}.jpg" for class_ in ("cat", "test") for i in range(2)])))
     assert train.classes == ("cat", "test") and mentions(caplog.text, f"{tmp_path} 'test' class")
