@@ -54,7 +54,7 @@ def of_file(model: str, sha256: str) -> Preprocessing:
     """What a file of weights for this model expects.
 
     A file that torchvision published is known by its hash, whatever its name is. Of other files for torchvision's
-    models only mean and deviation are taken over, which are the same for all that torchvision published.
+    models only mean and deviation are taken over, from the first weights that torchvision published for the model.
     For timm's models they are those of the default weights, or of the tag in the model's name.
 
     Args:
