@@ -92,7 +92,12 @@ def test_version() -> None:
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     script = tmp_path / "raydali.bash"
     script.write_text(run("completion", "bash").stdout)
-    for words, completed in (("raydali be", "bench"), ("raydali bench loader --im", "--image-size")):
+    for words, completed in (
+        ("raydali be", "bench"),
+        ("raydali tr", "train"),
+        ("raydali ne", "new"),
+        ("raydali bench loader --im", "--image-size"),
+    ):
         count = len(words.split()) - 1
         ask = f"source {script}; COMP_WORDS=({words}); COMP_CWORD={count}; COMP_LINE='{words}'; COMP_POINT={len(words)}"
         ask += '; _tyro_raydali; echo "${COMPREPLY[@]}"'

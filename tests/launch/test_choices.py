@@ -251,7 +251,7 @@ def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:
     assert window_warning(with_window(IN_BLOCKS, len(many), many), len(many), many) == ""
 
 
-def test_the_loader_is_the_fastest_that_is_installed_unless_it_is_given() -> None:
+def test_the_fastest_installed_loader_is_the_default() -> None:
     """tests/test_install.py has an environment without DALI."""
     told: list[str] = []
     assert with_loader(Config(), told.append).loader == "dali"

@@ -11,7 +11,7 @@ _REMEDY = "which is not read: convert it to JPEG or PNG"
 
 
 class Format(NamedTuple):
-    """A supported format.
+    """A format that DALI and Pillow read.
 
     Attributes:
         name: the name in Pillow.

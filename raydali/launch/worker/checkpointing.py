@@ -29,7 +29,7 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Load the state."""
+        """Take over a state that `state_dict` returned."""
         ...
 
 
