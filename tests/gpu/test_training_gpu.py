@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from jobs.imagenet import DIGITS
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.image_folder import ImageFolder
 from raydali.run.folder import RunFolder
 from tests.support.traces import assert_whole
 
@@ -37,6 +39,17 @@ def test_one_gpu_learns_the_digits(tmp_path: Path, options: str) -> None:
     assert last["validation"]["top1"] > 0.9
     assert last["loader_wait_seconds"] >= 0 and last["step_seconds"] > 0
     assert last["seconds"] == pytest.approx(last["ranks"][0]["seconds"])
+
+
+def test_one_gpu_learns_two_labels_of_each_digit(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        files = ImageFolder.scan(f"{digits_folder()}/{part}")
+        rows = [f"{files.path(id)},{int(label % 2 == 0)},{int(label > 4)}" for id, label in enumerate(files.labels)]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["path,even,large", *rows]))
+    options = f"--data {tmp_path}/train.csv --val-data {tmp_path}/val.csv --multi-label --class-weights balanced"
+    options += " --model digits --image-size 32 --resize-size 32 --learning-rate 0.1 --cutmix 0.2 --flip-probability 0"
+    last = train(tmp_path, "several", "--gpu", "--workers", "1", *options.split())[-1]
+    assert last["validation"]["map"] > 0.85 and last["validation"]["accuracy"] > 0.7
 
 
 @two_gpus
