@@ -12,7 +12,7 @@ from raydali.errors import UsageError
 from raydali.text import summarize
 
 State = dict[str, torch.Tensor]
-_KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model"
+_KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
 """Where training programs keep the weights of a checkpoint; averaged weights, which they validate, come first."""
 
 

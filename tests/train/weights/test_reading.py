@@ -53,6 +53,7 @@ def refused(given: object, mentioned: str, model: str = "mobilenet_v2") -> None:
         lambda state: {"model": {"a.bias": torch.zeros(2)}, "model_ema": {**state, "n_averaged": torch.tensor(7)}},
         lambda state: {"net": state, "acc": 0.5},
         lambda state: {"model": {"state_dict": state}},
+        lambda state: {"state": {"model": state, "optimizer": {"state": {}}}, "stream": {"seed": 0}},
     ],
 )
 def test_a_state_dict_is_found_in_a_checkpoint(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
