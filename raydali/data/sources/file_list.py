@@ -84,7 +84,7 @@ class FileList(LabeledFiles):
         root = absolute(os.path.dirname(path) if root is None else root)
         columns = tuple(label_column.split(",")) if label_column else ()
         lines = read_lines(path, root, Wanted(tuple(classes or columns) if multi_label else columns, multi_label))
-        labels, found = _targets(path, lines) if multi_label else _labels(path, lines, classes)
+        labels, found = _targets(path, lines, warns=classes is None) if multi_label else _labels(path, lines, classes)
         missing, twice = _missing(lines, root)
         lines.hashes = array("q")  # a fifth of the memory
         files = cls(*lines.paths.packed(), labels=labels, classes=found, missing=tuple(missing))
@@ -106,12 +106,11 @@ def is_list(data: str) -> bool:
     return os.path.isfile(local) or (data.lower().endswith(ENDINGS) and not os.path.isdir(local))
 
 
-def _targets(path: str, lines: Lines) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+def _targets(path: str, lines: Lines, warns: bool) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """The labels (N, C) of lines with several, and their names."""
     names = lines.columns.names if lines.columns else ()
     targets = np.array(lines.targets, np.uint8).reshape(-1, len(names))
-    same = np.flatnonzero((targets == targets[0]).all(0)).tolist()
-    if same:
+    if warns and (same := np.flatnonzero((targets == targets[0]).all(0)).tolist()):
         shown = summarize((f"{targets[0, index]} for {names[index]!r}" for index in same), total=len(same))
         _log.warning("%s: all lines have %s, which cannot be learned", path, shown)
     return targets, names
