@@ -93,7 +93,7 @@ class FileList(LabeledFiles):
                 raise too_many(path, lines.first, is_header=False)
             raise UsageError(
                 f"{path}: {plural(len(files), 'file')} cannot be found ({lines.shown(missing, files.path)}): "
-                f"{_remedy(root, files.path(0).removeprefix(f'{root}/'))}"
+                f"{_remedy(root, files.path(0).removeprefix(f'{root}/'), next(iter(lines.names), ''))}"
             )
         if twice:
             _log.warning("%s repeats files in %s", path, plural(twice, "line"))
@@ -132,9 +132,13 @@ def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDA
     return of_names[np.frombuffer(lines.labels, np.int32)], found
 
 
-def _remedy(root: str, first: str) -> str:
-    """Say which --root has the first file, if one can be found nearby."""
+def _remedy(root: str, first: str, label: str) -> str:
+    """Say what is wrong with the first path, or which --root has this file, if one can be found nearby."""
     try:
+        if (Path(root) / label).is_file():
+            return f"{label} is a file, so that paths are in another column; write the path first in each line"
+        if ending := next((each for each in (".jpg", ".png", ".jpeg") if Path(root, first + each).is_file()), None):
+            return f"{first}{ending} exists; write paths with their endings"
         inside = sorted(each for each in Path(root).iterdir() if each.is_dir())[:_CHECKED]
         folders = [Path.cwd(), *Path(root).parents[:2], *inside]
         there = next((folder for folder in folders if (folder / first).is_file()), None)

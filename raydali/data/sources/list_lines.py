@@ -28,6 +28,8 @@ _BEFORE_SPACES = re.compile(r'(?:"((?:[^"]|"")*)"|(.*\S))\s+([-+]?\d+(?:\.\d*)?|
 """A path, quoted or plain, and after the last spaces a label, which is a number or one word."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)", re.ASCII)
 """A label that is a number."""
+_NO_NAME = re.compile(rf"{NUMBER.pattern}|.*\.(jpe?g|png)", re.ASCII | re.IGNORECASE)
+"""A field that names no column: a number, or a file where the columns are in another order."""
 
 
 @dataclass
@@ -197,7 +199,7 @@ def _fields(line: str, separator: str, wanted: Wanted) -> list[str] | str:
 
 
 def _is_header(path: str, labels: list[str], root: str) -> bool:
-    if "." in path or "/" in path or not all(labels) or any(map(NUMBER.fullmatch, labels)):
+    if "." in path or "/" in path or not all(labels) or any(map(_NO_NAME.fullmatch, labels)):
         return False
     try:
         Files.from_list(root, [path]).read(0)

@@ -194,6 +194,14 @@ def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "told"), [("9,cat/1.jpg\n", "cat/1.jpg column first"), ("cat/1,x\n", "cat/1.jpg endings")]
+)
+def test_paths_in_another_column_or_without_endings(text: str, told: str, write: Write) -> None:
+    with pytest.raises(UsageError, match=mentioning(told)):
+        FileList.from_file(write(text))
+
+
 def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Path) -> None:
     path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
     files = FileList.from_file(path)
