@@ -25,11 +25,11 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
     try:
         matches = re.compile(pattern).match
     except re.error as error:
-        raise UsageError(f"--freeze {pattern!r} is not a regular expression: {error}") from error
+        raise UsageError(f"--freeze {pattern!r} is not a regular expression ({error}): try --freeze '[^.]*'") from error
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if matches(name)]
     if not frozen:
-        raise UsageError(f"--freeze {pattern!r} matches no parameter from its beginning: {summarize(names)}")
+        raise UsageError(f"--freeze {pattern!r} matches no parameter: give the beginning of a name: {summarize(names)}")
     if len(frozen) == len(names):
         raise UsageError(f"--freeze {pattern!r} matches all parameters: leave some to train, such as {names[-1]}")
     for name, parameter in model.named_parameters():

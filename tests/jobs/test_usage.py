@@ -4,10 +4,13 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
 from tests.support.messages import mentions
@@ -63,6 +66,22 @@ CASES = {
         "--model vit_b_16 --image-size 40 --resize-size 40",
         "vit_b_16 .*40x40 .*--image-size 32",
     ),
+    "model-of-no-module": ("--model nowhere.nets:build", "nowhere.*every node"),
+    # Weights and layers
+    "weights-missing": ("--weights {data}/nowhere.pth", "{data}/nowhere.pth .*default"),
+    "weights-of-text": ("--weights {data}/text.pth", "{data}/text.pth .*give"),
+    "weights-that-run-code": ("--weights {data}/code.pth", "{data}/code.pth .*(code|tensors)"),
+    "weights-cut-short": ("--weights {data}/short.safetensors", "{data}/short.safetensors"),
+    "weights-of-another-model": ("--weights {data}/other.pth", "{data}/other.pth .*0%.*90%.*--model"),
+    "weights-of-a-folder": ("--weights {data}", "{data} .*run"),
+    "weights-of-nobody": ("--weights default", "default.*digits"),
+    "freeze-nothing": ("--freeze features", "--freeze 'features'.*0.weight"),
+    "freeze-all": ("--freeze .", r"--freeze '\.'.*all"),
+    "freeze-by-no-expression": ("--freeze (", r"--freeze '\('"),
+    "layer-decay": ("--layer-decay 0", r"layer.decay.*above 0.*0\.0"),
+    "layer-decay-above-1": ("--layer-decay 1.5", r"layer.decay.*at most 1.*1\.5"),
+    "head-rate": ("--head-lr-scale 0", r"head.lr.scale.*above 0.*0\.0"),
+    "deviation-of-nothing": ("--std 0 1 1", r"--std.*above 0.*\(0\.0, 1\.0, 1\.0\)"),
     # Workers
     "no-workers": ("--workers 0", "--workers.*at least 1.*0"),
     "workers-of-a-word": ("--workers x", "--workers.*MIN:MAX.*x"),
@@ -113,6 +132,13 @@ CASES = {
 }
 
 
+class RunsCode:
+    """Its pickle creates the file `executed` in the current folder when it is loaded."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, ("executed",)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders that are no data set, each for another reason; nobody looks into the images."""
@@ -136,6 +162,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (root / "columns.csv").write_text("path,cat,dog\n1.jpg,1,2\n")
+    (root / "text.pth").write_text("weights\n")
+    torch.save({"0.weight": RunsCode()}, root / "code.pth")
+    torch.save({"layer.weight": torch.ones(3)}, root / "other.pth")
+    safetensors.torch.save_file({"0.weight": torch.ones(900)}, root / "short.safetensors")
+    os.truncate(root / "short.safetensors", 1000)
     return root
 
 
@@ -183,6 +214,7 @@ def refusal(folder: Path) -> str:
     last = errors.splitlines()[-1]
     assert last.startswith(("error: ", "╰")), output
     assert not (folder / "runs").exists(), sorted((folder / "runs").rglob("*"))
+    assert not (folder / "executed").exists(), "a pickle was executed"
     said = last if last.startswith("error: ") else re.sub("[│╭╮╰╯─]", " ", errors)
     return " ".join(said.split())
 

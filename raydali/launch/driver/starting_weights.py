@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import UsageError
+from raydali.host.facts import versions
 from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
@@ -119,7 +119,7 @@ def model_facts(
 ) -> dict[str, Any]:
     """Return the contents of the run's model.json, but for what training adds."""
     facts: dict[str, Any] = {
-        "version": version("raydali"),
+        "version": versions().get("raydali"),
         "job": describe_job(Path(job_file)),
         "classes": [*classes],
         "labels": {name: index for index, name in enumerate(classes)},

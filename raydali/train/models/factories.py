@@ -107,8 +107,7 @@ def find_factory(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(path)
     except Exception as error:  # a module may raise anything
         raise UsageError(
-            f"--model {name}: cannot import {path} ({_short(error)}): "
-            "install it on every node, or add its folder to PYTHONPATH"
+            f"--model {name}: cannot import {path} ({_short(error)}): check PYTHONPATH, or install it on every node"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

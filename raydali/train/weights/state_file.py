@@ -39,9 +39,11 @@ def _safetensors(content: bytes, where: str) -> State:
     try:
         state = safetensors.torch.load(content)
     except Exception as error:  # what a truncated file raises depends on where it ends
-        raise UsageError(f"--weights {where} is truncated, or no safetensors file ({_line(error)})") from error
+        raise UsageError(
+            f"--weights {where} is truncated, or no safetensors file ({_line(error)}): give a whole one"
+        ) from error
     if not state:
-        raise UsageError(f"--weights {where} holds no tensors")
+        raise UsageError(f"--weights {where} has no tensors: give another file")
     return state
 
 
