@@ -18,14 +18,15 @@ from jobs import detection, restoration, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.image_folder import ImageFolder
+from raydali.launch.choices import with_kept
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, descendants, environment, head, kill, wait_until_gone
 from tests.support.messages import mentions
 from tests.support.records import epoch_line, rank_record
 
-README, FILES, CLUSTERS = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md")
+README, FILES, CLUSTERS, PAGE = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md", "docs/fine-tuning.md")
 )
 
 MAKE = {"make demo", "make test"}
@@ -36,6 +37,10 @@ BENCH = (
 )
 ACTIVATE = "source .venv/bin/activate"
 TRAIN = "python jobs/imagenet.py --data ~/pets --name pets --model resnet18 --epochs 10 --batch-size 32"
+TUNE = (
+    "raydali train imagenet --data ~/pictures --model mobilenet_v2 --weights ~/mobilenet_v2-b0353104.pth --name tuned"
+)
+"""As on the page on fine-tuning, which tests/test_fine_tuning_page.py follows."""
 HELP = "python jobs/imagenet.py --help"
 PREVIEW = "raydali preview --data ~/pets --workers 2 -o ~/sheet.png"
 RESUME = f"{TRAIN} --workers 1"
@@ -63,7 +68,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TRAIN, HELP, PREVIEW, RESUME, *BENCH, *CLUSTER, DOCTOR, REPORT}
+    assert commands == MAKE | {ACTIVATE, TUNE, TRAIN, HELP, PREVIEW, RESUME, *BENCH, *CLUSTER, DOCTOR, REPORT}
     assert lines[:2] == ["$ make demo", "$ make test"]
     assert {f"$ {command}" for command in (*TOKEN, SUBMIT)} <= {*CLUSTERS.splitlines()}
 
@@ -90,7 +95,7 @@ def test_the_job_has_the_options() -> None:
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256}
     for name, value in defaults.items():
         assert f"`--{name} {value}`" in README
-        assert getattr(Config(), name.replace("-", "_")) == value
+        assert getattr(with_kept(Config(), {}), name.replace("-", "_")) == value
     assert f"`--storage` is `{Config().storage}`" in " ".join(README.split())
 
 
@@ -119,6 +124,11 @@ def test_the_fields_of_a_line_are_explained() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Every command, as it stands there
+
+
+def test_fine_tuning_is_that_of_its_page() -> None:
+    (command,) = re.findall(r"^\$ (raydali train .* --name pictures)$", PAGE, re.MULTILINE)
+    assert command.replace("--name pictures", "--name tuned") == TUNE
 
 
 def write_pets(root: Path) -> None:
@@ -177,6 +187,7 @@ def assert_as_shown(output: str, *, finished: str) -> None:
 
     lines = output.splitlines()
     _, counted, _, _, _, _, started, header, epoch, *_ = blocks("text")[0].splitlines()
+    counted, lines = re.sub(": '.*", "", counted), [re.sub(": '.*", "", line) for line in lines]  # names of classes
     for line in (counted, started, epoch):
         assert form(line) in map(form, lines), output
     assert header in lines, output
