@@ -185,6 +185,8 @@ def main() -> None:
         train=train,
         data=data,
         source=data.train,
+        classes=data.train.classes,
+        first_label=1,
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

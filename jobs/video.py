@@ -181,6 +181,7 @@ def main() -> None:
         data=data,
         source=data.train,
         labels=data.train.all_labels,
+        classes=data.train.videos.classes,
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

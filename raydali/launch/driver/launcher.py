@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Job:
         labels: of the training set, int64 (N,), if each sample has one: a run in blocks mixes them.
         unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
         classes: their names in order, if the model has an output for each.
+        first_label: the label of the first class: 1 for a detector, whose 0 is the background.
         build_model: builds the model of some options with a number of classes, for `--weights`.
         check: refuses options that do not fit together; they have their final values.
     """
@@ -85,6 +87,7 @@ class Job:
     labels: NDArray[np.int64] | None = None
     unchangeable: Sequence[str] = ()
     classes: Sequence[str] = ()
+    first_label: int = 0
     build_model: "Callable[[Any, int], nn.Module] | None" = None
     check: Callable[[Any], None] | None = None
 
@@ -92,6 +95,11 @@ class Job:
     def samples(self) -> int:
         """Number of training samples."""
         return len(self.source)
+
+    @property
+    def labeled_classes(self) -> list[tuple[str, int]]:
+        """The classes in order, each with its label."""
+        return [*zip(self.classes, count(self.first_label), strict=False)]
 
 
 def launch(job: Job, options: LaunchOptions, console: Console) -> None:
@@ -144,7 +152,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
-        write_model(folder, model_facts(job.train.__code__.co_filename, job.classes, settings, matched))
+        write_model(folder, model_facts(job.train.__code__.co_filename, job.labeled_classes, settings, matched))
         run = Run(
             train=job.train,
             data=job.data,

@@ -115,14 +115,14 @@ def fine_tuning_line(settings: Mapping[str, Any]) -> str:
 
 
 def model_facts(
-    job_file: str, classes: Sequence[str], settings: Mapping[str, Any], matched: "MatchedWeights | None"
+    job_file: str, labels: Sequence[tuple[str, int]], settings: Mapping[str, Any], matched: "MatchedWeights | None"
 ) -> dict[str, Any]:
-    """Return the contents of the run's model.json, but for what training adds."""
+    """Return the contents of the run's model.json, but for what training adds; `labels` are classes in order."""
     facts: dict[str, Any] = {
         "version": versions().get("raydali"),
         "job": describe_job(Path(job_file)),
-        "classes": [*classes],
-        "labels": {name: index for index, name in enumerate(classes)},
+        "classes": [name for name, _ in labels],
+        "labels": dict(labels),
     }
     facts |= {name: settings[name] for name in MODEL_SETTINGS if name in settings}
     if matched is not None:
