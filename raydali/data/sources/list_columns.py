@@ -89,13 +89,15 @@ def label_columns(path: str, fields: Sequence[str], is_header: bool, wanted: Wan
 
 def too_many(path: str, fields: Sequence[str], is_header: bool) -> UsageError:
     """Return the error for a list with several columns, of which none, or more than one, was chosen for the label."""
-    last = shlex.quote(fields[-1]) if is_header else len(fields) - 1
+    names = [shlex.quote(name) if is_header else f"{number}" for number, name in enumerate(fields[1:], 1)]
+    choices = " or ".join(f"--label-column {name}" for name in names[:_COLUMNS_SHOWN])
     return UsageError(
-        f"{path} has {len(fields) - 1} columns after the path, {_shown(fields, is_header)}: choose one, such as "
-        f"--label-column {last}"
+        f"{path} has {len(names)} columns after the path, {_shown(fields, is_header)}: choose the labels' column by "
+        f"{choices}"
     )
 
 
 def _shown(fields: Sequence[str], is_header: bool) -> str:
-    shown = [f"{name!r}" if is_header else f"{number} with {name!r}" for number, name in enumerate(fields[1:], 1)]
+    of_line = enumerate(fields[1:], 1)
+    shown = [f"{name!r}" if is_header else f"column {number} with {name!r}" for number, name in of_line]
     return summarize(shown, _COLUMNS_SHOWN)

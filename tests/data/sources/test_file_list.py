@@ -268,7 +268,7 @@ def test_one_of_several_columns(text: str, column: str, labels: list[str], write
 @pytest.mark.parametrize(
     ("text", "column", "told"),
     [
-        (ELPV, None, "list.csv 2 columns 1.0 mono --label-column 2"),
+        (ELPV, None, "list.csv 2 columns 1.0 mono --label-column 1 2"),
         (TABLE, None, "list.csv 2 columns type --label-column type"),
         (TABLE, "kind", "list.csv 'kind' type --label-column"),
         (TABLE, "0", "list.csv '0' type --label-column"),
