@@ -63,7 +63,7 @@ def _check_factory(name: str, image_size: int) -> None:
         on_meta(partial(build_model, name, 2, image_size))
     except UsageError:
         raise
-    except Exception as error:  # the factory may raise anything
+    except (Exception, SystemExit) as error:  # the factory may raise anything
         why = " ".join(f"{type(error).__name__}: {error}".split())[:80]
         raise UsageError(f"--model {name} failed for num_classes=2: {why}") from error
 

@@ -105,7 +105,7 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise UsageError(f"--model {name} names a file: give its module as package.module:{attribute or 'factory'}")
     try:
         found: Any = importlib.import_module(path)
-    except Exception as error:  # a module may raise anything
+    except (Exception, SystemExit) as error:  # a module may raise anything; a script may parse the options
         raise UsageError(
             f"--model {name}: cannot import {path} ({_short(error)}): check PYTHONPATH, or install it on every node"
         ) from error
@@ -119,5 +119,5 @@ def find_factory(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error_line(error)}"[:60]

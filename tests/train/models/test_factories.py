@@ -46,6 +46,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "nets.py").write_text(NETS)
     (tmp_path / "pack" / "broken.py").write_text("import nowhere")
+    (tmp_path / "pack" / "script.py").write_text("import sys\nsys.exit(2)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pack", raising=False)
     monkeypatch.delitem(sys.modules, "pack.nets", raising=False)
@@ -111,6 +112,7 @@ def test_a_factory_makes_the_model(nets: str, factory: str, size: bool) -> None:
         ("pack.nets:fails", "KeyError depth"),
         ("pack.nets:maps", "(2, 2, 32, 32)"),
         ("pack.broken:build", "pack.broken ModuleNotFoundError nowhere PYTHONPATH"),
+        ("pack.script:build", "pack.script SystemExit PYTHONPATH"),
         ("pack/nets.py:build", "package.module:build"),
         ("torchvision.models:vit_b_16", "32x32 --image-size 224"),
     ],
