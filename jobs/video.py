@@ -3,7 +3,7 @@
     python jobs/video.py                                          the built-in moving discs, on this machine
     python jobs/video.py --data /data/kinetics --stride 4         train/ and val/ of class folders, or s3://, gs://
     python jobs/video.py --data train.csv --val-data val.csv      lists: a line path,label for each video
-    python jobs/video.py --data ... --model mvit_v2_s --image-size 224 --resize-size 256 --optimizer adamw
+    python jobs/video.py --data ... --model mvit_v2_s --image-size 224 --resize-size 256 --weights default
 
 Each video is cut into clips, and each clip is a sample of the stream. The driver runs `main`, and every worker runs the
 training loop in `train`. For your own training, copy this file and change it.
@@ -18,15 +18,18 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
+from raydali.data.tasks.settings import KINETICS, KINETICS_MEAN, KINETICS_STD
 from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
 from raydali.launch.options import require
-from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, OptimizerOptions
+from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, NormalizationOptions
 from raydali.report.console import Console
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -34,10 +37,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OptimizerOptions, ClassifierOptions, LabeledDataOptions):
+class Config(NormalizationOptions, ClassifierOptions, LabeledDataOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
     smaller_data = "videos stored nearer to --resize-size"
+    usual_inputs = KINETICS
 
     batch_size: int = 8
     """Clips per micro-batch, which a device processes at once."""
@@ -55,7 +59,7 @@ class Config(OptimizerOptions, ClassifierOptions, LabeledDataOptions):
     skip_broken: bool = False
     """Leave out videos that cannot be read, with a warning. By default they are refused."""
     image_size: int = 112
-    """Height and width of the model's frames, in pixels."""
+    """Height and width of the model's frames, in pixels. Of --weights, only mean and deviation are taken over."""
     resize_size: int | None = None
     """Length of the shorter side before the crop, in pixels. Default: 8/7 of --image-size."""
     flip_probability: float = 0.5
@@ -86,6 +90,9 @@ DISCS = Config(
 )
 """Defaults without --data."""
 
+FINE_TUNING = Config(epochs=15, optimizer="adamw", learning_rate=1e-4, weight_decay=0.01)
+"""Defaults with --weights."""
+
 
 Data = TrainAndVal[VideoClips]
 """The indexes, made by the driver and shared by the workers of a node."""
@@ -104,20 +111,25 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from raydali.train.evaluation.classification import evaluate
     from raydali.train.losses import classification_loss
     from raydali.train.models.normalized import Normalized
-    from raydali.train.models.video import KINETICS_MEAN, KINETICS_STD, build_video_model
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(moving_discs_folder())
     run = TrainingRun(config, session, samples=len(data.train), labels=data.train.all_labels)
     device, classes = run.worker.device, len(data.train.videos.classes)
-    model = build_video_model(config.model, classes)
-    model = run.synchronized(model.to(device).to(memory_format=torch.channels_last_3d))
+    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
+    model = run.synchronized(model)
     peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 64
-    optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
+    optimizer = build_optimizer(
+        config.optimizer,
+        model,
+        learning_rate=peak,
+        weight_decay=config.weight_decay,
+        scales=config.learning_rate_scales(model, partial(build_model, config), classes),
+    )
     run.register_state(model=model, optimizer=optimizer)
 
-    network = Normalized(model, KINETICS_MEAN, KINETICS_STD).to(device)
+    network = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD).to(device)
     criterion = classification_loss(data.train.all_labels, classes, **config.weighting).to(device)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
     make = partial(make_video_loader, decoders=config.decoders)
@@ -131,6 +143,13 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 with run.validation():
                     metrics = evaluate(network, val_loader, run.worker, run.precision, inputs="clips")
                 run.close_epoch(metrics, score="top1", weights=model)
+
+
+def build_model(config: Config, classes: int) -> "nn.Module":
+    """Build the model, with random weights."""
+    from raydali.train.models.video import build_video_model
+
+    return build_video_model(config.model, classes)
 
 
 def make_pipelines(config: Config) -> tuple[TrainClips, ValidationClips]:
@@ -162,7 +181,7 @@ def index(config: Config) -> Data:
 
 def main() -> None:
     """Parse the options, check them, index the data and launch the run."""
-    config = parse(Config, demo=DISCS)
+    config = parse(Config, demo=DISCS, fine_tuning=FINE_TUNING)
     console = Console()
     make_pipelines(config)
     if config.model != DISCS.model:
@@ -182,7 +201,8 @@ def main() -> None:
         source=data.train,
         labels=data.train.all_labels,
         classes=data.train.videos.classes,
-        unchangeable=("model", "optimizer"),
+        unchangeable=("model", *config.changes_groups),
+        build_model=build_model,
     )
     launch(job, config, console)
 

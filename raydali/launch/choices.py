@@ -43,7 +43,7 @@ def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping
         of_weights: the inputs that the starting weights expect; a value is None if they do not say it.
     """
     kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
-    known = [settings, of_weights or {}, INPUTS]
+    known = [settings, of_weights or {}, {**INPUTS, **getattr(options, "usual_inputs", {})}]
     for name in unchosen(options, tuple(INPUTS)):
         value = next(each[name] for each in known if each.get(name) is not None)
         kept[name] = tuple(value) if isinstance(value, list) else value

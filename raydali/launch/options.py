@@ -1,7 +1,7 @@
 """The options of every job: placement, storage, stream, fault tolerance and training."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -181,6 +181,8 @@ class TrainingOptions(LaunchOptions):
 
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""
+    usual_inputs: ClassVar[Mapping[str, Any]] = {}
+    """What the inputs of the job's models are like, where they differ from `INPUTS` of launch/choices.py."""
 
     learning_rate: float | None = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""

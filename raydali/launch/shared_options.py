@@ -66,7 +66,24 @@ class WeightsOptions(OptimizerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInputOptions(WeightsOptions, ImageOptions):
+class NormalizationOptions(WeightsOptions):
+    """The mean and deviation of images that a model takes."""
+
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.std is not None and min(self.std) <= 0:
+            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputOptions(NormalizationOptions, ImageOptions):
     """The images that a model takes."""
 
     image_size: int | None = None
@@ -76,16 +93,10 @@ class ModelInputOptions(WeightsOptions, ImageOptions):
     --image-size."""
     interpolation: Interpolation | None = None
     """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
-    mean: tuple[float, float, float] | None = None
-    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "image_size", least=1)
-        if self.std is not None and min(self.std) <= 0:
-            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
 
     @property
     def inputs(self) -> dict[str, Any]:

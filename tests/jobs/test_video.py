@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from jobs.video import DISCS, Config, Data, index, train
+from jobs.video import DISCS, Config, Data, build_model, index, train
 from raydali.errors import UsageError
 from raydali.train.models.video import build_video_model, check_video_model
+from raydali.train.weights.matching import match
+from raydali.train.weights.reading import read_weights
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks
@@ -76,6 +80,26 @@ def test_models_by_name() -> None:
         check_video_model("r2plus1d_19", 16, 112)
     with pytest.raises(UsageError, match=mentioning("mvit_v2_s 8 112x112 --sequence-length 16")):
         check_video_model("mvit_v2_s", 8, 112)
+
+
+def test_fine_tuning_starts_from_the_weights_and_freezes(tmp_path: Path, discs: Data) -> None:
+    torch.manual_seed(7)
+    file = tmp_path / "clips.safetensors"
+    save_file(build_video_model("clips", 7).state_dict(), file)
+    config = replace(CONFIG, freeze=r"[01]\.", layer_decay=0.8, head_lr_scale=3.0)
+    weights = match(read_weights(str(file), "clips"), partial(build_model, config), 4, discs.train.videos.classes)
+    assert set(weights.new_head) == {"11.weight", "11.bias"} and weights.earlier_classes == 7
+    trained = run_ranks(1, in_single, config, discs, folder_of(tmp_path), None, weights)[0]
+    for name, value in weights.state.items():
+        assert np.array_equal(trained[name], value.numpy()) is (name.split(".")[0] in ("0", "1")), name
+
+
+@pytest.mark.parametrize("model", ["r2plus1d_18", "mvit_v2_s"])
+def test_published_weights_get_a_head_for_the_videos(model: str, tmp_path: Path) -> None:
+    torch.save(build_video_model(model, 400).state_dict(), tmp_path / "kinetics.pth")
+    config = Config(data="/videos", model=model)
+    weights = match(read_weights(str(tmp_path / "kinetics.pth"), model), partial(build_model, config), 5)
+    assert weights.earlier_classes == 400 and len(weights.new_head) == 2 and not weights.missing
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jobs.video import Config as VideoConfig
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
+from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
 from raydali.launch.choices import (
@@ -179,6 +180,14 @@ def test_the_inputs_are_those_of_the_weights() -> None:
     assert inputs_of(given) == OF_WEIGHTS | {"image_size": 224, "resize_size": 256, "mean": (0.1, 0.1, 0.1)}
     silent = with_kept(Config(), {}, dict.fromkeys(OF_WEIGHTS))
     assert silent == with_kept(Config(), {}) and silent.image_size == 224 and silent.interpolation == "bilinear"
+
+
+@pytest.mark.parametrize("settings", [{}, VideoConfig.usual_inputs, {"mean": None, "std": None}])
+def test_clips_are_normalised_as_kinetics_or_the_weights_are(settings: dict[str, Any]) -> None:
+    options = with_kept(VideoConfig(), settings)
+    assert (options.mean, options.std) == (KINETICS_MEAN, KINETICS_STD) and options.image_size == 112
+    other = with_kept(VideoConfig(), {}, {"mean": (0.5, 0.4, 0.3), "std": None, "image_size": None})
+    assert (other.mean, other.std) == ((0.5, 0.4, 0.3), KINETICS_STD)
 
 
 def test_a_resume_keeps_the_inputs_without_the_weights() -> None:

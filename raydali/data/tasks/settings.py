@@ -10,6 +10,10 @@ from raydali.errors import UsageError
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's channels, in units of the full range."""
+KINETICS_MEAN = (0.43216, 0.394666, 0.37645)
+KINETICS_STD = (0.22803, 0.22145, 0.216989)
+"""Those of Kinetics' channels, as torchvision's R(2+1)D weights expect them."""
+KINETICS = {"mean": KINETICS_MEAN, "std": KINETICS_STD}
 
 
 @dataclass(frozen=True, kw_only=True)

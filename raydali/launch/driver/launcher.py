@@ -114,7 +114,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     options = with_loader(options, console.print)
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
-    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS)
+    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS | getattr(options, "usual_inputs", {}))
     changed: dict[str, tuple[Any, Any]] = {}
     sha256, weights = read_starting_weights(options, folder, earlier)
     of_weights = asdict(weights.preprocessing) if weights is not None else None

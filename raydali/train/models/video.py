@@ -8,10 +8,6 @@ from torch import nn
 from raydali.errors import UsageError
 from raydali.train.models.classification import check_known, why_unfit
 
-KINETICS_MEAN = (0.43216, 0.394666, 0.37645)
-KINETICS_STD = (0.22803, 0.22145, 0.216989)
-"""Mean and deviation for torchvision's R(2+1)D weights, in units of the full range."""
-
 
 def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
     """Check that the name is a video model's, and that the model accepts clips of this size.

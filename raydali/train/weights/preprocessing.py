@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.train.models.factories import is_timm, timm_settings
 
 Three = tuple[float, float, float]
@@ -45,11 +44,6 @@ class Preprocessing:
         return cls(mean, std, image_size, resize_size, _interpolation(facts.get("interpolation")))
 
 
-def of_earlier_runs() -> Preprocessing:
-    """The preprocessing of runs without `model.json`: all of them normalised as ImageNet's models do."""
-    return Preprocessing(IMAGENET_MEAN, IMAGENET_STD)
-
-
 def of_file(model: str, sha256: str) -> Preprocessing:
     """What a file of weights for this model expects.
 
@@ -72,11 +66,11 @@ def of_file(model: str, sha256: str) -> Preprocessing:
 
 
 def published_by_torchvision(model: str) -> list[Any]:
-    """The weights that torchvision publishes for a classification model; none if the model is not torchvision's."""
-    import torchvision
+    """The weights that torchvision publishes for a model of images or videos; none if it is not torchvision's."""
+    from torchvision import models
 
-    known = torchvision.models.list_models(module=torchvision.models)
-    return list(torchvision.models.get_model_weights(model)) if model in known else []
+    known = [*models.list_models(models), *models.list_models(models.video)]
+    return list(models.get_model_weights(model)) if model in known else []
 
 
 def published_hash(url: str) -> str:
@@ -85,7 +79,7 @@ def published_hash(url: str) -> str:
 
 
 def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401 (torchvision has no types)
-    """What weights that torchvision published expect.
+    """What weights that torchvision published expect; of those for videos, only the mean and the deviation.
 
     Args:
         model: name of the model. GoogLeNet and Inception v3 normalise again in a model that torchvision builds with
@@ -94,6 +88,8 @@ def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401
     """
     given = published.transforms()
     mean, std = (_HALF, _HALF) if model in _NORMALIZING else (_three(given.mean), _three(given.std))
+    if len(given.crop_size) == 2:  # height and width, of clips
+        return Preprocessing(mean, std)
     (image_size,), (resize_size,) = given.crop_size, given.resize_size
     return Preprocessing(mean, std, image_size, resize_size, _interpolation(given.interpolation.value))
 

@@ -12,7 +12,7 @@ from raydali.data.sources.files import absolute
 from raydali.errors import UsageError
 from raydali.text import error_line
 from raydali.train.models.factories import is_timm
-from raydali.train.weights.preprocessing import Preprocessing, of_earlier_runs, of_file, published_hash
+from raydali.train.weights.preprocessing import Preprocessing, of_file, published_hash
 from raydali.train.weights.published import timm_state, torchvision_file
 from raydali.train.weights.state_file import State, read_state
 
@@ -95,7 +95,7 @@ def _facts(folder: str) -> tuple[Preprocessing, tuple[str, ...] | None]:
     """Return what the weights of a run expect, and its classes."""
     content = _read(f"{folder}/model.json", f"the run {folder}")
     if content is None:
-        return of_earlier_runs(), None
+        return Preprocessing(), None  # what is usual for the job, as in all runs of earlier versions
     try:
         facts: dict[str, Any] = dict(json.loads(content))
         return Preprocessing.from_json(facts), tuple(map(str, facts["classes"])) if "classes" in facts else None

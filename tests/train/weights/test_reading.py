@@ -13,13 +13,14 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torchvision
 from torch import nn
 from torchvision.models import MobileNet_V2_Weights, WeightsEnum
 
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model
-from raydali.train.weights.preprocessing import Preprocessing
+from raydali.train.weights.preprocessing import Preprocessing, of_torchvision, published_by_torchvision
 from raydali.train.weights.reading import read_weights
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
@@ -79,6 +80,16 @@ def test_the_hash_of_a_published_file_tells_its_preprocessing(mobilenet: Path, t
 @pytest.mark.parametrize("model", ["digits", "tiny", "fcos_resnet50_fpn", "mypackage.nets:build"])
 def test_nothing_is_known_of_a_file_for_another_model(model: str, tmp_path: Path) -> None:
     assert read_weights(saved(tmp_path / "weights.pth", STATE), model).preprocessing == Preprocessing()
+
+
+@pytest.mark.parametrize("model", torchvision.models.list_models(torchvision.models.video))
+def test_weights_for_videos_tell_mean_and_deviation_only(model: str, tmp_path: Path) -> None:
+    first, *_ = published = published_by_torchvision(model)
+    for each in published:
+        expected = each.transforms()
+        assert of_torchvision(model, each) == Preprocessing(tuple(expected.mean), tuple(expected.std))
+    file = saved(tmp_path / "weights.pth", STATE)
+    assert read_weights(file, model).preprocessing == of_torchvision(model, first)
 
 
 def test_timm_tells_the_preprocessing_of_its_models(tmp_path: Path) -> None:
@@ -197,7 +208,7 @@ def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
     weights = read_weights(make_run(tmp_path / "run", "state.pt"), "digits")
     assert_is_state(weights.state)
     assert weights.classes is None
-    assert weights.preprocessing == Preprocessing(IMAGENET_MEAN, IMAGENET_STD)
+    assert weights.preprocessing == Preprocessing()
 
 
 def test_what_is_no_finished_run(tmp_path: Path) -> None:
