@@ -80,6 +80,10 @@ class NormalizationOptions(WeightsOptions):
         super().__post_init__()
         if self.std is not None and min(self.std) <= 0:
             raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and max(values) > 1:
+                of_one = " ".join(f"{value / 255:.3f}" for value in values)
+                raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,8 @@ CASES = {
     "layer-decay-above-1": ("--layer-decay 1.5", r"layer.decay.*at most 1.*1\.5"),
     "head-rate": ("--head-lr-scale 0", r"head.lr.scale.*above 0.*0\.0"),
     "deviation-of-nothing": ("--std 0 1 1", r"--std.*above 0.*\(0\.0, 1\.0, 1\.0\)"),
+    "mean-in-bytes": ("--mean 123 117 104", r"--mean .*at most 1.*123.*--mean 0\.482 0\.459 0\.408"),
+    "deviation-in-bytes": ("--std 58 57 57", r"--std .*at most 1.*58.*--std 0\.227"),
     # Workers
     "no-workers": ("--workers 0", "--workers.*at least 1.*0"),
     "workers-of-a-word": ("--workers x", "--workers.*MIN:MAX.*x"),
