@@ -100,7 +100,10 @@ def _facts(folder: str) -> tuple[Preprocessing, tuple[str, ...] | None]:
         facts: dict[str, Any] = dict(json.loads(content))
         return Preprocessing.from_json(facts), tuple(map(str, facts["classes"])) if "classes" in facts else None
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{folder}/model.json is broken ({error_line(repr(error))[:60]}): restore it") from error
+        raise UsageError(
+            f"{folder}/model.json is broken ({error_line(repr(error))[:60]}): restore it, or give the file alone, "
+            f"--weights {folder}/{_BEST[0]}"
+        ) from error
 
 
 def _read(path: str, whose: str) -> bytes | None:

@@ -214,7 +214,7 @@ def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
 def test_what_is_no_finished_run(tmp_path: Path) -> None:
     refused(tmp_path, f"{tmp_path} config.json")
     refused(make_run(tmp_path / "young", None), "best/model.safetensors")
-    refused(make_run(tmp_path / "broken", facts={"classes": None}), "model.json")
+    refused(make_run(tmp_path / "broken", facts={"classes": None}), "model.json --weights best/model.safetensors")
     refused(tmp_path / "gone", "gone")
     refused("http://somewhere/weights.pth", "http://somewhere/weights.pth s3://BUCKET/FOLDER")
 
