@@ -148,7 +148,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         options = with_window(options, job.samples, job.labels)
         for warning in _warnings(job, options, placement, cluster):
             console.warn(warning)
-        check_imports(options)
+        check_imports(options, console.warn)
         settings = _settings(job, options, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)

@@ -13,6 +13,7 @@ from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions
 from raydali.run.checkpoints import newest_step
 from raydali.run.folder import RunFolder
+from raydali.text import error_line, plural, summarize
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SHA256 = "weights_sha256"
 """The setting in config.json that identifies the weights, since their file may move."""
+IMPORT_SECONDS = 120
+"""Limit of the wait for the nodes' imports; PyTorch from a cold network drive takes a minute."""
 MODEL_SETTINGS = "model", "image_size", "resize_size", "interpolation", "mean", "std"
 """Settings that model.json repeats."""
 
@@ -73,8 +76,12 @@ def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", cl
         freeze(on_meta(partial(build, len(classes))), pattern)
 
 
-def check_imports(options: LaunchOptions) -> None:
+def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
     """Check that each node of the cluster can import the module of `--model timm:NAME` or `--model MODULE:FACTORY`.
+
+    Args:
+        options: those of the run.
+        warn: is told which nodes have not answered in time. They may be lost, or their drives slow.
 
     Raises:
         UsageError: names the node and the error.
@@ -91,20 +98,31 @@ def check_imports(options: LaunchOptions) -> None:
 
         try:
             importlib.import_module(before)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     for_each = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     task = ray.remote(num_cpus=0, max_retries=0)(failure)
-    failures = ray.get([task.options(scheduling_strategy=node).remote() for node in for_each])
-    for node, why in zip(nodes, failures, strict=True):
+    answers = [task.options(scheduling_strategy=node).remote() for node in for_each]
+    ray.wait(answers, num_returns=len(answers), timeout=IMPORT_SECONDS)
+    silent = list[str]()
+    for node, answer in zip(nodes, answers, strict=True):
+        name = f"{node['NodeID'][:8]} at {node['NodeManagerAddress']}"
+        try:
+            why = ray.get(answer, timeout=0)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError):  # no answer, or the node was lost
+            ray.cancel(answer, force=True)
+            silent.append(name)
+            continue
         if why:
             raise UsageError(
-                f"--model {model} cannot be imported on node {node['NodeManagerAddress']} ({why}): install {before} "
+                f"--model {model} cannot be imported on node {name} ({error_line(why)[:60]}): install {before} "
                 "there, or send it with ray job submit --working-dir"
             )
+    if silent:
+        warn(f"{plural(len(silent), 'node')} ({summarize(silent)}) could not be asked whether they import {before}")
 
 
 def fine_tuning_line(settings: Mapping[str, Any]) -> str:
