@@ -92,7 +92,7 @@ def too_many(path: str, fields: Sequence[str], is_header: bool) -> UsageError:
     names = [shlex.quote(name) if is_header else f"{number}" for number, name in enumerate(fields[1:], 1)]
     choices = " or ".join(f"--label-column {name}" for name in names[:_COLUMNS_SHOWN])
     return UsageError(
-        f"{path} has {len(names)} columns after the path, {_shown(fields, is_header)}: choose the labels' column by "
+        f"{path} has {len(names)} columns after the path, {_shown(fields, is_header)}: give the labels' column by "
         f"{choices}"
     )
 

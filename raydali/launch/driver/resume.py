@@ -80,6 +80,9 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
     """
     if changed := changes(earlier, settings, names):
         words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
+        if changed.pop("weights_sha256", None):
+            was, now = (each.get("weights") or "none" for each in (earlier.settings, settings))
+            words.append(f"--weights was {was}, now {now if now != was else 'with other contents'}")
         raise UsageError(
             f"{folder} cannot be resumed with other settings ({'; '.join([*words, *describe_changes(changed)])}): "
             f"give the earlier ones, or --name {folder.name}-2 for a new run"
