@@ -46,7 +46,7 @@ class BestWeights:
 
 def read_model(folder: RunFolder) -> dict[str, Any]:
     """Return the contents of model.json; empty if the file does not exist or is broken."""
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(FileNotFoundError, IsADirectoryError, ValueError):
         facts = folder.read_json(MODEL)
         if isinstance(facts, dict):
             return facts

@@ -230,7 +230,7 @@ def test_scales_equal_timms_for_its_vision_transformers() -> None:
         assert scales == of_timm(model)
 
 
-def test_stages_of_timms_convnext_are_layers_here_and_blocks_there() -> None:
+def test_layers_of_timms_convnext_are_its_stages() -> None:
     model, scales = scales_of("timm:convnext_tiny", head_scale=1.0)
     theirs = of_timm(model)
     assert len(set(scales.values())) == 1 + 4 + 1

@@ -29,7 +29,7 @@ def test_weights_are_n_over_c_times_n_of_the_class() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_weighted_loss_is_the_same_for_classes_and_their_shares(smoothing: float) -> None:
+def test_weighted_losses_of_classes_and_shares_agree(smoothing: float) -> None:
     logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.from_numpy(RARE)
     loss = classification_loss(RARE, 4, label_smoothing=smoothing, class_weights="balanced")
     shares = F.one_hot(labels, 4).float()

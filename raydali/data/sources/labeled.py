@@ -64,7 +64,7 @@ class LabeledSource(Source, Protocol):
 
     @property
     def root(self) -> str:
-        """Where relative paths begin."""
+        """The folder in which relative paths begin."""
         ...
 
     def relative_paths(self) -> Iterator[str]:

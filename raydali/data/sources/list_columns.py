@@ -1,4 +1,4 @@
-"""Which columns of a list hold the labels: told by the first line, `--label-column` and `--multi-label`."""
+"""Finds the columns of a list that hold labels, by its first line, `--label-column` and `--multi-label`."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _COLUMNS_SHOWN = 4
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the caller wants of a list.
+    """The columns that the caller wants of a list.
 
     Attributes:
         columns: names of label columns in the header, or their numbers from 1 after the path; empty: all.
@@ -26,7 +26,7 @@ class Wanted:
 
     @property
     def by_default(self) -> bool:
-        """Whether there is one label, in the only column after the path."""
+        """True if there is one label, in the only column after the path."""
         return not self.columns and not self.several
 
 

@@ -107,7 +107,8 @@ def find_factory(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # a module may raise anything; a script may parse the options
         raise UsageError(
-            f"--model {name}: cannot import {path} ({_short(error)}): check PYTHONPATH, or install it on every node"
+            f"--model {name}: cannot import {path} ({_short(error)}): "
+            "correct it, check PYTHONPATH, or install it on every node"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -1,4 +1,4 @@
-"""What weights expect of images: mean, deviation, size and interpolation."""
+"""Finds the images that weights expect: mean, deviation, size and interpolation."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _NORMALIZING = "googlenet", "inception_v3"
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What weights expect of images; None is what is not known of them.
+    """The images that weights expect; a value is None if it is not known.
 
     Attributes:
         mean: the mean of each channel, in units of the full range.
@@ -45,7 +45,7 @@ class Preprocessing:
 
 
 def of_file(model: str, sha256: str) -> Preprocessing:
-    """What a file of weights for this model expects.
+    """Return the images that a file of weights for this model expects.
 
     A file that torchvision published is known by its hash, whatever its name is. Of other files for torchvision's
     models only mean and deviation are taken over, from the first weights that torchvision published for the model.
@@ -79,7 +79,7 @@ def published_hash(url: str) -> str:
 
 
 def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401 (torchvision has no types)
-    """What weights that torchvision published expect; of those for videos, only the mean and the deviation.
+    """Return the images that weights of torchvision expect; for videos, only the mean and the deviation.
 
     Args:
         model: name of the model. GoogLeNet and Inception v3 normalise again in a model that torchvision builds with
