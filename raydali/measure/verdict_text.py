@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydali.errors import UsageError
+from raydali.extras import has_dali
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
 from raydali.measure.costs import Straggler
 from raydali.text import plural
@@ -137,13 +138,14 @@ def _python(found: Finding) -> Words:
 
 
 def _cpu_decode(found: Finding) -> Words:
-    dali = Advice("--loader dali", {"loader": "dali"})
+    is_slower = getattr(found.options, "loader", None) == "torch" and has_dali()
+    dali = [Advice("--loader dali", {"loader": "dali"})] * is_slower
     if found.idle is not None and found.idle > 0.2:
         cores = f": {found.idle:.0%} of cores are idle"
         more = Advice(_MORE_CORES.option + cores, _MORE_CORES.change, _MORE_CORES.own + cores)
-        remedy = found.first(dali, more)
+        remedy = found.first(*dali, more)
     else:
-        remedy = found.first(dali, _smaller(found))
+        remedy = found.first(*dali, _smaller(found))
     return "loader-bound by decoding on the CPU", _waited(found), remedy
 
 

@@ -9,9 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from safetensors.torch import save
-
 from raydali.run.folder import RunFolder
 
 MODEL, BEST = "model.json", "best/model.safetensors"
@@ -36,6 +33,9 @@ class BestWeights:
 
     def write(self, folder: RunFolder) -> None:
         """Write the weights as a state dict in the safetensors format, and then `best` of model.json."""
+        import torch  # slow, and the driver does not need it
+        from safetensors.torch import save
+
         tensors = {name: value.contiguous() for name, value in self.state.items() if isinstance(value, torch.Tensor)}
         folder.write(BEST, save(tensors, {"format": "pt"}))
         if folder.exists(BEST_OF_EARLIER_VERSIONS):
