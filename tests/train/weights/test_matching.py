@@ -115,7 +115,7 @@ def as_published(name: str, state: State) -> State:
         ("densenet121", 64, {}),
         ("googlenet", 96, {"init_weights": False}),
         ("inception_v3", 96, {"init_weights": False}),
-        ("vit_b_16", 224, {}),
+        pytest.param("vit_b_16", 224, {}, marks=pytest.mark.slow),
         ("regnet_y_400mf", 64, {}),
         ("convnext_tiny", 64, {}),
         ("swin_t", 64, {}),
