@@ -97,7 +97,8 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
         np.testing.assert_array_equal(tensor, other, err_msg=name)
     (unmeasured,), (measured,) = (folder.rows("epochs.jsonl") for _, folder in runs.values())
     assert unmeasured["ceiling_images_per_second"] is None and unmeasured["of_ceiling"] is None
-    assert measured["of_ceiling"] == measured["images_per_second"] / measured["ceiling_images_per_second"]
+    share = measured["images_per_second"] / measured["ceiling_images_per_second"]
+    assert measured["of_ceiling"] == min(1, share)  # noise may make an epoch a little faster than its ceiling
     assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
 
 
