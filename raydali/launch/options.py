@@ -32,6 +32,7 @@ PLACEMENT_OPTIONS = {
     "track",
     "hw_decoder_load",
     "largest_image",
+    "weights",
 }
 """Options that a resume may change freely: they decide where it runs, not what it computes."""
 MAX_PROFILED = 200

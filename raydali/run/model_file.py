@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from raydali.data.sources.storage import reason
+from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 
 MODEL, BEST = "model.json", "best/model.safetensors"
@@ -46,7 +48,7 @@ class BestWeights:
 
 def read_model(folder: RunFolder) -> dict[str, Any]:
     """Return the contents of model.json; empty if the file does not exist or is broken."""
-    with suppress(FileNotFoundError, IsADirectoryError, ValueError):
+    with suppress(FileNotFoundError, ValueError):
         facts = folder.read_json(MODEL)
         if isinstance(facts, dict):
             return facts
@@ -54,7 +56,14 @@ def read_model(folder: RunFolder) -> dict[str, Any]:
 
 
 def write_model(folder: RunFolder, facts: Mapping[str, Any]) -> None:
-    """Write model.json at a start of the run; the best epoch and score stay."""
-    known = read_model(folder)
-    if known != (new := {**known, **facts, "best": known.get("best")}):
-        folder.write_json(MODEL, new)
+    """Write model.json at a start of the run; the best epoch and score stay.
+
+    Raises:
+        UsageError: it cannot be read or written.
+    """
+    try:
+        known = read_model(folder)
+        if known != (new := {**known, **facts, "best": known.get("best")}):
+            folder.write_json(MODEL, new)
+    except OSError as error:
+        raise UsageError(f"{folder}/{MODEL} cannot be written: {reason(error)}: remove it") from error
