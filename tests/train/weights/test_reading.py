@@ -124,6 +124,7 @@ def test_published_weights_are_taken_from_the_cache(
 
 
 def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request._opener", None)  # it keeps the proxies of its first use
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
         for each in (name, name.lower()):
             monkeypatch.setenv(each, "http://127.0.0.1:9")  # nobody listens there
