@@ -43,7 +43,10 @@ def test_members_are_found_by_mark_and_by_parent(head: tuple[str, subprocess.Pop
     mark, process = head
     found = processes.members(mark)
     assert process.pid in {each.pid for each in found} and len(found) == 3
-    assert any("sleep 600" in processes.command_line(each) for each in found)
+    deadline = time.monotonic() + 30  # the kernel shows an empty command line for a moment after exec
+    while not any("sleep 600" in processes.command_line(each) for each in found):
+        assert time.monotonic() < deadline, [processes.command_line(each) for each in found]
+        time.sleep(0.01)
     assert processes.members("another") == []
 
 
