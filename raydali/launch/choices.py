@@ -25,7 +25,7 @@ INPUTS: Mapping[str, Any] = {
     "std": IMAGENET_STD,
     "interpolation": "bilinear",
 }
-"""What a model's inputs are like if neither an option nor the weights that it starts from say more."""
+"""The inputs of a model, if neither an option nor the weights that it starts from say more."""
 OF_EARLIER_VERSIONS = {"shuffle_window": 0} | {name: INPUTS[name] for name in ("mean", "std", "interpolation")}
 """Settings of runs of earlier versions, which did not know these options."""
 

@@ -183,7 +183,7 @@ class TrainingOptions(LaunchOptions):
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
-    """What the inputs of the job's models are like, where they differ from `INPUTS` of launch/choices.py."""
+    """The usual inputs of the job's models, where they differ from `INPUTS` of launch/choices.py."""
 
     learning_rate: float | None = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""

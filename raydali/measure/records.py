@@ -40,7 +40,7 @@ class RankRecord:
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
     has_bf16: bool = False
-    """Whether the device has bf16 units; otherwise the verdict does not advise bf16."""
+    """True if the device has bf16 units; otherwise the verdict does not advise bf16."""
     steps: int = 0
     first_step_seconds: float | None = None
     """Host time of the worker's first step, without the loader and the all-reduce; None if the step came before this

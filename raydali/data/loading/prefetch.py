@@ -167,7 +167,10 @@ class InputPrefetcher:
         return PreparedInputs(settled, inputs, version)
 
     def _any_broken(self, ids: NDArray[np.int64]) -> bool:
-        """Whether any of these samples is broken; if `inputs` decodes them, DALI would decode no more than Pillow."""
+        """Return whether any of these samples is broken.
+
+        If `inputs` decodes them, DALI would decode no more than Pillow.
+        """
         decodes = self._pipeline.inputs_are in ("cpu decode", "gpu decode")
         return self._quarantine.examine(ids, again=True) if decodes else self._quarantine.examine_certain(ids)[0]
 

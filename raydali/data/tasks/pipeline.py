@@ -45,7 +45,7 @@ class Pipeline(Protocol[AnySource]):
     gpu_inputs: ClassVar[int] = 0
     """The number of first inputs that are already torch tensors on the GPU."""
     conditionals: ClassVar[bool] = False
-    """Whether the graph has `if` statements on data, as `nvidia.dali.auto_aug` has. DALI then rewrites `graph`, its
+    """True if the graph has `if` statements on data, as `nvidia.dali.auto_aug` has. DALI then rewrites `graph`, its
     inner functions and all functions that it calls. Define the function for `fn.python_function` outside, or it is
     slow."""
     inputs_are: ClassVar[Cause] = "python"

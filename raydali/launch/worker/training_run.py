@@ -168,7 +168,7 @@ class TrainingRun:
 
     @property
     def _can_capture(self) -> bool:
-        """Whether a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
+        """True if a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
         config = self._config
         one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
         return config.cuda_graph and self._on_gpu and one_micro_batch and not config.sync_bn

@@ -111,17 +111,13 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _unfit(name: str, size: int) -> str:
-    build = partial(build_model, name, 2, size)
-    return _refusal(on_meta(build), 3, size, size) if is_factory(name) else why_unfit(build, 3, size, size)
+    return why_unfit(partial(build_model, name, 2, size), 3, size, size)
 
 
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
     """Return why a model refuses inputs of this shape, in one line; empty if it accepts them or cannot be tried."""
     try:
-        with torch.device("meta"):  # computes only shapes, without memory
-            model = build()
-    except NotImplementedError:  # RegNet reads its initial weights
-        return ""
+        model = on_meta(build)
     except (RuntimeError, AssertionError, ValueError) as error:
         return _first_sentence(error)
     return _refusal(model, *shape)

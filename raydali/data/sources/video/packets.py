@@ -241,7 +241,7 @@ def _from_start(container: "InputContainer", stream: "VideoStream", frames: int)
 
 
 def _needed(packet: "Packet", stream: "VideoStream", begin: int, clip: set[int]) -> bool:
-    """Whether decoding the clip's frames requires this packet.
+    """Return whether decoding the clip's frames requires this packet.
 
     It does if it is in the clip, or a reference frame after the keyframe at `begin`.
     """
