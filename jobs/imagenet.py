@@ -1,4 +1,4 @@
-"""Train an image classifier on class folders, such as ImageNet, on lists of files, tar shards or TFRecord files.
+"""Train an image classifier on class folders, such as ImageNet, on lists of files, tar shards, TFRecord or Parquet.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
@@ -7,6 +7,7 @@
     python jobs/imagenet.py --data table.csv --multi-label ...       lists with a column 0 or 1 for each label
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
     python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
+    python jobs/imagenet.py --data 'train-*.parquet' --val-data 'test-*.parquet'     Parquet, or its cloned folder
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and

@@ -42,11 +42,14 @@ class Preview:
 
     data: str
     """Folder or URI with train/ and val/ of class folders, of which --pipeline selects one; or class folders; or a
-    list, a text or CSV file with a line path,label per image."""
+    list, a text or CSV file with a line path,label per image; or shards, TFRecord or Parquet files."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     label_column: str | None = None
-    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path."""
+    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path; or of
+    Parquet files. Default there: label."""
+    image_column: str | None = None
+    """Column of Parquet files with the images. Default: image."""
     multi_label: bool = False
     """Each column of a list is a label of its own, 0 or 1."""
     pipeline: Literal["train", "val"] = "train"
@@ -125,14 +128,15 @@ def _device(options: Preview) -> str:
 def _images(options: Preview) -> tuple["LabeledSource", str]:
     """Return the images of --data, and the folder or list that names them."""
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_list_options, labeled_images
+    from raydali.data.sources.formats import check_column_options, labeled_images
     from raydali.data.sources.storage import is_folder
 
     data = options.data
     if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):  # noqa: PTH118 (or a URI)
         data = os.path.join(data, options.pipeline)  # noqa: PTH118
-    columns: dict[str, Any] = {"label_column": options.label_column, "multi_label": options.multi_label}
-    check_list_options(data, root=options.root, **columns)
+    names = "label_column", "image_column", "multi_label"
+    columns: dict[str, Any] = {name: getattr(options, name) for name in names}
+    check_column_options(data, root=options.root, **columns)
     return labeled_images(data, options.root, **columns), data
 
 

@@ -47,8 +47,8 @@ class Verify:
     """
 
     data: tyro.conf.Positional[str]
-    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord files, or a list with a line
-    path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes in COCO's layout."""
+    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord or Parquet files, or a list with a
+    line path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes in COCO's layout."""
     kind: Kind = "images"
     """Kind of samples: images or videos with labels, pairs of images, images with boxes."""
     split: Literal["train", "val", "test", "all"] = "all"
@@ -56,7 +56,10 @@ class Verify:
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     label_column: str | None = None
-    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path."""
+    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path; or of
+    Parquet files. Default there: label."""
+    image_column: str | None = None
+    """Column of Parquet files with the images. Default: image."""
     multi_label: bool = False
     """Each column of a list is a label of its own, 0 or 1."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -126,7 +129,7 @@ def main(options: Verify) -> None:
 def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_list_options, labeled_images
+    from raydali.data.sources.formats import check_column_options, labeled_images
     from raydali.data.sources.image_pairs import ImagePairs
     from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
@@ -136,8 +139,9 @@ def _sources(options: Verify) -> list[Any]:
     wanted = [split for split in splits if options.split in (split, "all")]
     if not wanted:
         raise UsageError(f"--split must be {' or '.join(splits)} with --kind {options.kind}, not {options.split}")
-    columns: dict[str, Any] = {"label_column": options.label_column, "multi_label": options.multi_label}
-    check_list_options(data, root=options.root, **columns)
+    names = "label_column", "image_column", "multi_label"
+    columns: dict[str, Any] = {name: getattr(options, name) for name in names}
+    check_column_options(data, root=options.root, **columns)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
     there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)

@@ -155,10 +155,10 @@ class LabeledDataOptions(TrainingOptions):
 
     data: str | None = None
     """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards; or
-    a list, or shards. Default: built-in samples."""
+    a list, shards, or Parquet files. Default: built-in samples."""
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
-    a pattern such as `shard-{000..146}.tar`."""
+    a pattern such as `shard-{000..146}.tar` or `validation-*.parquet`."""
     val_fraction: float | None = None
     """Share of --data that validates, chosen by a hash of each path; unchangeable. Default: 0.1 of class folders
     without train/ and val/."""
@@ -166,7 +166,7 @@ class LabeledDataOptions(TrainingOptions):
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     label_column: str | None = None
     """Column of a list with the labels, by its name in the header, or by its number from 1 after the path; needed if a
-    line has more fields than path,label."""
+    line has more fields than path,label. Or of Parquet files; there, the default is label."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,21 +189,24 @@ class LabeledDataOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelOptions(LabeledDataOptions):
-    """Samples with several labels each."""
+    """Labelled images, which may have several labels each, and be in Parquet files."""
 
     multi_label: bool = False
     """Train on lists with a column for each label, 0 or 1 in each line, and a header: a sigmoid for each. Default: one
     class per sample."""
+    image_column: str | None = None
+    """Column of Parquet files with the images. Default: image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_data(self, self.data, "image_column")
         if self.multi_label:
             require_data(self, self.data, "multi_label")
 
     @property
     def reading(self) -> dict[str, Any]:
         """The options that `train_and_val` takes besides the data."""
-        return super().reading | {"multi_label": self.multi_label}
+        return super().reading | {"multi_label": self.multi_label, "image_column": self.image_column}
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
 from tests.support.messages import mentions
+from tests.support.parquets import write_parquet
 
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
@@ -52,6 +53,22 @@ CASES = {
     "shards-alone": ("--data {data}/0.tar", "0.tar .*--val-data"),
     "shards-missing": ("--data {data}/{{0..1}}.tar --val-data {data}/0.tar", "2 of 2 files"),
     "tfrecord": ("--data {data}/train-*-of-00010", "-of-00010 .*--val-data"),
+    "parquet-alone": ("--data {data}/a.parquet", "a.parquet .*--val-data"),
+    "parquet-without-images": (
+        "--data {data}/a.parquet --val-fraction 0.5",
+        "a.parquet .*'image'.*'img', 'label'.*--image-column",
+    ),
+    "parquet-without-labels": (
+        "--data {data}/a.parquet --val-fraction 0.5 --image-column img --label-column kind",
+        "a.parquet .*'kind'.*'img', 'label'.*--label-column",
+    ),
+    "parquet-of-text": ("--data {data}/text.parquet --val-fraction 0.5", "{data}/text.parquet .*no Parquet.*write"),
+    "several-labels-of-parquet": (
+        "--data {data}/a.parquet --val-fraction 0.5 --multi-label",
+        "--multi-label .*a.parquet",
+    ),
+    "image-column-of-folders": ("--data {data}/differing --image-column x", "--image-column x .*{data}/differing"),
+    "image-column-alone": ("--image-column x", "--image-column x .*--data"),
     # What no option takes
     "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
     "stray-word": ("32", "Unrecognized .*32"),
@@ -164,6 +181,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (root / "columns.csv").write_text("path,cat,dog\n1.jpg,1,2\n")
+    write_parquet(root / "a.parquet", [b"", b""], [0, 1], columns=("img", "label"))
+    (root / "text.parquet").write_text("parquet\n")
     (root / "text.pth").write_text("weights\n")
     torch.save({"0.weight": RunsCode()}, root / "code.pth")
     torch.save({"layer.weight": torch.ones(3)}, root / "other.pth")

@@ -1,4 +1,4 @@
-"""Tells what a folder given as --data holds: train/ and val/, or class folders from which samples are split off."""
+"""Tells what a folder given as --data holds: train/ and val/, Parquet files of both, or class folders to be split."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
+from raydali.data.sources.parquet import parquet_folder
 from raydali.data.sources.split import DEFAULT_FRACTION
 from raydali.data.sources.tar import holds_shards
 from raydali.errors import UsageError
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] | None:
-    """Return the folders of the training and of the validation samples; None for class folders, which are split.
+    """Return the folders or files of the training and of the validation samples; None for class folders to be split.
 
     Args:
         data: the folder, local or a URI.
@@ -32,6 +33,8 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         if fraction is not None:
             raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
         return f"{name}/train", f"{name}/val"
+    if not there - {"data"} and (files := _parquet_files(data, fraction)):
+        return files
     training, validation = (
         sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
         for names in (_TRAINING, _VALIDATION)
@@ -51,6 +54,25 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
     if validation:
         _log.warning("%s: %r is taken for a class: move it away if it holds other samples", data, validation[0])
     return None
+
+
+def _parquet_files(data: str, fraction: float | None) -> tuple[str, str] | None:
+    """The Parquet files in a folder for training and for validation; None if there are none, or only to be split.
+
+    Raises:
+        UsageError: files of one of the two, or of both and a fraction; names the command that would do.
+    """
+    files = parquet_folder(data)
+    training, validation = (next(filter(files.__contains__, names), "") for names in (_TRAINING, _VALIDATION))
+    if training and validation and fraction is None:
+        return files[training], files[validation]
+    if not files or (fraction is not None and len(files) == 1):
+        return None
+    one = files.get(training) or next(iter(files.values()))
+    raise UsageError(
+        f"--data {data} has Parquet files, not one split for each of train and val: give --data '{one}' and "
+        f"--val-data, or --val-fraction {fraction or DEFAULT_FRACTION}"
+    )
 
 
 def _check_place(data: str) -> None:

@@ -1,6 +1,6 @@
 """Finds what kind of data the user's --data names, and indexes labelled images or videos of each kind.
 
-The kinds are class folders, a list of paths and labels, tar shards, and TFRecord files.
+The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, and Parquet files.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +12,23 @@ from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.folder_layout import train_and_val_folders
 from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
+from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
 from raydali.data.sources.split import DEFAULT_FRACTION, split
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
 from raydali.errors import UsageError
+from raydali.text import summarize
 
-Kind = Literal["folder", "list", "tar", "tfrecord"]
+Kind = Literal["folder", "list", "tar", "tfrecord", "parquet"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
 
 
 def source_kind(data: str) -> Kind:
     """Return the kind of source that a name has by its form. A folder may hold tar shards: see `holds_shards`."""
+    if names_parquet(data):
+        return "parquet"
     if names_tfrecords(data):
         return "tfrecord"
     if names_shards(data):
@@ -39,19 +43,21 @@ def labeled_images(
     scan: Scan | None = None,
     *,
     label_column: str | None = None,
+    image_column: str | None = None,
     multi_label: bool = False,
 ) -> LabeledSource:
     """Index labelled images of any kind.
 
-    Class folders are indexed by `ImageFolder.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`, and
-    TFRecord files by `TFRecords.scan`.
+    Class folders are indexed by `ImageFolder.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`,
+    TFRecord files by `TFRecords.scan`, and Parquet files by `Parquet.scan`.
 
     Args:
-        data: a folder, a list, shards, or TFRecord files; local, or an `s3://` or `gs://` URI.
+        data: a folder, a list, shards, TFRecord or Parquet files; local, or an `s3://` or `gs://` URI.
         root: the folder of a list's relative paths; unused with other kinds.
-        classes: those that a list, shards or TFRecord files may contain; a folder has its own.
+        classes: those that a list or shards of any kind may contain; a folder has its own.
         scan: indexes a folder of other files than images; then `data` is such a folder or a list.
-        label_column: the column of a list with the labels, see `FileList.from_file`; unused with other kinds.
+        label_column: the column with the labels, see `FileList.from_file` and `Parquet.scan`; unused with other kinds.
+        image_column: the column of Parquet files with the images; unused with other kinds.
         multi_label: whether each column of a list is a label.
 
     Raises:
@@ -62,10 +68,17 @@ def labeled_images(
         return FileList.from_file(data, root, classes, label_column=label_column, multi_label=multi_label)
     if scan is not None:
         return scan(data)
+    if kind == "parquet":
+        return Parquet.scan(data, classes, image_column=image_column, label_column=label_column)
     if kind == "tfrecord":
         return TFRecords.scan(data, classes)
     if kind == "tar" or holds_shards(data):
         return TarShards.scan(data, classes)
+    if files := parquet_folder(data):
+        pattern = next(iter(files.values()))
+        if len(files) > 1:
+            raise UsageError(f"{data} has Parquet files of {summarize(files)}: give '{pattern}'")
+        return Parquet.scan(pattern, classes, image_column=image_column, label_column=label_column)
     images = ImageFolder.scan(data)
     if {"train"} < {*images.classes} <= _SPLITS:
         raise UsageError(f"{data} has {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
@@ -80,6 +93,7 @@ def train_and_val(
     *,
     val_fraction: float | None = None,
     label_column: str | None = None,
+    image_column: str | None = None,
     multi_label: bool = False,
 ) -> tuple[LabeledSource, LabeledSource]: ...
 
@@ -92,6 +106,7 @@ def train_and_val(
     *,
     val_fraction: float | None = None,
     label_column: str | None = None,
+    image_column: str | None = None,
     multi_label: bool = False,
     scan: Scan,
 ) -> tuple[LabeledFiles, LabeledFiles]: ...
@@ -104,6 +119,7 @@ def train_and_val(
     *,
     val_fraction: float | None = None,
     label_column: str | None = None,
+    image_column: str | None = None,
     multi_label: bool = False,
     scan: Scan | None = None,
 ) -> tuple[LabeledSource, LabeledSource]:
@@ -117,7 +133,8 @@ def train_and_val(
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
         val_fraction: the share of the images that validates. Default: 0.1 of class folders.
-        label_column: the column of a list with the labels, see `FileList.from_file`.
+        label_column: the column of a list or of Parquet files with the labels.
+        image_column: the column of Parquet files with the images.
         multi_label: whether each column of a list is a label.
         scan: indexes folders of other files than images.
 
@@ -125,8 +142,17 @@ def train_and_val(
         UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a fraction; a
             root but no list.
     """
-    of_list = partial(labeled_images, root=root, scan=scan, label_column=label_column, multi_label=multi_label)
-    check = partial(check_list_options, root=root, label_column=label_column, multi_label=multi_label)
+    of_list = partial(
+        labeled_images,
+        root=root,
+        scan=scan,
+        label_column=label_column,
+        image_column=image_column,
+        multi_label=multi_label,
+    )
+    check = partial(
+        check_column_options, root=root, label_column=label_column, image_column=image_column, multi_label=multi_label
+    )
     if val_data is None:
         folders = _folders(data, val_fraction)
         if folders is None:
@@ -177,21 +203,30 @@ def _check_file(data: str) -> None:
         raise UsageError(f"--data {data} is an archive: unpack it, and give its folder")
 
 
-def check_list_options(
-    *data: str, root: str | None = None, label_column: str | None = None, multi_label: bool = False
+def check_column_options(
+    *data: str,
+    root: str | None = None,
+    label_column: str | None = None,
+    image_column: str | None = None,
+    multi_label: bool = False,
 ) -> None:
-    """Refuse the options of lists if none of the data is a list, and several labels if not all are.
+    """Refuse the options of lists and of Parquet if none of the data is such, and several labels if not all are lists.
 
     Raises:
         UsageError: names both.
     """
-    lists = [source_kind(each) == "list" for each in data]
     for each in data:
         _check_file(each)
-    for option, value in (("root", root), ("label-column", label_column)):
-        if value is not None and not any(lists):
-            raise UsageError(f"--{option} {value} is only for lists, not for {' and '.join(data)}: leave it out")
-    if multi_label and not all(lists):
-        raise UsageError(
-            f"--multi-label needs a list with a column for each label, not {data[lists.index(False)]}: give one"
-        )
+    kinds = [source_kind(each) for each in data]
+    kinds = ["parquet" if kinds[i] == "folder" and parquet_folder(each) else kinds[i] for i, each in enumerate(data)]
+    for option, value, of in (
+        ("root", root, {"list": "lists"}),
+        ("label-column", label_column, {"list": "lists", "parquet": "Parquet"}),
+        ("image-column", image_column, {"parquet": "Parquet"}),
+    ):
+        if value is not None and not of.keys() & {*kinds}:
+            only = " and ".join(of.values())
+            raise UsageError(f"--{option} {value} is only for {only}, not for {' and '.join(data)}: leave it out")
+    if multi_label and {*kinds} != {"list"}:
+        other = next(each for each, kind in zip(data, kinds, strict=True) if kind != "list")
+        raise UsageError(f"--multi-label needs a list with a column for each label, not {other}: give one")

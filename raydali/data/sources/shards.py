@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """N images in S shards, by id 0..N-1: by shard, then by position. The base of `TarShards` and `TFRecords`.
+    """N images in S shards, by id 0..N-1: by shard, then by position.
+
+    The base of `TarShards`, `TFRecords` and `Parquet`.
 
     Attributes:
         root: an absolute path or a URI, without a slash at its end.
@@ -159,6 +161,9 @@ class Shards:
     def _shard(self, id: int) -> str:
         return f"{self.root}/{self.shards[self.shard_numbers[id]]}"
 
+    def _size(self, id: int) -> int:
+        return int(self.sizes[self.shard_numbers[id]])
+
     @property
     def dali_reads(self) -> bool:
         """False: DALI gets the contents."""
@@ -176,12 +181,9 @@ class Shards:
         return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
 
     def _content(self, id: int) -> bytes:
-        path, size = self._shard(id), int(self.sizes[self.shard_numbers[id]])
-        begin, length = int(self.offsets[id]), int(self.lengths[id])
+        size, begin, length = self._size(id), int(self.offsets[id]), int(self.lengths[id])
         try:
-            if "://" not in path:
-                return local_shards.read(path, size, begin, length)
-            return bytes(_opened(path, size, os.getpid()).read_at(length, begin))
+            return read_part(self._shard(id), size, begin, length)
         except OSError as error:
             raise storage.StoreError(f"{self.path(id)} cannot be read: {storage.reason(error)}") from error
 
@@ -203,6 +205,23 @@ class Shards:
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
+
+
+def read_part(path: str, size: int, begin: int, length: int) -> bytes:
+    """Read bytes of a shard, see `local_shards.read`.
+
+    Args:
+        path: absolute, or an `s3://` or `gs://` URI.
+        size: the shard's size when it was indexed, in bytes.
+        begin: the offset in bytes.
+        length: the number of bytes.
+
+    Raises:
+        OSError: it cannot be read, or it has another size now.
+    """
+    if "://" not in path:
+        return local_shards.read(path, size, begin, length)
+    return bytes(_opened(path, size, os.getpid()).read_at(length, begin))
 
 
 # For each process, since a forked one must not use its parent's connections.

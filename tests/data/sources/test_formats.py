@@ -19,6 +19,8 @@ from tests.support.trees import grow
         ("shards/*.tgz", "tar"),
         ("train-*-of-00010", "tfrecord"),
         ("a.tfrecord-00001", "tfrecord"),
+        ("train-00000-of-00002.parquet", "parquet"),
+        ("s3://bucket/data/{train,more}-*-of-*.parquet", "parquet"),
         ("gs://bucket/imagenet", "folder"),
         ("nowhere", "folder"),
     ],
@@ -30,7 +32,7 @@ def test_a_name_tells_the_kind(data: str, kind: Kind) -> None:
 def test_what_exists_counts_more_than_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert source_kind(str(tmp_path / "file")) == "list"
-    for name in ("a.csv", "b.tar", "train-of-3"):
+    for name in ("a.csv", "b.tar", "train-of-3", "c.parquet"):
         (tmp_path / name).mkdir()
         assert source_kind(str(tmp_path / name)) == "folder"
 

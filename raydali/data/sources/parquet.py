@@ -1,0 +1,117 @@
+"""Labelled images in Parquet: parquet_index.py finds rows and labels, row_groups.py reads them."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.files import absolute, digest
+from raydali.data.sources.parquet_index import ROW_BITS, parquet_index
+from raydali.data.sources.patterns import folder_entries
+from raydali.data.sources.row_groups import read_image
+from raydali.data.sources.shards import Shards
+from raydali.errors import UsageError
+
+IMAGE, LABEL = "image", "label"
+"""The columns of most data sets."""
+_ENDING = ".parquet"
+_SPLIT = re.compile(r"([a-z]\w*)(-.*)?\.parquet$|")
+
+
+@dataclass(frozen=True, eq=False)
+class Parquet(Shards):
+    """N images in S Parquet files, by id 0..N-1; the name of one is the number of its row, from 0. Made by `scan`.
+
+    Attributes:
+        offsets: int64 (N,), the row group of an image in its file, above `ROW_BITS`, and its row in there.
+        lengths: int64 (N,), the mean of the images of the row group, in bytes.
+        column: the column of the images.
+    """
+
+    column: str = IMAGE
+
+    mark: ClassVar[str] = "#"
+
+    @classmethod
+    def scan(
+        cls,
+        data: str,
+        classes: Sequence[str] | None = None,
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+    ) -> Self:
+        """Index the images of some files, of which only footers and labels are read.
+
+        Classes are the names that Hugging Face's metadata give the labels, in their order; else the labels that occur,
+        sorted. Warns if numeric labels without names are not contiguous from 0.
+
+        Args:
+            data: a file or a pattern such as `train-*.parquet` or `data/{train,extra}-*.parquet`, where * matches only
+                names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            image_column: with images as bytes, or structs of Hugging Face. Default: image.
+            label_column: with numbers or texts. Default: label.
+
+        Raises:
+            UsageError: files are missing, cannot be read or hold no rows; see `parquet_index`. A label is not among
+                the classes.
+        """
+        image = image_column or IMAGE
+        index = partial(parquet_index, image=image, label=label_column or LABEL)
+        return replace(cls._scan(data, data, classes, index), column=image)
+
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """The contents of these images, uint8 each, read-only; each row group is read once.
+
+        Raises:
+            StoreError: an image cannot be read, or the size of its file has changed; names it.
+            OSError: a row group is damaged.
+        """
+        by_group = np.argsort(ids)
+        contents = super().files(ids[by_group])
+        return [contents[place] for place in np.argsort(by_group).tolist()]
+
+    def _content(self, id: int) -> bytes:
+        group, row = divmod(int(self.offsets[id]), 1 << ROW_BITS)
+        return read_image(self._shard(id), self._size(id), self.column, group, row)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what `Shards` hash and of the images' column, 32 hex digits."""
+        return digest(super().fingerprint.encode(), os.fsencode(self.column))
+
+
+def names_parquet(data: str) -> bool:
+    """Return whether this is the name or the pattern of Parquet files, and not an existing folder."""
+    return data.lower().endswith(_ENDING) and not os.path.isdir(os.path.expanduser(data))
+
+
+def parquet_folder(folder: str) -> dict[str, str]:
+    """Find the Parquet files in a folder, or in its folder `data/`, as in a data set cloned from Hugging Face.
+
+    Args:
+        folder: local, or an `s3://` or `gs://` URI.
+
+    Returns:
+        The file or the pattern of files of each split, by the word that their names begin with, such as `train` of
+        `train-00000-of-00002.parquet`; if they have none, of all files, by "".
+    """
+    name = folder.rstrip("/")
+    for place in (name, f"{name}/data"):
+        try:
+            names = [file.name for file in folder_entries(absolute(place)) if file is not None]
+        except (OSError, UsageError):  # reading it will raise the error
+            continue
+        found = map(_SPLIT.match, sorted(filter(names_parquet, names)))
+        words = {match[1] or "": match[2] for match in found if match}
+        if "" in words:
+            return {"": f"{place}/*{_ENDING}"}
+        if words:
+            return {word: f"{place}/{word}{'-*' * bool(rest)}{_ENDING}" for word, rest in words.items()}
+    return {}

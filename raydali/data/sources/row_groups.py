@@ -1,0 +1,174 @@
+"""Reads images out of the row groups of Parquet files, whose rows cannot be read one by one.
+
+A process keeps the row groups that it read last, decoded, so that images near each other are read once. Its threads
+share them, and wait for each other instead of reading one twice.
+"""
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any
+
+from raydali.data.sources import storage
+from raydali.data.sources.parquet_index import image_leaf
+from raydali.data.sources.shards import read_part
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
+KEPT_BYTES = 1 << 30
+"""Limit of the decoded row groups that a process keeps."""
+_READ_AT_ONCE = KEPT_BYTES // 4  # bytes
+_FOOTERS = 1024
+
+Images = Any
+"""An Arrow array of the images of a row group."""
+
+
+class RowGroups:
+    """The row groups that were used last, up to a number of bytes.
+
+    Args:
+        limit: bytes that are kept; the newest row group is kept even if it is larger.
+    """
+
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[Hashable, Images] = OrderedDict()
+        self._under_way: dict[Hashable, Future[Images]] = {}
+        self._kept_bytes = self._read_bytes = 0
+
+    def get(self, key: Hashable, size: int, load: Callable[[], Images]) -> Images:
+        """Return a row group that is kept, or load it.
+
+        Args:
+            key: what it is called.
+            size: the bytes that loading it takes; other threads wait while much is under way.
+            load: decodes it, and may raise any error, which all threads get that wait for it.
+        """
+        with self._changed:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            future = self._under_way.get(key)
+            if future is None:
+                loading = self._under_way[key] = Future[Images]()
+        if future is not None:
+            return future.result()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._read_bytes or self._read_bytes + size <= _READ_AT_ONCE)
+                self._read_bytes += size
+            try:
+                images = load()
+            finally:
+                with self._changed:
+                    self._read_bytes -= size
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                del self._under_way[key]
+            loading.set_exception(error)
+            raise
+        with self._changed:
+            self._keep(key, images)
+            del self._under_way[key]
+        loading.set_result(images)
+        return images
+
+    def _keep(self, key: Hashable, images: Images) -> None:
+        self._kept[key] = images
+        self._kept_bytes += images.nbytes
+        while self._kept_bytes > self._limit and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+
+_groups = RowGroups()
+
+
+def _start_anew() -> None:
+    global _groups
+    _groups = RowGroups()
+
+
+# A forked process may not use a lock that a thread of its parent holds.
+os.register_at_fork(after_in_child=_start_anew)
+
+
+def read_image(path: str, size: int, column: str, group: int, row: int) -> bytes:
+    """The bytes of an image; empty if the file has none there.
+
+    Args:
+        path: of the file, absolute, or an `s3://` or `gs://` URI.
+        size: of the file when it was indexed, in bytes.
+        column: the column of the images.
+        group: the row group, from 0.
+        row: in the row group, from 0.
+
+    Raises:
+        StoreError: the file cannot be read, or its size has changed; names it.
+        OSError: the row group is damaged.
+    """
+    import pyarrow
+
+    try:
+        chunk = _footer(path, size).row_group(group).column(image_leaf(_footer(path, size), column))
+        in_memory = chunk.total_compressed_size + chunk.total_uncompressed_size
+        images = _groups.get((path, size, column, group), in_memory, partial(_decoded, path, size, column, group))
+    except storage.StoreError:
+        raise
+    except (OSError, pyarrow.ArrowException) as error:
+        raise OSError(errno.EBADMSG, f"row group {group} is damaged: {' '.join(str(error).split())}") from None
+    return images[row].as_py() or b""
+
+
+def _decoded(path: str, size: int, column: str, group: int) -> Images:
+    from pyarrow.parquet import ParquetFile
+
+    footer = _footer(path, size)
+    file = ParquetFile(_File(path, size), metadata=footer, pre_buffer=False)
+    leaf = footer.schema.column(image_leaf(footer, column)).path
+    images = file.read_row_group(group, [leaf], use_threads=False).column(0)
+    return images if leaf == column else images.flatten()[0]
+
+
+@lru_cache(maxsize=_FOOTERS)
+def _footer(path: str, size: int) -> "FileMetaData":
+    from pyarrow.parquet import read_metadata
+
+    return read_metadata(_File(path, size))
+
+
+class _File(RawIOBase):
+    """A file as Arrow reads it, whose errors are those of shards: an error of Arrow's own is about its content."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path, self._size, self._at = path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, length: int = -1) -> bytes:
+        length = self._size - self._at if length < 0 else min(length, self._size - self._at)
+        try:
+            content = read_part(self._path, self._size, self._at, length)
+        except OSError as error:
+            raise storage.StoreError(f"{self._path} cannot be read: {storage.reason(error)}") from error
+        self._at += length
+        return content
