@@ -28,6 +28,8 @@ from raydali.report.console import Console
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from raydali.launch.worker.session import Session
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -112,20 +114,20 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.train.evaluation.detection import evaluate
-    from raydali.train.models.detection import build_detector, detection_loss
+    from raydali.train.models.detection import detection_loss
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node draws its own copy
         data = data.relocate(shapes_folder())
     run = TrainingRun(config, session, samples=len(data.train))
-    model = build_detector(config.model, len(data.train.classes))
+    model = build_model(config, len(data.train.classes))
     model = run.synchronized(model.to(run.worker.device).to(memory_format=torch.channels_last))
     peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 16
     optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     differentiated = run.differentiated(model, detection_loss(model))
-    pipelines = make_pipelines(config, max_boxes=data.train.most_boxes)
+    pipelines = train_pipeline(config, max_boxes=data.train.most_boxes), val_pipeline(config)
     with run.loaders(data, pipelines) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
@@ -138,9 +140,16 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 run.close_epoch(metrics, score="map", weights=model)
 
 
-def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, ValidationImages]:
-    """Make the pipelines of training and validation images."""
-    train = TrainImages(
+def build_model(config: Config, classes: int) -> "nn.Module":
+    """Build the detector, with random weights."""
+    from raydali.train.models.detection import build_detector
+
+    return build_detector(config.model, classes)
+
+
+def train_pipeline(config: Config, *, max_boxes: int) -> TrainImages:
+    """Make the pipeline of training images."""
+    return TrainImages(
         seed=config.seed,
         image_size=config.image_size,
         max_boxes=max_boxes,
@@ -149,7 +158,11 @@ def make_pipelines(config: Config, *, max_boxes: int) -> tuple[TrainImages, Vali
         flip_probability=config.flip_probability,
         **config.decoding,
     )
-    return train, ValidationImages(image_size=config.image_size, **config.decoding)
+
+
+def val_pipeline(config: Config) -> ValidationImages:
+    """Make the pipeline of validation images."""
+    return ValidationImages(image_size=config.image_size, **config.decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -168,7 +181,7 @@ def main() -> None:
     config = parse(Config, demo=SHAPES)
     require_extra("detection", "pycocotools", "detectors")
     console = Console()
-    make_pipelines(config, max_boxes=1)
+    train_pipeline(config, max_boxes=1), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
         from raydali.train.models.detection import check_detector  # imports torchvision: seconds
 

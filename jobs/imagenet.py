@@ -135,7 +135,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     network = Normalized(model, config.mean, config.std).to(device)
     evaluated = Normalized(ema.module, config.mean, config.std).to(device) if ema else network
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
-    with run.loaders(data, make_pipelines(config)) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
             for batch in step:
@@ -154,15 +154,19 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     return classification.build_model(config.model, classes, config.image_size or 224)
 
 
-def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
-    """Make the pipelines of training and validation images."""
-    train = TrainImages(
+def train_pipeline(config: Config) -> TrainImages:
+    """Make the pipeline of training images."""
+    return TrainImages(
         seed=config.seed,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
         **config.inputs,
     )
-    return train, ValidationImages(resize_size=config.resize_size, **config.inputs)
+
+
+def val_pipeline(config: Config) -> ValidationImages:
+    """Make the pipeline of validation images."""
+    return ValidationImages(resize_size=config.resize_size, **config.inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -171,7 +175,7 @@ def make_pipelines(config: Config) -> tuple[TrainImages, ValidationImages]:
 
 def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
-    make_pipelines(config)
+    train_pipeline(config), val_pipeline(config)
     if config.model not in (DIGITS.model, Config.model):
         from raydali.train.models.classification import check_model  # imports torchvision: seconds
 

@@ -29,6 +29,8 @@ from raydali.report.console import Console
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from raydali.launch.worker.session import Session
 
 SSIM_WINDOW = 11
@@ -107,7 +109,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.report.comparison_grid import Examples
-    from raydali.train.evaluation.restoration import RestorationNetwork, charbonnier, evaluate, restore
+    from raydali.train.evaluation.restoration import charbonnier, evaluate, restore
     from raydali.train.models.normalized import Normalized
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
@@ -115,15 +117,14 @@ def train(config: Config, data: Data, session: "Session") -> None:
         data = data.relocate(blurred_folder(), val="test")
     run = TrainingRun(config, session, samples=len(data.train))
     device = run.worker.device
-    model = RestorationNetwork(channels=config.channels, blocks=config.blocks)
-    model = model.to(device).to(memory_format=torch.channels_last)
+    model = build_model(config).to(device).to(memory_format=torch.channels_last)
     peak = config.learning_rate or 5e-4
     optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(device)
     differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(from_8_bits(inputs), targets))
-    with run.loaders(data, make_pipelines(config)) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         examples = Examples(session.folder, val_loader)
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
@@ -138,11 +139,22 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 run.close_epoch(metrics, score="psnr", weights=model)
 
 
-def make_pipelines(config: Config) -> tuple[TrainPairs, ValidationPairs]:
-    """Make the pipelines of training and test pairs."""
+def build_model(config: Config, _classes: int = 0) -> "nn.Module":
+    """Build the network, with random weights except in its last layer, which is zero."""
+    from raydali.train.evaluation.restoration import RestorationNetwork
+
+    return RestorationNetwork(channels=config.channels, blocks=config.blocks)
+
+
+def train_pipeline(config: Config) -> TrainPairs:
+    """Make the pipeline of training pairs."""
     crop = config.crop_size, config.crop_size
-    train = TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding)
-    return train, ValidationPairs(crop_size=config.test_size, **config.decoding)
+    return TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding)
+
+
+def val_pipeline(config: Config) -> ValidationPairs:
+    """Make the pipeline of test pairs."""
+    return ValidationPairs(crop_size=config.test_size, **config.decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,7 +169,7 @@ def main() -> None:
     pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
     data = Data(*exclude(config.exclude, *pairs))
     warn_of_overlap(data.train, data.val)
-    make_pipelines(config)
+    train_pipeline(config), val_pipeline(config)
     if config.data is None:
         console.print("this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test")
     console.print(f"data: {plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}")

@@ -11,7 +11,7 @@ training loop in `train`. For your own training, copy this file and change it.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
@@ -133,7 +133,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     criterion = classification_loss(data.train.all_labels, classes, **config.weighting).to(device)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
     make = partial(make_video_loader, decoders=config.decoders)
-    with run.loaders(data, make_pipelines(config), make=make) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config)), make=make) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
             for batch in step:
@@ -152,11 +152,19 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     return build_video_model(config.model, classes)
 
 
-def make_pipelines(config: Config) -> tuple[TrainClips, ValidationClips]:
-    """Make the pipelines of training and validation clips."""
-    frames: dict[str, Any] = {"image_size": config.image_size, "resize_size": config.resize_size}
-    train = TrainClips(seed=config.seed, flip_probability=config.flip_probability, **frames)
-    return train, ValidationClips(**frames)
+def train_pipeline(config: Config) -> TrainClips:
+    """Make the pipeline of training clips."""
+    return TrainClips(
+        seed=config.seed,
+        flip_probability=config.flip_probability,
+        image_size=config.image_size,
+        resize_size=config.resize_size,
+    )
+
+
+def val_pipeline(config: Config) -> ValidationClips:
+    """Make the pipeline of validation clips."""
+    return ValidationClips(image_size=config.image_size, resize_size=config.resize_size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,7 +191,7 @@ def main() -> None:
     """Parse the options, check them, index the data and launch the run."""
     config = parse(Config, demo=DISCS, fine_tuning=FINE_TUNING)
     console = Console()
-    make_pipelines(config)
+    train_pipeline(config), val_pipeline(config)
     if config.model != DISCS.model:
         from raydali.train.models.video import check_video_model  # imports torchvision: seconds
 

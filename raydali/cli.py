@@ -28,6 +28,7 @@ from raydali.bench.train.command import TrainBench
 from raydali.bench.video.command import VideoBench
 from raydali.commands.chaos.command import Chaos
 from raydali.commands.doctor.command import Doctor
+from raydali.commands.evaluate import Evaluate
 from raydali.commands.local_cluster.command import Down, Status, Up
 from raydali.commands.new import New
 from raydali.commands.prepare import Prepare
@@ -124,6 +125,7 @@ def _commands() -> SubcommandApp:
     app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
     app.command(name="completion")(Completion)
     app.command(name="doctor")(Doctor)
+    app.command(name="evaluate")(Evaluate)
     app.command(name="new")(New)
     app.command(name="prepare")(Prepare)
     app.command(name="preview")(Preview)

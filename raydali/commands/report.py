@@ -7,7 +7,6 @@
 A run writes report.html itself while it trains; this command writes it again from the run's folder.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,10 +41,12 @@ def main(options: Report) -> None:
     Raises:
         UsageError: a folder is not that of a run or cannot be read, or the page cannot be written.
     """
+    from raydali.run.find import find_run
+
     if not options.runs:
         raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")
     require_writable("--output", options.output)
-    folders = [_folder(run) for run in options.runs]
+    folders = [find_run(run) for run in options.runs]
     histories = [_history(folder, run) for folder, run in zip(folders, options.runs, strict=True)]
     if len(histories) > 1:
         from raydali.report.html.compare import compare_page
@@ -66,31 +67,12 @@ def main(options: Report) -> None:
     print(f"{output}: {', '.join(map(str, folders))}")
 
 
-def _folder(run: str) -> "RunFolder":
-    from raydali.run.folder import RunFolder
-
-    place = run.rstrip("/") if "://" in run else os.path.abspath(os.path.expanduser(run))  # noqa: PTH100, PTH111 (links stay)
-    storage, _, name = place.rpartition("/")
-    try:
-        folder = RunFolder(storage or "/", name)
-    except UsageError:
-        raise UsageError(f"{run} is not a run: give a run's folder, such as ~/raydali-runs/pets") from None
-    try:
-        folder.path()
-    except UsageError as error:
-        why = error.__cause__
-        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {why}") from error
-    return folder
-
-
 def _history(folder: "RunFolder", run: str) -> "History":
     from raydali.data.sources.storage import reason
     from raydali.report.html.history import History
-    from raydali.run.folder import CONFIG, EPOCHS
+    from raydali.run.folder import CONFIG
 
     try:
-        if not (folder.exists(CONFIG) or folder.exists(EPOCHS)):
-            raise UsageError(f"{run} is not a run, since it has no {CONFIG}: give a run's folder")
         return History.read(folder)
     except OSError as error:
         raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {reason(error)}") from error

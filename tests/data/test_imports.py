@@ -11,10 +11,10 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
 @pytest.mark.parametrize(
     "code",
     [
-        "import jobs.detection as job; job.make_pipelines(job.SHAPES, max_boxes=1)",
-        "import jobs.imagenet as job; job.make_pipelines(job.DIGITS)",
-        "import jobs.restoration as job; job.make_pipelines(job.BLURRED)",
-        "import jobs.video as job; job.make_pipelines(job.DISCS)",
+        "import jobs.detection as job; job.train_pipeline(job.SHAPES, max_boxes=1)",
+        "import jobs.imagenet as job; job.train_pipeline(job.DIGITS)",
+        "import jobs.restoration as job; job.train_pipeline(job.BLURRED)",
+        "import jobs.video as job; job.train_pipeline(job.DISCS)",
         "import raydali.data.tasks.classification",
         "import raydali.data.sources.builtin.digits",
         "import raydali.data.sources.image_folder",

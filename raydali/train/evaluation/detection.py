@@ -48,19 +48,36 @@ def evaluate(
             images, sizes = batch["images"], batch["sizes"].cpu().numpy()
             with precision.autocast():
                 results = model(images)
-            for id, size, result in zip(batch.ids.tolist(), sizes, results, strict=True):
-                boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
-                found.append((id, unfitted(boxes, size, images.shape[-1]), scores.astype(np.float32), labels))
+            found += in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
     of_ranks = worker.gather_bytes(_packed(found))
     figures = torch.zeros(3, dtype=torch.float64)
     if worker.rank == 0:
         of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
         if of_all:
-            figures += torch.tensor([len(of_all), *mean_average_precision(of_all, source)])
+            coco = coco_metrics(of_all, source)
+            figures += torch.tensor([len(of_all), coco["map"], coco["map_50"]])
     images_seen, map_, map_50 = worker.sum(figures).tolist()
     if not images_seen:
         raise DataError(NONE_READ)
     return {"images": int(images_seen), "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
+
+
+def in_originals(
+    ids: Iterable[int], sizes: Iterable[NDArray[np.int64]], results: Iterable[dict[str, torch.Tensor]], side: int
+) -> list[Found]:
+    """Return the detections of a batch in pixels of the original images.
+
+    Args:
+        ids: of the images.
+        sizes: height and width of each original.
+        results: torchvision's "boxes", "scores" and "labels" of each image.
+        side: height and width of the model's images, in pixels.
+    """
+    found = []
+    for id, size, result in zip(ids, sizes, results, strict=True):
+        boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
+        found.append((id, unfitted(boxes, size, side), scores.astype(np.float32), labels))
+    return found
 
 
 def _packed(found: Sequence[Found]) -> bytes:
@@ -84,10 +101,15 @@ def _unpacked(content: bytes) -> Iterator[Found]:
         yield from zip(packed["ids"].tolist(), *of_images, strict=False)
 
 
-def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float, float]:
-    """Return COCO's mAP and the mAP at an IoU of 0.5, computed by pycocotools over these images.
+def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = False) -> dict[str, torch.Tensor]:
+    """Return COCO's figures, such as "map" and "map_50", computed by pycocotools over these images.
 
     A detection in a crowd is ignored; a detection in an image without boxes is wrong.
+
+    Args:
+        found: the detections.
+        source: the images with their boxes.
+        of_classes: whether to compute "map_per_class" for the labels in "classes", too.
     """
     # The caller has gathered all detections. By default, the metric would wait for the other ranks.
     # The thresholds are those of pycocotools; torchmetrics rounds its own, which changes mAP by about 0.0001.
@@ -96,6 +118,7 @@ def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float,
         sync_on_compute=False,
         iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
         rec_thresholds=np.linspace(0, 1, 101).tolist(),
+        class_metrics=of_classes,
     )
     metric.warn_on_many_detections = False
     for id, *of_found in found:
@@ -107,5 +130,5 @@ def mean_average_precision(found: Iterable[Found], source: Coco) -> tuple[float,
             "iscrowd": torch.tensor(source.crowd[truth].astype(np.int64)),
         }
         metric.update([{"boxes": boxes, "scores": scores, "labels": labels}], [target])
-    result = metric.compute()
-    return float(result["map"]), float(result["map_50"])
+    result: dict[str, torch.Tensor] = metric.compute()
+    return result

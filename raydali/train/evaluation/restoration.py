@@ -74,7 +74,11 @@ def charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         restored: (N, 3, H, W) in 0..1.
         targets: (N, 3, H, W) in 0..255.
     """
-    return ((restored - targets / 255) ** 2 + _EPSILON**2).sqrt().mean()
+    return _charbonnier(restored, targets).mean()
+
+
+def _charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((restored - targets / 255) ** 2 + _EPSILON**2).sqrt()
 
 
 class RestorationMetrics(TypedDict):
@@ -108,12 +112,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
             inputs, targets = batch["inputs"], batch["targets"]
             with precision.autocast():
                 output = model(inputs)
-            images, truth = _in_8_bits(output).float(), targets.float()
-            ssim = structural_similarity_index_measure(images, truth, reduction="none", data_range=255.0)
-            assert isinstance(ssim, torch.Tensor)
-            loss = charbonnier(output.float(), targets) * len(inputs)
-            psnr, input_psnr = _psnr(images, truth).sum(), _psnr(inputs.float(), truth).sum()
-            sums += torch.stack([torch.full_like(loss, len(inputs)), loss, psnr, ssim.sum(), input_psnr])
+            each = per_image(output, inputs, targets)
+            of_images = [each[name].sum() for name in ("losses", "psnr", "ssim", "input_psnr")]
+            sums += torch.stack([torch.full_like(of_images[0], len(inputs)), *of_images])
     count, loss_sum, psnr_sum, ssim_sum, input_psnr_sum = worker.sum(sums).tolist()
     if not count:
         raise DataError(NONE_READ)
@@ -127,14 +128,34 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
     }
 
 
+def per_image(output: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Compute "losses", "psnr", "ssim" and "input_psnr" of each image, (N,) each.
+
+    Args:
+        output: restored images (N, 3, H, W) in 0..1.
+        inputs: (N, 3, H, W) in 0..255.
+        targets: like the inputs.
+    """
+    images, truth = in_8_bits(output).float(), targets.float()
+    ssim = structural_similarity_index_measure(images, truth, reduction="none", data_range=255.0)
+    assert isinstance(ssim, torch.Tensor)
+    return {
+        "losses": _charbonnier(output.float(), targets).mean((1, 2, 3)),
+        "psnr": _psnr(images, truth),
+        "ssim": ssim,
+        "input_psnr": _psnr(inputs.float(), truth),
+    }
+
+
 @torch.inference_mode()
 def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> torch.Tensor:
     """Restore images (N, 3, H, W), uint8 to uint8; for the model see `evaluate`."""
     with evaluating(model), precision.autocast():
-        return _in_8_bits(model(images))
+        return in_8_bits(model(images))
 
 
-def _in_8_bits(images: torch.Tensor) -> torch.Tensor:
+def in_8_bits(images: torch.Tensor) -> torch.Tensor:
+    """Round images in 0..1 to 8 bits."""
     return (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
 
 

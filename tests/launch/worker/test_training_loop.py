@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.imagenet import Config, make_pipelines
+from jobs.imagenet import Config, train_pipeline, val_pipeline
 from raydali.data.loading.make import make_loader
 from raydali.errors import UsageError
 from raydali.launch.worker.step import Step
@@ -60,7 +60,7 @@ class Loop:
     def train(self) -> None:
         self.register()
         differentiated = self.differentiated()
-        with self.run.loaders(self.data, make_pipelines(self.config)) as (loader, _):
+        with self.run.loaders(self.data, (train_pipeline(self.config), val_pipeline(self.config))) as (loader, _):
             for step in self.run.steps(loader):
                 self.batches(step, differentiated)
                 self.update(step)
@@ -154,7 +154,7 @@ def test_an_epoch_is_not_closed_before_its_end(tmp_path: Path) -> None:
 def test_a_loader_of_another_order_is_refused(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.register()
-    pipeline, order = make_pipelines(CONFIG)[0], replace(loop.run.stream, seed=1)
+    pipeline, order = train_pipeline(CONFIG), replace(loop.run.stream, seed=1)
     with (
         make_loader("torch", loop.data.train, pipeline, order) as other,
         pytest.raises(UsageError, match=r"run\.loaders"),

@@ -1,0 +1,122 @@
+"""`raydali evaluate`: how good the model of a run is.
+
+    raydali evaluate ~/raydali-runs/pets
+    raydali evaluate ~/raydali-runs/pets --data ~/other-pets --json pets.json
+
+Each sample counts once, on any number of workers. The result stays in the run's folder, as evaluation.json and
+worst.png, and the run's report.html shows it.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydali.inference.options import InferenceOptions
+from raydali.output import JsonFile, require_writable, show, write_json
+from raydali.text import number, plural, rate_text
+
+if TYPE_CHECKING:
+    from raydali.inference.kinds.kind import Evaluation
+    from raydali.inference.session import Joined, Session
+    from raydali.run.folder import RunFolder
+
+CLASSES_SHOWN = 20
+CONFUSIONS = 100
+"""Pairs of classes that are listed, and classes up to which the whole confusion matrix is written."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(InferenceOptions):
+    """Evaluate the model of a run: metrics, each class, confusions, calibration, the worst samples."""
+
+    data: str | None = None
+    """Samples with labels, of the kinds that the job trains on; of a folder with val/ that. Default: the validation
+    samples of the run."""
+    json: JsonFile = None
+
+
+def main(options: Evaluate) -> None:
+    """Compute the outputs for all samples, and print and write the figures.
+
+    Raises:
+        UsageError: the run or the data cannot be used.
+        DataError, StorageAway, CommandError: the samples cannot be read, or workers failed.
+    """
+    from raydali.inference.session import joined, labeled_samples, session, validation_samples
+    from raydali.inference.trained_run import open_run
+
+    require_writable("--json", options.json)
+    run = open_run(options.run, options.checkpoint, options.job)
+    source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data)
+    used = session(run, source, classes, options)
+    found = joined(used.results(options))
+    evaluation = used.kind.evaluation(found.arrays, source, classes)
+    result = _record(options, used, found, evaluation)
+    _print(result, used.kind.noun)
+    if options.json is not None:
+        write_json(result, options.json)
+    _keep(run.folder, result)
+
+
+def _record(options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation") -> dict[str, Any]:
+    """Return the content of evaluation.json."""
+    result: dict[str, Any] = {
+        "run": str(used.run.folder),
+        "weights": used.run.origin,
+        "time": round(time.time(), 3),
+        "data": options.data or getattr(used.run.config, "val_data", None) or used.run.config.data,
+        "samples": len(found.arrays["ids"]),
+        "samples_per_second": found.samples_per_second,
+        "metrics": dict(evaluation.metrics),
+        "classes": [dict(row) for row in evaluation.classes],
+        "worst": [asdict(each) for each in evaluation.worst],
+        "broken": [{"id": id, "path": path, "reason": why} for id, (path, why) in sorted(found.broken.items())],
+    }
+    if (confusion := evaluation.confusion) is not None:
+        wrong = confusion.copy()
+        wrong[range(len(wrong)), range(len(wrong))] = 0
+        pairs = sorted(zip(*wrong.nonzero(), strict=True), key=lambda pair: (-wrong[pair], pair))[:CONFUSIONS]
+        result["confusions"] = [
+            {"class": used.classes[row], "predicted": used.classes[column], "samples": int(wrong[row, column])}
+            for row, column in pairs
+        ]
+        if len(confusion) <= CONFUSIONS:
+            result["confusion"] = confusion.tolist()
+    return result
+
+
+def _print(result: Mapping[str, Any], noun: str) -> None:
+    rate = f"{rate_text(result['samples_per_second'])} {noun}s/s"
+    print(f"{result['run']}, {result['weights']}: {plural(result['samples'], noun)}, {rate}")
+    show("", ["metric", "value"], [(name, f"{value:.4g}") for name, value in result["metrics"].items()])
+    if rows := result["classes"]:
+        names = [*rows[0]]
+        ordered = rows
+        if len(rows) > CLASSES_SHOWN:
+            worst_first = sorted(rows, key=lambda row: (row[names[2]] is None, row[names[2]]))
+            ordered = worst_first[:CLASSES_SHOWN]
+            print(f"the {CLASSES_SHOWN} classes with the lowest {names[2]} of {len(rows)}:")
+        show(
+            "",
+            names,
+            [[row[names[0]], str(row[names[1]]), *(number(row[name], ".4f") for name in names[2:])] for row in ordered],
+        )
+    for pair in result.get("confusions", ())[:5]:
+        print(f"{pair['class']!r} predicted as {pair['predicted']!r}: {plural(pair['samples'], noun)}")
+    for broken in result["broken"][:CLASSES_SHOWN]:
+        print(f"left out {broken['path']}: {broken['reason']}")
+
+
+def _keep(folder: "RunFolder", result: Mapping[str, Any]) -> None:
+    """Write evaluation.json into the run's folder, which may be read-only."""
+    from raydali.data.sources.storage import reason
+    from raydali.run.folder import EVALUATION
+
+    try:
+        folder.write_json(EVALUATION, result)
+    except OSError as error:
+        _log.warning("%s/%s cannot be written: %s", folder, EVALUATION, reason(error))

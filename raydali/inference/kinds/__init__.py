@@ -1,0 +1,1 @@
+"""What each kind of job predicts, and how it is evaluated."""

@@ -1,0 +1,128 @@
+"""Images with one class each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.labeled import LabeledSource
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst
+from raydali.inference.labeled_data import labeled_like, unlabeled
+
+BEST = 5
+"""Predicted classes that are kept of a sample."""
+CALIBRATION_BINS = 15
+WORST_SHOWN = 64
+
+
+class Classification(Kind):
+    """Images with one class each; the outputs are the five most probable classes of each."""
+
+    def open_validation(self, config: Any) -> tuple[LabeledSource, LabeledSource]:
+        """See `Kind`."""
+        both = train_and_val(config.data or digits_folder(), **config.reading)
+        train, val = exclude(config.exclude, *both)
+        return train, val
+
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> LabeledSource:
+        """See `Kind`."""
+        return labeled_like(data, config, classes)
+
+    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> LabeledSource:
+        """See `Kind`."""
+        return unlabeled(data, root, classes)
+
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return "best" (n, 5) int32, classes by falling probability, "probabilities" (n, 5), and "losses" (n,)."""
+        logits = network(batch["images"]).float()
+        best = logits.topk(min(BEST, logits.shape[1])).indices
+        probabilities = logits.softmax(1).gather(1, best)
+        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+        return {"best": best.int(), "probabilities": probabilities, "losses": losses}
+
+    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> Evaluation:
+        """Compute top-1 and top-5, figures of each class, the confusion matrix and the calibration error."""
+        return evaluate_classes(arrays, source.labels[arrays["ids"]], classes, source.path)
+
+    def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each image: path, label, probability, and the next four."""
+        paths = [source.path(id) for id in arrays["ids"].tolist()]
+        return pa.table({"path": paths} | best_columns(arrays, classes))
+
+
+def best_columns(arrays: Arrays, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of the most probable classes: label, probability, label_2, probability_2, ..."""
+    names, columns = np.array([*classes], object), dict[str, Any]()
+    for place in range(arrays["best"].shape[1]):
+        ending = f"_{place + 1}" if place else ""
+        columns[f"label{ending}"] = pa.array(names[arrays["best"][:, place]], pa.string())
+        columns[f"probability{ending}"] = arrays["probabilities"][:, place].astype(np.float32)
+    return columns
+
+
+def evaluate_classes(
+    arrays: Arrays,
+    labels: NDArray[np.int64],
+    classes: Sequence[str],
+    path: Any,
+) -> Evaluation:
+    """Compare the most probable classes of samples with their labels.
+
+    The calibration error is the expected one (ECE) of the most probable class, over 15 bins of equal width: Guo et al.,
+    "On calibration of modern neural networks", ICML 2017.
+
+    Args:
+        arrays: see `Classification.outputs`.
+        labels: int64 (n,).
+        classes: their names.
+        path: returns the path of a sample by its id.
+    """
+    from torchmetrics.functional.classification import (
+        binary_calibration_error,
+        multiclass_confusion_matrix,
+        multiclass_stat_scores,
+    )
+
+    best, losses = arrays["best"].astype(np.int64), arrays["losses"]
+    right = best == labels[:, None]
+    predicted, truth = torch.from_numpy(best[:, 0]), torch.from_numpy(labels)
+    confidence = torch.tensor(arrays["probabilities"][:, 0]).clamp(max=1)
+    correct = torch.from_numpy(right[:, 0].astype(np.int64))
+    confusion = multiclass_confusion_matrix(predicted, truth, len(classes)).numpy()
+    scores = multiclass_stat_scores(predicted, truth, len(classes), average=None).numpy()
+    metrics = {
+        "top1": right[:, 0].mean(),
+        "top5": right.any(1).mean(),
+        "loss": losses.astype(np.float64).mean(),
+        "calibration_error": binary_calibration_error(confidence, correct, CALIBRATION_BINS).item(),
+    }
+    rows = []
+    for name, (true_positive, false_positive, _, _, support) in zip(classes, scores.tolist(), strict=True):
+        found = true_positive + false_positive
+        precision = true_positive / found if found else None
+        recall = true_positive / support if support else None
+        f1 = 2 * true_positive / (found + support) if found + support else None
+        rows.append({"class": name, "images": support, "recall": recall, "precision": precision, "f1": f1})
+    ids = arrays["ids"]
+    worst = [
+        Worst(
+            id=int(ids[place]),
+            path=path(int(ids[place])),
+            truth=classes[labels[place]],
+            predicted=f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}",
+            loss=float(losses[place]),
+        )
+        for place in np.argsort(-losses, kind="stable")[:WORST_SHOWN].tolist()
+    ]
+    return Evaluation(
+        metrics={name: float(value) for name, value in metrics.items()}, classes=rows, confusion=confusion, worst=worst
+    )

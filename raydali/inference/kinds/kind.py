@@ -1,0 +1,146 @@
+"""The interface of a kind of prediction: its samples, its model, and what is made of the outputs.
+
+open_validation, open_labeled    samples with their truth      evaluate
+open_unlabeled                   samples without               predict
+outputs                          on each worker: a batch to arrays with a row for each sample
+evaluation, table                in the driver: the arrays of all samples to figures or to rows
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.make import LoaderName, make_loader
+from raydali.data.tasks.pipeline import Pipeline
+from raydali.train.models.normalized import Normalized
+
+Arrays = dict[str, NDArray[Any]]
+"""Outputs by name; "ids" are those of the samples, int64 (n,)."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """A sample that the model gets wrong, or least right.
+
+    Attributes:
+        id: in its source.
+        path: of the sample.
+        truth: what it is.
+        predicted: what the model says, with its probability.
+        loss: of the sample.
+    """
+
+    id: int
+    path: str
+    truth: str
+    predicted: str
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How good a model is on some samples.
+
+    Attributes:
+        metrics: figures over all samples, by name; the first ones matter most.
+        classes: a row of figures for each class, with its "class"; empty if there are no classes.
+        confusion: int64 (C, C), how many samples of the class of the row were predicted as that of the column; None
+            where a sample may have several classes.
+        worst: the samples with the highest loss, the worst first.
+    """
+
+    metrics: Mapping[str, float]
+    classes: Sequence[Mapping[str, Any]] = ()
+    confusion: NDArray[np.int64] | None = None
+    worst: Sequence[Worst] = ()
+
+
+class Kind(ABC):
+    """A kind of prediction.
+
+    Attributes:
+        noun: what a sample is called, such as "image".
+    """
+
+    noun: ClassVar[str] = "image"
+
+    @abstractmethod
+    def open_validation(self, config: Any) -> tuple[Any, Any]:
+        """Open the training and the validation samples of a run.
+
+        Raises:
+            UsageError: they cannot be opened.
+        """
+
+    @abstractmethod
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> Any:
+        """Open other samples, with their truth.
+
+        Args:
+            data: what the user gives.
+            config: the options of the run, for how samples are read.
+            classes: the classes of the run; None if it does not say them.
+
+        Raises:
+            UsageError: they cannot be opened, or have other classes.
+        """
+
+    @abstractmethod
+    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Any:
+        """Open other samples without their truth, in the order of their listing.
+
+        Args:
+            data: what the user gives.
+            root: the folder of relative paths in a list; None: the list's.
+            config: the options of the run, for how samples are read.
+            classes: the classes of the run.
+
+        Raises:
+            UsageError: they cannot be opened.
+        """
+
+    def for_prediction(self, pipeline: Pipeline[Any]) -> "tuple[Kind, Pipeline[Any], int | None]":
+        """Return the kind, the pipeline and the batch size of samples without truth; None: the run's batch size."""
+        return self, pipeline, None
+
+    def files(self, arrays: Arrays, source: Any) -> Iterator[tuple[str, bytes]]:
+        """Yield the files that a prediction consists of, with their paths in the output's folder."""
+        yield from ()
+
+    def classes_of(self, source: Any) -> tuple[str, ...]:
+        """Return the classes of a source with truth; none if the model has no output for each."""
+        classes: tuple[str, ...] = source.classes
+        return classes
+
+    def network(self, model: nn.Module, config: Any) -> nn.Module:
+        """Return the model with its normalisation: it takes 8-bit samples."""
+        return Normalized(model, config.mean, config.std).to(memory_format=torch.channels_last)
+
+    def loader(self, name: LoaderName, config: Any) -> Callable[..., Loader]:
+        """Return the function that makes the loader of that name: it takes the arguments of `Loader`."""
+        return partial(make_loader, name)
+
+    def edges(self, source: Any) -> NDArray[np.int64] | None:
+        """Return the ids at which a part may begin, see `parts.cut`; None: any."""
+        return None
+
+    @abstractmethod
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Compute the outputs of a batch, on the device."""
+
+    @abstractmethod
+    def evaluation(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> Evaluation:
+        """Compare the outputs for samples, in the order of their ids, with their truth."""
+
+    @abstractmethod
+    def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:
+        """Return the predictions for samples, with a row for each sample, or for each object in one."""

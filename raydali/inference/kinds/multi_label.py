@@ -1,0 +1,75 @@
+"""Images with several labels each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.labeled import LabeledSource
+from raydali.inference.kinds.classification import WORST_SHOWN, Classification
+from raydali.inference.kinds.kind import Arrays, Evaluation, Worst
+
+THRESHOLD = 0.5
+
+
+class MultiLabel(Classification):
+    """Images with several labels each; the outputs are the probabilities of all."""
+
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return "probabilities" (n, C) and "losses" (n,), the mean binary cross-entropy over labels."""
+        logits = network(batch["images"]).float()
+        losses = F.binary_cross_entropy_with_logits(logits, batch["labels"].float(), reduction="none").mean(1)
+        return {"probabilities": logits.sigmoid(), "losses": losses}
+
+    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> Evaluation:
+        """Compute mAP and accuracy, and the figures of each label."""
+        from torchmetrics.functional.classification import binary_average_precision, binary_calibration_error
+
+        truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
+        said = probabilities > THRESHOLD
+        rows, known = list[dict[str, Any]](), list[float]()
+        for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
+            positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
+            average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
+            known += [average] * bool(positive)
+            rows.append(
+                {
+                    "class": name,
+                    "images": positive,
+                    "average_precision": average if positive else None,
+                    "recall": both / positive if positive else None,
+                    "precision": both / int(right.sum()) if right.any() else None,
+                }
+            )
+        flat = torch.from_numpy(probabilities.ravel().copy()), torch.from_numpy(truth.ravel().astype(np.int64))
+        metrics = {
+            "map": float(np.mean(known)) if known else 0.0,
+            "accuracy": float((said == (truth == 1)).mean()),
+            "loss": float(arrays["losses"].astype(np.float64).mean()),
+            "calibration_error": binary_calibration_error(*flat, n_bins=15).item(),
+        }
+        worst = []
+        for place in np.argsort(-arrays["losses"], kind="stable")[:WORST_SHOWN].tolist():
+            id = int(arrays["ids"][place])
+            is_, says = (_names(classes, mask) for mask in (truth[place] == 1, said[place]))
+            worst.append(Worst(id, source.path(id), is_, says, float(arrays["losses"][place])))
+        return Evaluation(metrics=metrics, classes=rows, worst=worst)
+
+    def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each image: path, its labels, joined by semicolons, and the probability of each label."""
+        probabilities = arrays["probabilities"]
+        columns = {
+            "path": [source.path(id) for id in arrays["ids"].tolist()],
+            "labels": [_names(classes, mask, ";", "") for mask in probabilities > THRESHOLD],
+        }
+        of_labels = {f"probability of {name}": column for name, column in zip(classes, probabilities.T, strict=True)}
+        return pa.table(columns | of_labels)
+
+
+def _names(classes: Sequence[str], mask: Sequence[bool], separator: str = ", ", none: str = "none") -> str:
+    return separator.join(name for name, has in zip(classes, mask, strict=True) if has) or none

@@ -1,0 +1,154 @@
+"""Restored images, compared with their targets."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.builtin.blurred import blurred_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.files import Files
+from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.settings import DecoderSettings
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst
+from raydali.inference.labeled_data import unlabeled_files
+from raydali.train.evaluation.restoration import in_8_bits, per_image
+from raydali.train.models.normalized import Normalized
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+
+WORST_SHOWN = 64
+_PSNR = {"input": "input_psnr", "output": "psnr"}
+
+
+class Restoration(Kind):
+    """Restored images; the outputs are their figures against the targets."""
+
+    noun = "pair"
+
+    def open_validation(self, config: Any) -> tuple[ImagePairs, ImagePairs]:
+        """See `Kind`."""
+        root = config.data.rstrip("/") if config.data else blurred_folder()
+        pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
+        train, test = exclude(config.exclude, *pairs)
+        return train, test
+
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> ImagePairs:
+        """See `Kind`."""
+        return ImagePairs.scan(data, config.inputs, config.targets)
+
+    def classes_of(self, source: ImagePairs) -> tuple[str, ...]:
+        """Return none: the model has no classes."""
+        return ()
+
+    def network(self, model: nn.Module, config: Any) -> nn.Module:
+        """See `Kind`."""
+        return Normalized(model, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)).to(memory_format=torch.channels_last)
+
+    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Files:
+        """See `Kind`."""
+        return unlabeled_files(data, root, EXTENSIONS)
+
+    def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
+        """Restore whole images, one at a time, since their sizes differ."""
+        assert isinstance(pipeline, DecoderSettings)
+        whole = WholeImages(hw_decoder_load=pipeline.hw_decoder_load, largest_image=pipeline.largest_image)
+        return RestoredImages(), whole, 1
+
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return "psnr", "ssim", "input_psnr" and "losses", each (n,)."""
+        return per_image(network(batch["inputs"]), batch["inputs"], batch["targets"])
+
+    def evaluation(self, arrays: Arrays, source: ImagePairs, classes: Sequence[str]) -> Evaluation:
+        """Compute the means over images."""
+        names = {"psnr": "psnr", "ssim": "ssim", "input_psnr": "input_psnr", "losses": "loss"}
+        metrics = {name: float(arrays[key].astype(np.float64).mean()) for key, name in names.items()}
+        worst = []
+        for place in np.argsort(arrays["psnr"], kind="stable")[:WORST_SHOWN].tolist():
+            id = int(arrays["ids"][place])
+            before, after = (f"{name} {arrays[key][place]:.1f} dB" for name, key in _PSNR.items())
+            worst.append(Worst(id, source.inputs.path(id), before, after, float(arrays["losses"][place])))
+        return Evaluation(metrics=metrics, worst=worst)
+
+    def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:
+        """Return no rows: `RestoredImages` predicts."""
+        return pa.table({})
+
+
+class RestoredImages(Restoration):
+    """Restored images without targets; the outputs are PNG files."""
+
+    noun = "image"
+
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return "sizes" (n,) of PNG files in bytes, and "files", uint8, all of them."""
+        images = in_8_bits(network(batch["inputs"])).permute(0, 2, 3, 1).cpu().numpy()
+        files = [_png(image) for image in images]
+        joined = torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
+        return {"sizes": torch.tensor([len(file) for file in files]), "files": joined}
+
+    def table(self, arrays: Arrays, source: Files, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each image: its path, and the restored file in the output's folder."""
+        ids = arrays["ids"].tolist()
+        return pa.table({"path": [source.path(id) for id in ids], "file": [_name(source, id) for id in ids]})
+
+    def files(self, arrays: Arrays, source: Files) -> Iterator[tuple[str, bytes]]:
+        """See `Kind`."""
+        ends = arrays["sizes"].cumsum()
+        for id, content in zip(arrays["ids"].tolist(), np.split(arrays["files"], ends[:-1]), strict=True):
+            yield _name(source, id), content.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeImages(Pipeline[Files], DecoderSettings):
+    """Whole images, without their targets; a batch has one, since sizes differ."""
+
+    image_files: ClassVar[int] = 1
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The name of images (3, H, W) uint8."""
+        return ("inputs",)
+
+    def inputs(self, source: Files, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        """Return the files."""
+        return (source.files(ids),)
+
+    def graph(self, source: Files, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
+        """Decode the images."""
+        from nvidia.dali import fn
+
+        return (fn.decoders.image(inputs[0], **self.decoder_options(device)),)
+
+    def sample(self, source: Files, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        """Return an image, decoded by Pillow."""
+        from torchvision.transforms.v2 import functional as F
+
+        from raydali.data.tasks.pillow import decoded
+
+        return (F.pil_to_tensor(decoded(source.read(id))),)
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def _name(source: Files, id: int) -> str:
+    """The path of a restored image: that of its input, as PNG."""
+    path = source.path(id).removeprefix(f"{source.root}/") if source.root else PurePosixPath(source.path(id)).name
+    return str(PurePosixPath(path).with_suffix(".png"))

@@ -1,0 +1,114 @@
+"""Videos with one class each: the probabilities of their clips are averaged."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.make import LoaderName
+from raydali.data.loading.video_loader import make_video_loader
+from raydali.data.sources.builtin.moving_discs import moving_discs_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.formats import train_and_val
+from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
+from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
+from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind
+from raydali.inference.labeled_data import labeled_like, unlabeled
+from raydali.train.models.normalized import Normalized
+
+
+class Video(Kind):
+    """Videos with one class each; the outputs are the probabilities of all classes for each clip."""
+
+    noun: ClassVar[str] = "clip"
+
+    def open_validation(self, config: Any) -> tuple[VideoClips, VideoClips]:
+        """See `Kind`."""
+        videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
+        train, val = (_clips(files, config) for files in exclude(config.exclude, *videos))
+        return train, val
+
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> VideoClips:
+        """See `Kind`."""
+        return _clips(labeled_like(data, config, classes, scan_videos), config)
+
+    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> VideoClips:
+        """See `Kind`."""
+        return _clips(unlabeled(data, root, classes, EXTENSIONS), config)
+
+    def classes_of(self, source: VideoClips) -> tuple[str, ...]:
+        """See `Kind`."""
+        return source.videos.classes
+
+    def network(self, model: nn.Module, config: Any) -> nn.Module:
+        """See `Kind`."""
+        normalized = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD)
+        return normalized.to(memory_format=torch.channels_last_3d)
+
+    def loader(self, name: LoaderName, config: Any) -> Callable[..., Loader]:
+        """See `Kind`."""
+        return partial(make_video_loader, name, decoders=config.decoders)
+
+    def edges(self, source: VideoClips) -> NDArray[np.int64]:
+        """Return the first clip of each video: the clips of a video are in one part."""
+        first_clips: NDArray[np.int64] = np.unique(source.places(np.arange(len(source)))[0], return_index=True)[1]
+        return first_clips
+
+    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return "all" (n, C), the probabilities, and "losses" (n,)."""
+        logits = network(batch["clips"]).float()
+        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+        return {"all": logits.softmax(1), "losses": losses}
+
+    def evaluation(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> Evaluation:
+        """Compute the figures of `evaluate_classes` for videos, and top-1 of clips."""
+        videos, of_videos = _by_video(arrays, source)
+        labels = source.videos.labels[videos]
+        found = evaluate_classes(of_videos, labels, classes, source.videos.path)
+        right = arrays["all"].argmax(1) == source.labels(arrays["ids"])
+        metrics = {**found.metrics, "clip_top1": float(right.mean()), "clips": float(len(right))}
+        return Evaluation(metrics=metrics, classes=found.classes, confusion=found.confusion, worst=found.worst)
+
+    def table(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each video: path, clips, label, probability, and the next four."""
+        videos, of_videos = _by_video(arrays, source)
+        counts = np.unique(source.places(arrays["ids"])[0], return_counts=True)[1]
+        paths = [source.videos.path(video) for video in videos.tolist()]
+        return pa.table({"path": paths, "clips": counts} | best_columns(of_videos, classes))
+
+
+def _clips(videos: LabeledSource, config: Any) -> VideoClips:
+    return VideoClips.index(
+        videos,  # type: ignore[arg-type]  # folders and lists of files
+        sequence_length=config.sequence_length,
+        stride=config.stride,
+        step=config.step,
+        skip_broken=config.skip_broken,
+    )
+
+
+def _by_video(arrays: Arrays, source: VideoClips) -> tuple[NDArray[np.int64], Arrays]:
+    """Return the videos, and the arrays of `evaluate_classes` with a row for each, of averaged probabilities."""
+    videos, places = np.unique(source.places(arrays["ids"])[0], return_inverse=True)
+    counts = np.bincount(places)
+    mean = np.zeros((len(videos), arrays["all"].shape[1]))
+    np.add.at(mean, places, arrays["all"])
+    mean /= counts[:, None]
+    best = np.argsort(-mean, axis=1, kind="stable")[:, :BEST]
+    truth = mean[np.arange(len(videos)), source.videos.labels[videos]]
+    losses = -np.log(np.maximum(truth, np.finfo(np.float32).tiny))
+    return videos, {
+        "ids": videos,
+        "best": best,
+        "probabilities": np.take_along_axis(mean, best, 1).astype(np.float32),
+        "losses": losses,
+    }

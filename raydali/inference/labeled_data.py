@@ -1,0 +1,79 @@
+"""Other labelled samples for a trained model, and samples without labels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from raydali.data.sources import storage
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.files import Files, absolute
+from raydali.data.sources.formats import Scan, check_list_options, labeled_images, source_kind
+from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.sources.listing import list_tree
+from raydali.data.sources.skipped_files import select_files
+from raydali.errors import UsageError
+from raydali.text import summarize
+
+
+def labeled_like(data: str, config: Any, classes: Sequence[str] | None, scan: Scan | None = None) -> LabeledSource:  # noqa: ANN401
+    """Open labelled samples for a model with these classes, of which some may be absent.
+
+    Args:
+        data: as `--data` of a job; of a folder with val/, its val/.
+        config: the options of the run, for how lists are read.
+        classes: those of the run; None: those of the data.
+        scan: see `formats.labeled_images`.
+
+    Raises:
+        UsageError: they cannot be opened, or some have another class.
+    """
+    below = f"{data.rstrip('/')}/val"
+    data = below if source_kind(data) == "folder" and storage.is_folder(absolute(below)) else data
+    columns: dict[str, Any] = {name: getattr(config, name, None) for name in ("root", "label_column")}
+    columns["multi_label"] = getattr(config, "multi_label", False)
+    if source_kind(data) != "list":
+        columns |= {"root": None, "label_column": None}
+    check_list_options(data, **columns)
+    of_lists = classes if source_kind(data) != "folder" else None
+    (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
+    if classes is None or source.classes == tuple(classes):
+        return source
+    places = {name: place for place, name in enumerate(classes)}
+    if unknown := [name for name in source.classes if name not in places]:
+        raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
+    labels = np.array([places[name] for name in source.classes])[source.labels]
+    moved: LabeledSource = replace(source, labels=labels, classes=tuple(classes))  # type: ignore[type-var]
+    return moved
+
+
+def unlabeled(
+    data: str, root: str | None, classes: Sequence[str], extensions: tuple[str, ...] = EXTENSIONS
+) -> LabeledSource:
+    """Open samples whose labels are unknown: all get the first class.
+
+    Args:
+        data: a folder, in which samples lie at any depth, or a list with a path in each line.
+        root: the folder of relative paths in a list; None: the list's.
+        classes: those of the run.
+        extensions: those of samples in folders.
+
+    Raises:
+        UsageError: they cannot be opened.
+    """
+    files = unlabeled_files(data, root, extensions)
+    labels = np.zeros(len(files), np.int64)
+    return LabeledFiles(files.root, files.packed_paths, files.offsets, labels=labels, classes=tuple(classes))
+
+
+def unlabeled_files(data: str, root: str | None, extensions: tuple[str, ...]) -> Files:
+    """Open the files of a folder, sorted by folder and name, or of a list, in its order; see `unlabeled`."""
+    place = absolute(data)
+    listing, skipped = select_files(list_tree(place, of="samples"), extensions)
+    skipped.warn(place, extensions)
+    names = [(folder, sorted(listing[folder])) for folder in sorted(listing) if listing[folder]]
+    if not names:
+        raise UsageError(f"{data} has no samples: give files that end in {', '.join(extensions)}")
+    return Files.from_folders(place, names)

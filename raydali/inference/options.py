@@ -1,0 +1,47 @@
+"""The options that commands on trained runs share."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from raydali.launch.options import LaunchOptions, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """A run, and where its model runs."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run, such as ~/raydali-runs/pets or s3://bucket/runs/pets."""
+    checkpoint: Literal["best", "newest"] = "best"
+    """Weights: those with the best validation score, or those of the newest checkpoint."""
+    job: str | None = None
+    """Name or file of the run's job. Default: the one that the run names, in this folder if it is yours."""
+    batch_size: int | None = None
+    """Samples that a device processes at once. Default: that of the run."""
+    workers: str | None = None
+    """Number of workers. Default: one per GPU; on CPUs one, or 2 on a cluster."""
+    cpus_per_worker: int | None = None
+    """CPU cores per worker. Default: the cores per GPU of a node, or an equal share of the cores."""
+    gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Require GPUs. Default: use GPUs if there are any, else CPUs."""
+    no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Use CPUs, even if there are GPUs."""
+    loader: Literal["dali", "torch"] | None = None
+    """Loader: dali, or torch (PyTorch's DataLoader). Default: dali if it is installed, else torch."""
+
+    def __post_init__(self) -> None:
+        require(self, "batch_size", least=1)
+        _ = self.launch
+
+    @property
+    def launch(self) -> LaunchOptions:
+        """The options that decide where the model runs.
+
+        Raises:
+            UsageError: they cannot be used.
+        """
+        return LaunchOptions(
+            workers=self.workers, cpus_per_worker=self.cpus_per_worker, gpu=self.gpu, no_gpu=self.no_gpu
+        )

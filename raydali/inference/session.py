@@ -1,0 +1,158 @@
+"""One use of a trained run: its model, some samples, and the results for all of them."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raydali.data.sources.source import Source
+from raydali.data.tasks.pipeline import Pipeline
+from raydali.errors import DataError, UsageError
+from raydali.extras import default_loader
+from raydali.inference import workers
+from raydali.inference.engine import Inference, PartResult
+from raydali.inference.kinds.kind import Arrays, Kind
+from raydali.inference.options import InferenceOptions
+from raydali.inference.parts import Part, cut
+from raydali.inference.trained_run import TrainedRun
+from raydali.text import plural, rate_text
+from raydali.train.evaluation.classification import NONE_READ
+
+LINE_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A model with samples.
+
+    Attributes:
+        run: the trained run.
+        kind: what its model predicts.
+        source: the samples.
+        classes: in the order of the model's outputs; none if it has no output for each.
+        inference: what workers compute.
+        parts: all parts of the source.
+    """
+
+    run: TrainedRun
+    kind: Kind
+    source: Source
+    classes: tuple[str, ...]
+    inference: Inference
+    parts: Sequence[Part]
+
+    def results(self, options: InferenceOptions, parts: Sequence[Part] | None = None) -> Iterator[PartResult]:
+        """Yield the results of some parts, by default of all, in any order; shows the progress of slow ones.
+
+        Raises:
+            UsageError, CommandError, DataError, StorageAway: see `workers.results`.
+        """
+        parts = self.parts if parts is None else parts
+        done, total, told = 0, sum(len(part.ids) for part in parts), time.monotonic()
+        for result in workers.results(self.inference, parts, options.launch):
+            done += len(result.part.ids)
+            if time.monotonic() - told >= LINE_SECONDS:
+                told = time.monotonic()
+                rate = rate_text(done / max(result.seconds, 1e-9))
+                print(f"{done:,} of {plural(total, self.kind.noun)}, {rate}/s", file=sys.stderr)
+            yield result
+
+
+def validation_samples(run: TrainedRun) -> tuple[Source, tuple[str, ...]]:
+    """Return the validation samples of a run, and its classes.
+
+    Raises:
+        UsageError: they cannot be opened, or their classes have changed.
+    """
+    train, val = run.kind.open_validation(run.config)
+    classes = run.kind.classes_of(train)
+    if run.classes is not None and tuple(run.classes) != classes:
+        raise UsageError(f"the classes of {train} are not those of the run {run.folder} any more: give --data")
+    if run.fingerprint not in (None, train.fingerprint):
+        _log.warning("%s has changed since %s was trained, so it may have seen validation samples", train, run.folder)
+    return val, classes
+
+
+def labeled_samples(run: TrainedRun, data: str) -> tuple[Source, tuple[str, ...]]:
+    """Return other samples with their truth, and the classes of the run.
+
+    Raises:
+        UsageError: they cannot be opened, or have classes that the run lacks.
+    """
+    source = run.kind.open_labeled(data, run.config, run.classes)
+    return source, run.kind.classes_of(source) if run.classes is None else run.classes
+
+
+def session(
+    run: TrainedRun,
+    source: Source,
+    classes: tuple[str, ...],
+    options: InferenceOptions,
+    *,
+    kind: Kind | None = None,
+    pipeline: Pipeline[Any] | None = None,
+    batch_size: int | None = None,
+) -> Session:
+    """Build the model of a run for some samples.
+
+    Args:
+        run: the trained run.
+        source: the samples.
+        classes: in the order of the model's outputs.
+        options: how the model runs.
+        kind: in place of that of the run.
+        pipeline: in place of that of the run.
+        batch_size: in place of that of the run.
+
+    Raises:
+        UsageError: the weights do not fit the model.
+    """
+    kind = kind or run.kind
+    size = batch_size or options.batch_size or run.config.batch_size
+    inference = Inference(
+        kind=kind,
+        network=run.network(len(classes)),
+        pipeline=pipeline or run.pipeline,
+        source=source,
+        batch_size=size,
+        precision=run.config.precision,
+        loader=kind.loader(options.loader or default_loader(), run.config),
+    )
+    parts = cut(len(source), size, kind.edges(source))
+    return Session(run=run, kind=kind, source=source, classes=classes, inference=inference, parts=parts)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The results of all parts.
+
+    Attributes:
+        arrays: in the order of ids, see `Kind.outputs`.
+        broken: path and reason of the samples that could not be read, by id.
+        samples_per_second: over all workers, from their first batch on.
+    """
+
+    arrays: Arrays
+    broken: dict[int, tuple[str, str]]
+    samples_per_second: float
+
+
+def joined(results: Iterable[PartResult]) -> Joined:
+    """Join the results of all parts.
+
+    Raises:
+        DataError: no sample could be read.
+    """
+    ordered = sorted(results, key=lambda result: result.part.number)
+    read = [result.arrays for result in ordered if result.arrays]
+    if not read:
+        raise DataError(NONE_READ)
+    arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+    broken = {id: why for result in ordered for id, why in result.broken.items()}
+    return Joined(arrays, broken, len(arrays["ids"]) / max(result.seconds for result in ordered))

@@ -1,0 +1,99 @@
+"""Runs inference on workers: in this process, or on a Ray cluster with a Ray actor for each worker."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from raydali.errors import CommandError
+from raydali.host.cpu_times import usable_cores
+from raydali.host.cuda_queues import set_max_connections
+from raydali.inference.engine import Inference, PartResult
+from raydali.inference.parts import Part
+from raydali.launch.driver.loop import WORKER_ENVIRONMENT
+from raydali.launch.driver.placement import resolve_placement
+from raydali.launch.driver.ray_cluster import connect
+from raydali.launch.options import LaunchOptions
+from raydali.output import gpu_names
+from raydali.text import error_line, plural
+
+MAX_FAILURES = 3
+"""Failures of workers, in a row without a part that was done, after which the command ends."""
+RESULTS_AHEAD = 4
+"""Results of a worker that may wait for the driver."""
+
+_log = logging.getLogger(__name__)
+
+
+def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions) -> Iterator[PartResult]:
+    """Yield the results of all parts, in any order.
+
+    Without a cluster, one worker needs no Ray. A part of a worker that has died is done by another.
+
+    Args:
+        inference: the model and the samples.
+        parts: those to do.
+        options: number of workers and what each one gets.
+
+    Raises:
+        UsageError: the cluster cannot hold the workers.
+        CommandError: workers fail again and again.
+        DataError, StorageAway: the samples cannot be read.
+    """
+    most = options.worker_range[1] if options.worker_range else max(1, 0 if options.no_gpu else len(gpu_names()))
+    if not os.environ.get("RAY_ADDRESS") and most == 1:
+        gpu = bool(gpu_names()) and not options.no_gpu
+        if gpu:
+            set_max_connections()
+        device = torch.device("cuda:0" if gpu else "cpu")
+        yield from inference.results(parts, device, options.cpus_per_worker or usable_cores())
+        return
+    with connect(options, _log.warning) as cluster:
+        placement = resolve_placement(options, cluster)
+        yield from _on_ray(inference, parts, placement.reachable, placement.cpus, gpu=placement.gpu)
+
+
+def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int, *, gpu: bool) -> Iterator[PartResult]:
+    import ray
+
+    class InferenceWorker:
+        def results(self, inference: Inference, parts: Sequence[Part], cpus: int) -> Iterator[PartResult]:
+            device = torch.device("cuda:0" if torch.cuda.is_available() and gpu else "cpu")
+            yield from inference.results(parts, device, cpus)
+
+    actor: Any = ray.remote(num_cpus=cpus, num_gpus=int(gpu), runtime_env={"env_vars": WORKER_ENVIRONMENT})(
+        InferenceWorker
+    )
+    shared = ray.put(inference)
+    left, failures = {part.number: part for part in parts}, 0
+    while left:
+        shares = [share for share in ([*left.values()][rank::workers] for rank in range(workers)) if share]
+        actors = [actor.remote() for _ in shares]
+        streams: dict[Any, Any] = {}
+        for worker, share in zip(actors, shares, strict=True):
+            method = worker.results.options(num_returns="streaming", _generator_backpressure_num_objects=RESULTS_AHEAD)
+            streams[method.remote(shared, share, cpus)] = worker
+        while streams:
+            ready: Any = ray.wait([*streams], num_returns=1, fetch_local=False)[0][0]
+            try:
+                result = ray.get(next(ready))
+            except StopIteration:
+                del streams[ready]
+            except ray.exceptions.RayTaskError as error:
+                raise error.as_instanceof_cause() from None
+            except ray.exceptions.RayError as error:
+                failures += 1
+                del streams[ready]
+                _log.warning("a worker has ended (%s): its parts are done again", error_line(error)[:80])
+                if failures >= MAX_FAILURES:
+                    raise CommandError(
+                        f"{plural(failures, 'worker')} ended without a result in between: see Ray's logs"
+                    ) from error
+            else:
+                failures = 0
+                left.pop(result.part.number, None)
+                yield result
+        for worker in actors:
+            ray.kill(worker)
