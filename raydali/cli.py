@@ -31,6 +31,7 @@ from raydali.commands.doctor.command import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.local_cluster.command import Down, Status, Up
 from raydali.commands.new import New
+from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
 from raydali.commands.report import Report
@@ -127,6 +128,7 @@ def _commands() -> SubcommandApp:
     app.command(name="doctor")(Doctor)
     app.command(name="evaluate")(Evaluate)
     app.command(name="new")(New)
+    app.command(name="predict")(Predict)
     app.command(name="prepare")(Prepare)
     app.command(name="preview")(Preview)
     app.command(name="report")(Report)

@@ -8,12 +8,11 @@ import numpy as np
 
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.files import Files, absolute
+from raydali.data.sources.files import absolute
 from raydali.data.sources.formats import Scan, check_list_options, labeled_images, source_kind
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.sources.listing import list_tree
-from raydali.data.sources.skipped_files import select_files
+from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -66,14 +65,3 @@ def unlabeled(
     files = unlabeled_files(data, root, extensions)
     labels = np.zeros(len(files), np.int64)
     return LabeledFiles(files.root, files.packed_paths, files.offsets, labels=labels, classes=tuple(classes))
-
-
-def unlabeled_files(data: str, root: str | None, extensions: tuple[str, ...]) -> Files:
-    """Open the files of a folder, sorted by folder and name, or of a list, in its order; see `unlabeled`."""
-    place = absolute(data)
-    listing, skipped = select_files(list_tree(place, of="samples"), extensions)
-    skipped.warn(place, extensions)
-    names = [(folder, sorted(listing[folder])) for folder in sorted(listing) if listing[folder]]
-    if not names:
-        raise UsageError(f"{data} has no samples: give files that end in {', '.join(extensions)}")
-    return Files.from_folders(place, names)

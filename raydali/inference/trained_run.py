@@ -1,5 +1,6 @@
 """A trained run as its folder has it: the job with its options, the classes, and the weights."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -39,6 +40,7 @@ class TrainedRun:
         config: the options that it was trained with, of the job's class `Config`.
         facts: its model.json; empty for runs of earlier versions.
         fingerprint: of the training set.
+        sha256: of the file of weights, or of the manifest that has it, 64 hex digits.
         origin: where the weights are from, for messages, such as "best/model.safetensors of epoch 7".
         state: the model's state dict, on the CPU.
     """
@@ -48,6 +50,7 @@ class TrainedRun:
     config: Any
     facts: Mapping[str, Any]
     fingerprint: str | None
+    sha256: str
     origin: str
     state: State
 
@@ -106,7 +109,7 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
     folder = find_run(run)
     facts = read_model(folder)
     try:
-        origin, state = _best(folder, facts) if checkpoint == "best" else _newest(folder)
+        origin, content, state = _best(folder, facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
     module = job_module(str(folder), facts.get("job", {}), job)
@@ -122,6 +125,7 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
         config=config,
         facts=facts,
         fingerprint=settings.get("fingerprint"),
+        sha256=hashlib.sha256(content).hexdigest(),
         origin=origin,
         state=state,
     )
@@ -132,18 +136,19 @@ def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _best(folder: RunFolder, facts: Mapping[str, Any]) -> tuple[str, State]:
+def _best(folder: RunFolder, facts: Mapping[str, Any]) -> tuple[str, bytes, State]:
     for name in (BEST, BEST_OF_EARLIER_VERSIONS):
         if folder.exists(name):
-            state, _ = read_state(folder.read(name), f"{folder}/{name}")
+            content = folder.read(name)
+            state, _ = read_state(content, f"{folder}/{name}")
             epoch = f" of epoch {facts['best']['epoch']}" if facts.get("best") else ""
-            return f"{name}{epoch}", state
+            return f"{name}{epoch}", content, state
     instead = "give --checkpoint newest" if newest_step(folder) is not None else "train it further"
     raise UsageError(f"{folder} has no {BEST} yet, which is written after its first epoch: {instead}")
 
 
-def _newest(folder: RunFolder) -> tuple[str, State]:
-    """The weights of the newest complete checkpoint: their moving average, if there is one."""
+def _newest(folder: RunFolder) -> tuple[str, bytes, State]:
+    """The manifest and the weights of the newest complete checkpoint: their moving average, if there is one."""
     name = next((each for each in newest_first(folder) if folder.exists(f"{each}/{MANIFEST}")), None)
     if name is None:
         raise UsageError(f"{folder} has no checkpoint yet: train it further")
@@ -154,6 +159,6 @@ def _newest(folder: RunFolder) -> tuple[str, State]:
     except (BadCheckpointError, FileNotFoundError, ValueError, KeyError) as error:
         raise UsageError(f"{folder}/{name} cannot be used ({str(error)[:60]}): give --checkpoint best") from error
     if "ema" not in parts:
-        return f"{name}/{FILE_NAME}", parts["model"]
+        return f"{name}/{FILE_NAME}", contents, parts["model"]
     averaged = {key.removeprefix("module."): value for key, value in parts["ema"].items() if key != "n_averaged"}
-    return f"{name}/{FILE_NAME}", averaged
+    return f"{name}/{FILE_NAME}", contents, averaged

@@ -15,7 +15,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled
 
 BEST = 5
@@ -55,7 +55,7 @@ class Classification(Kind):
 
     def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
         """Return a row for each image: path, label, probability, and the next four."""
-        paths = [source.path(id) for id in arrays["ids"].tolist()]
+        paths = [text_of(source.path(id)) for id in arrays["ids"].tolist()]
         return pa.table({"path": paths} | best_columns(arrays, classes))
 
 

@@ -16,10 +16,10 @@ from raydali.data.sources.coco_folder import one_split, train_and_val
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
 from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind
-from raydali.inference.labeled_data import unlabeled_files
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, text_of
 from raydali.text import summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
@@ -28,6 +28,8 @@ METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "ma
 
 class Detection(Kind):
     """Images with boxes; the outputs are the boxes found in each, in pixels of the original."""
+
+    endings = (".csv", ".parquet", ".json")
 
     def open_validation(self, config: Any) -> tuple[Coco, Coco]:
         """See `Kind`."""
@@ -99,7 +101,7 @@ class Detection(Kind):
         names = np.array(["", *classes], object)
         owners, boxes = np.repeat(arrays["ids"], arrays["counts"]), arrays["boxes"]
         columns = {
-            "path": pa.array([source.path(id) for id in owners.tolist()], pa.string()),
+            "path": pa.array([text_of(source.path(id)) for id in owners.tolist()], pa.string()),
             "image": source.image_ids[owners],
             "label": pa.array(names[arrays["labels"]], pa.string()),
             "score": arrays["scores"],

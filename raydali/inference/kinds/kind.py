@@ -64,14 +64,21 @@ class Evaluation:
     worst: Sequence[Worst] = ()
 
 
+def text_of(path: str) -> str:
+    """Return a path as text, of which bytes that are not UTF-8 are escaped."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 class Kind(ABC):
     """A kind of prediction.
 
     Attributes:
         noun: what a sample is called, such as "image".
+        endings: those of files of predictions; "": a folder.
     """
 
     noun: ClassVar[str] = "image"
+    endings: ClassVar[tuple[str, ...]] = (".csv", ".parquet")
 
     @abstractmethod
     def open_validation(self, config: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.labeled import LabeledSource
 from raydali.inference.kinds.classification import WORST_SHOWN, Classification
-from raydali.inference.kinds.kind import Arrays, Evaluation, Worst
+from raydali.inference.kinds.kind import Arrays, Evaluation, Worst, text_of
 
 THRESHOLD = 0.5
 
@@ -64,7 +64,7 @@ class MultiLabel(Classification):
         """Return a row for each image: path, its labels, joined by semicolons, and the probability of each label."""
         probabilities = arrays["probabilities"]
         columns = {
-            "path": [source.path(id) for id in arrays["ids"].tolist()],
+            "path": [text_of(source.path(id)) for id in arrays["ids"].tolist()],
             "labels": [_names(classes, mask, ";", "") for mask in probabilities > THRESHOLD],
         }
         of_labels = {f"probability of {name}": column for name, column in zip(classes, probabilities.T, strict=True)}

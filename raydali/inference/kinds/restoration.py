@@ -18,10 +18,10 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import Files
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst
-from raydali.inference.labeled_data import unlabeled_files
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
 from raydali.train.models.normalized import Normalized
 
@@ -90,6 +90,7 @@ class RestoredImages(Restoration):
     """Restored images without targets; the outputs are PNG files."""
 
     noun = "image"
+    endings = ("",)
 
     def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return "sizes" (n,) of PNG files in bytes, and "files", uint8, all of them."""
@@ -101,7 +102,7 @@ class RestoredImages(Restoration):
     def table(self, arrays: Arrays, source: Files, classes: Sequence[str]) -> pa.Table:
         """Return a row for each image: its path, and the restored file in the output's folder."""
         ids = arrays["ids"].tolist()
-        return pa.table({"path": [source.path(id) for id in ids], "file": [_name(source, id) for id in ids]})
+        return pa.table({"path": [text_of(source.path(id)) for id in ids], "file": [_name(source, id) for id in ids]})
 
     def files(self, arrays: Arrays, source: Files) -> Iterator[tuple[str, bytes]]:
         """See `Kind`."""

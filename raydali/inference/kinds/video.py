@@ -21,7 +21,7 @@ from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind
+from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled
 from raydali.train.models.normalized import Normalized
 
@@ -82,7 +82,7 @@ class Video(Kind):
         """Return a row for each video: path, clips, label, probability, and the next four."""
         videos, of_videos = _by_video(arrays, source)
         counts = np.unique(source.places(arrays["ids"])[0], return_counts=True)[1]
-        paths = [source.videos.path(video) for video in videos.tolist()]
+        paths = [text_of(source.videos.path(video)) for video in videos.tolist()]
         return pa.table({"path": paths, "clips": counts} | best_columns(of_videos, classes))
 
 

@@ -1,0 +1,92 @@
+"""`raydali predict`: what the model of a run says of other samples.
+
+    raydali predict ~/raydali-runs/pets ~/photos -o predictions.csv
+    raydali predict ~/raydali-runs/shapes ~/photos -o boxes.json
+    raydali predict ~/raydali-runs/deblur ~/photos -o restored
+
+Each sample comes once, on any number of workers, in the order of its listing. The same command goes on after an
+interruption.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from raydali.errors import UsageError
+from raydali.inference.options import InferenceOptions
+from raydali.output import require_writable
+from raydali.text import plural, rate_text, summarize
+
+if TYPE_CHECKING:
+    from raydali.inference.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(InferenceOptions):
+    """Predict labels of images or videos, boxes in images, or restored images."""
+
+    data: tyro.conf.Positional[str]
+    """Folder or URI (s3://, gs://) with samples at any depth, a list with a path in each line, or shards."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])]
+    """File that ends in .csv or .parquet, for boxes also in .json, as COCO has results; for restored images a
+    folder."""
+    root: str | None = None
+    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+
+
+def main(options: Predict) -> None:
+    """Compute the predictions of all samples, and write them.
+
+    Raises:
+        UsageError: the run or the data cannot be used, or the output exists.
+        DataError, StorageAway, CommandError: the samples cannot be read, workers failed, or the disk is full.
+    """
+    from raydali.inference.predictions import Predictions
+    from raydali.inference.session import session, validation_samples
+    from raydali.inference.trained_run import open_run
+
+    output = Path(options.output).expanduser().absolute()
+    require_writable("--output", str(output) if output.suffix else f"{output}.parts")
+    run = open_run(options.run, options.checkpoint, options.job)
+    kind, pipeline, batch_size = run.kind.for_prediction(run.pipeline)
+    if output.suffix.lower() not in kind.endings:
+        wanted = " or ".join(ending or "a folder" for ending in kind.endings)
+        raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
+    classes = validation_samples(run)[1] if run.classes is None else run.classes
+    source = kind.open_unlabeled(options.data, options.root, run.config, classes)
+    used = session(run, source, classes, options, kind=kind, pipeline=pipeline, batch_size=batch_size)
+    predictions = Predictions(output, _identity(used))
+    missing = predictions.missing(used.parts)
+    if len(missing) < len(used.parts):
+        print(f"{len(used.parts) - len(missing)} of {plural(len(used.parts), 'part')} are done already")
+    seconds, done = 0.0, 0
+    for result in used.results(options, missing):
+        predictions.write_part(result, kind, source, classes)
+        seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
+    rows, broken = predictions.join(used.parts, _categories(run.facts, classes))
+    rate = f", {rate_text(done / seconds)} {kind.noun}s/s" if done else ""
+    print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
+    if broken:
+        print(
+            f"{plural(len(broken), kind.noun)} cannot be read, see {options.output}.broken.csv: "
+            f"{summarize(path for path, _ in broken)}"
+        )
+
+
+def _identity(used: "Session") -> dict[str, Any]:
+    """Return what the predictions depend on."""
+    return {
+        "run": str(used.run.folder),
+        "weights": used.run.sha256,
+        "samples": [str(used.source), len(used.source), used.source.fingerprint],
+        "batch size": used.inference.batch_size,
+        "settings": repr(used.inference.pipeline),
+    }
+
+
+def _categories(facts: Mapping[str, Any], classes: Sequence[str]) -> dict[str, int]:
+    """Return the ids of the classes in COCO's annotations; 1, 2, ... if the run does not know them."""
+    return dict(zip(classes, facts.get("category_ids", range(1, len(classes) + 1)), strict=True))
