@@ -200,6 +200,7 @@ def main() -> None:
         source=data.train,
         classes=data.train.classes,
         first_label=1,
+        category_ids=data.train.category_ids.tolist(),
         unchangeable=("model", "optimizer"),
     )
     launch(job, config, console)

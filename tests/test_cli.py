@@ -20,7 +20,10 @@ from tests.support.pictures import encoded, photograph
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
-    "": ("bench", "chaos", "cluster", "completion", "doctor", "new", "prepare", "preview", "report", "train", "verify"),
+    "": (
+        *("bench", "chaos", "cluster", "completion", "doctor", "evaluate", "new", "predict", "prepare", "preview"),
+        *("report", "train", "verify"),
+    ),
     "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),
 }

@@ -50,10 +50,11 @@ def main(options: Evaluate) -> None:
     from raydali.inference.trained_run import open_run
 
     require_writable("--json", options.json)
+    placement = options.launch
     run = open_run(options.run, options.checkpoint, options.job)
     source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data)
     used = session(run, source, classes, options)
-    found = joined(used.results(options))
+    found = joined(used.results(placement))
     evaluation = used.kind.evaluation(found.arrays, source, classes)
     result = _record(options, used, found, evaluation)
     _print(result, used.kind.noun)

@@ -50,6 +50,7 @@ def main(options: Predict) -> None:
 
     output = Path(options.output).expanduser().absolute()
     require_writable("--output", str(output) if output.suffix else f"{output}.parts")
+    placement = options.launch
     run = open_run(options.run, options.checkpoint, options.job)
     kind, pipeline, batch_size = run.kind.for_prediction(run.pipeline)
     if output.suffix.lower() not in kind.endings:
@@ -63,7 +64,7 @@ def main(options: Predict) -> None:
     if len(missing) < len(used.parts):
         print(f"{len(used.parts) - len(missing)} of {plural(len(used.parts), 'part')} are done already")
     seconds, done = 0.0, 0
-    for result in used.results(options, missing):
+    for result in used.results(placement, missing):
         predictions.write_part(result, kind, source, classes)
         seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
     rows, broken = predictions.join(used.parts, _categories(run.facts, classes))

@@ -1,11 +1,12 @@
 """The options that commands on trained runs share."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from raydali.launch.options import LaunchOptions, require
+if TYPE_CHECKING:
+    from raydali.launch.options import LaunchOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,16 @@ class InferenceOptions:
     loader: Literal["dali", "torch"] | None = None
     """Loader: dali, or torch (PyTorch's DataLoader). Default: dali if it is installed, else torch."""
 
-    def __post_init__(self) -> None:
-        require(self, "batch_size", least=1)
-        _ = self.launch
-
     @property
-    def launch(self) -> LaunchOptions:
+    def launch(self) -> "LaunchOptions":
         """The options that decide where the model runs.
 
         Raises:
             UsageError: they cannot be used.
         """
+        from raydali.launch.options import LaunchOptions, require
+
+        require(self, "batch_size", least=1)
         return LaunchOptions(
             workers=self.workers, cpus_per_worker=self.cpus_per_worker, gpu=self.gpu, no_gpu=self.no_gpu
         )

@@ -19,6 +19,7 @@ from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Part, cut
 from raydali.inference.trained_run import TrainedRun
+from raydali.launch.options import LaunchOptions
 from raydali.text import plural, rate_text
 from raydali.train.evaluation.classification import NONE_READ
 
@@ -47,7 +48,7 @@ class Session:
     inference: Inference
     parts: Sequence[Part]
 
-    def results(self, options: InferenceOptions, parts: Sequence[Part] | None = None) -> Iterator[PartResult]:
+    def results(self, options: LaunchOptions, parts: Sequence[Part] | None = None) -> Iterator[PartResult]:
         """Yield the results of some parts, by default of all, in any order; shows the progress of slow ones.
 
         Raises:
@@ -55,7 +56,7 @@ class Session:
         """
         parts = self.parts if parts is None else parts
         done, total, told = 0, sum(len(part.ids) for part in parts), time.monotonic()
-        for result in workers.results(self.inference, parts, options.launch):
+        for result in workers.results(self.inference, parts, options):
             done += len(result.part.ids)
             if time.monotonic() - told >= LINE_SECONDS:
                 told = time.monotonic()

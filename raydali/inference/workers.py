@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from raydali.errors import CommandError
+from raydali.errors import CommandError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.cuda_queues import set_max_connections
 from raydali.inference.engine import Inference, PartResult
@@ -45,6 +45,8 @@ def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions)
     most = options.worker_range[1] if options.worker_range else max(1, 0 if options.no_gpu else len(gpu_names()))
     if not os.environ.get("RAY_ADDRESS") and most == 1:
         gpu = bool(gpu_names()) and not options.no_gpu
+        if options.gpu and not gpu:
+            raise UsageError("--gpu asks for a GPU, but this machine has none: leave it out")
         if gpu:
             set_max_connections()
         device = torch.device("cuda:0" if gpu else "cpu")

@@ -50,6 +50,8 @@ from raydali.text import plural
 if TYPE_CHECKING:
     from torch import nn
 
+    from raydali.train.weights.matching import MatchedWeights
+
 STREAM_SETTINGS = (
     "fingerprint",
     "epochs",
@@ -76,6 +78,7 @@ class Job:
         unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
         classes: their names in order, if the model has an output for each.
         first_label: the label of the first class: 1 for a detector, whose 0 is the background.
+        category_ids: the ids of the classes in the annotations, if they have any.
         build_model: builds the model of some options with a number of classes, for `--weights`.
         check: refuses options that do not fit together; they have their final values.
     """
@@ -88,6 +91,7 @@ class Job:
     unchangeable: Sequence[str] = ()
     classes: Sequence[str] = ()
     first_label: int = 0
+    category_ids: Sequence[int] = ()
     build_model: "Callable[[Any, int], nn.Module] | None" = None
     check: Callable[[Any], None] | None = None
 
@@ -152,7 +156,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         settings = _settings(job, options, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
-        write_model(folder, model_facts(job.train.__code__.co_filename, job.labeled_classes, settings, matched))
+        write_model(folder, _model_facts(job, settings, matched))
         run = Run(
             train=job.train,
             data=job.data,
@@ -251,6 +255,11 @@ def _warnings(job: Job, options: LaunchOptions, placement: Placement, cluster: C
         )
     if placement.reachable < workers:
         yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
+
+
+def _model_facts(job: Job, settings: dict[str, Any], matched: "MatchedWeights | None") -> dict[str, Any]:
+    facts = model_facts(job.train.__code__.co_filename, job.labeled_classes, settings, matched)
+    return facts | ({"category_ids": [*job.category_ids]} if job.category_ids else {})
 
 
 def _settings(job: Job, options: LaunchOptions, sha256: str | None) -> dict[str, Any]:
