@@ -9,7 +9,7 @@ import numpy as np
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
-from raydali.data.sources.formats import Scan, check_list_options, labeled_images, source_kind
+from raydali.data.sources.formats import Scan, check_column_options, labeled_images, source_kind
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.sources.unlabeled import unlabeled_files
@@ -31,12 +31,11 @@ def labeled_like(data: str, config: Any, classes: Sequence[str] | None, scan: Sc
     """
     below = f"{data.rstrip('/')}/val"
     data = below if source_kind(data) == "folder" and storage.is_folder(absolute(below)) else data
-    columns: dict[str, Any] = {name: getattr(config, name, None) for name in ("root", "label_column")}
-    columns["multi_label"] = getattr(config, "multi_label", False)
-    if source_kind(data) != "list":
-        columns |= {"root": None, "label_column": None}
-    check_list_options(data, **columns)
-    of_lists = classes if source_kind(data) != "folder" else None
+    kind = source_kind(data)
+    names = {"list": ("root", "label_column", "multi_label"), "parquet": ("label_column", "image_column")}.get(kind, ())
+    columns: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    check_column_options(data, **columns)
+    of_lists = None if kind == "folder" else classes
     (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
     if classes is None or source.classes == tuple(classes):
         return source
