@@ -8,10 +8,14 @@ import numpy as np
 
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.files import absolute
+from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.formats import Scan, check_column_options, labeled_images, source_kind
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.sources.parquet import Parquet, parquet_folder
+from raydali.data.sources.shards import Shards
+from raydali.data.sources.tar import TarShards, holds_shards
+from raydali.data.sources.tfrecord import TFRecords
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.errors import UsageError
 from raydali.text import summarize
@@ -47,20 +51,43 @@ def labeled_like(data: str, config: Any, classes: Sequence[str] | None, scan: Sc
     return moved
 
 
-def unlabeled(
-    data: str, root: str | None, classes: Sequence[str], extensions: tuple[str, ...] = EXTENSIONS
-) -> LabeledSource:
-    """Open samples whose labels are unknown: all get the first class.
+def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None = None) -> LabeledSource:  # noqa: ANN401
+    """Open images whose labels are unknown: all get the first class.
 
     Args:
-        data: a folder, in which samples lie at any depth, or a list with a path in each line.
-        root: the folder of relative paths in a list; None: the list's.
+        data: a folder, in which images lie at any depth, a list with a path in each line, or shards.
+        config: the options of the run, for the column of images in Parquet files.
         classes: those of the run.
-        extensions: those of samples in folders.
+        root: the folder of relative paths in a list; None: the list's.
 
     Raises:
         UsageError: they cannot be opened.
     """
-    files = unlabeled_files(data, root, extensions)
+    source = _unlabeled_shards(data, config)
+    if source is None:
+        return unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes)
+    if root is not None:
+        raise UsageError(f"--root {root} is only for lists, not for {data}: leave it out")
+    return replace(source, labels=np.zeros(len(source), np.int64), classes=tuple(classes))
+
+
+def _unlabeled_shards(data: str, config: Any) -> Shards | None:  # noqa: ANN401
+    kind = source_kind(data)
+    if kind == "tfrecord":
+        return TFRecords.scan(data, labeled=False)
+    if kind == "tar" or (kind == "folder" and holds_shards(data)):
+        return TarShards.scan(data, labeled=False)
+    column = getattr(config, "image_column", None)
+    if kind == "parquet":
+        return Parquet.scan(data, image_column=column, labeled=False)
+    if kind == "folder" and (found := parquet_folder(data)):
+        if len(found) > 1:
+            raise UsageError(f"{data} has {' and '.join(found)}: give one of them, {next(iter(found.values()))}")
+        return Parquet.scan(next(iter(found.values())), image_column=column, labeled=False)
+    return None
+
+
+def unlabeled_like(files: Files, classes: Sequence[str]) -> LabeledFiles:
+    """Give files without labels the first class."""
     labels = np.zeros(len(files), np.int64)
     return LabeledFiles(files.root, files.packed_paths, files.offsets, labels=labels, classes=tuple(classes))

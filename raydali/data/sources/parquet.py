@@ -45,6 +45,7 @@ class Parquet(Shards):
         *,
         image_column: str | None = None,
         label_column: str | None = None,
+        labeled: bool = True,
     ) -> Self:
         """Index the images of some files, of which only footers and labels are read.
 
@@ -57,13 +58,14 @@ class Parquet(Shards):
             classes: the allowed labels in order, for validation those of the training set. Default: any.
             image_column: with images as bytes, or structs of Hugging Face. Default: image.
             label_column: with numbers or texts. Default: label.
+            labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
             UsageError: files are missing, cannot be read or hold no rows; see `parquet_index`. A label is not among
                 the classes.
         """
         image = image_column or IMAGE
-        index = partial(parquet_index, image=image, label=label_column or LABEL)
+        index = partial(parquet_index, image=image, label=(label_column or LABEL) if labeled else None)
         return replace(cls._scan(data, data, classes, index), column=image)
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:

@@ -34,11 +34,11 @@ class Columns(NamedTuple):
     """The columns of images and labels, and the names of the labels 0, 1, ... if the files have them."""
 
     image: str
-    label: str
+    label: str | None
     names: tuple[str, ...] = ()
 
 
-def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str) -> ShardIndex:
+def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str | None) -> ShardIndex:
     """Index the rows of these files, see `shard_index`. The name of a row is its number in its file, from 0.
 
     An offset is the row group of an image in its file, above `ROW_BITS`, and its row in there. A length is the mean of
@@ -48,7 +48,7 @@ def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str)
         root: absolute, or an `s3://` or `gs://` URI.
         files: below it.
         image: the column of the images.
-        label: the column of the labels.
+        label: the column of the labels; None: all are 0.
 
     Raises:
         UsageError: files that are cut off or no Parquet files, that lack a column, have another type in it or other
@@ -61,7 +61,7 @@ def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str)
     except (OSError, ValueError) as error:
         reason = storage.reason(error) if isinstance(error, OSError) else error
         raise UsageError(f"{first} cannot be indexed: {reason}") from error
-    of_columns = digest(*map(os.fsencode, (image, label, *columns.names)))
+    of_columns = digest(*map(os.fsencode, (image, label or "", *columns.names)))
     index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
     if not columns.names:
         return index
@@ -98,7 +98,9 @@ def _part(columns: Columns, path: str, _size: int) -> Part:
         if own != columns:
             raise ValueError(f"its labels have other names than those of the first file: {summarize(own.names)}")
         images = [*_images(file.metadata, columns.image)]
-        labels = _labels(file.read([columns.label]).column(0), columns.names)
+        labels: list[Label] = [0] * len(images)
+        if columns.label is not None:
+            labels = _labels(file.read([columns.label]).column(0), columns.names)
     return Part(images, labels)
 
 
@@ -132,18 +134,20 @@ def _labels(column: "ChunkedArray", names: tuple[str, ...]) -> list[Label]:
     return labels
 
 
-def _columns(schema: "Schema", image: str, label: str) -> Columns:
+def _columns(schema: "Schema", image: str, label: str | None) -> Columns:
     """The columns of images and labels. Raises ValueError if one is missing or has another type."""
     for option, name in (("image", image), ("label", label)):
-        if name not in schema.names:
+        if name is not None and name not in schema.names:
             there = summarize(schema.names, 8, show=repr)
             raise ValueError(f"no column {name!r}, its columns are {there}: give --{option}-column")
     for option, name, fits, wanted in (
         ("image", image, _holds_images, "bytes"),
         ("label", label, _holds_labels, "whole numbers or texts"),
     ):
-        if not fits(schema.field(name).type):
+        if name is not None and not fits(schema.field(name).type):
             raise ValueError(f"column {name!r} has {schema.field(name).type}, not {wanted}: give --{option}-column")
+    if label is None:
+        return Columns(image, None)
     features = _features(schema.metadata or {})
     names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
     return Columns(image, label, tuple(map(str, names or ())))

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Self
 
 from raydali.data.sources.files import absolute
@@ -21,7 +22,7 @@ class TarShards(Shards):
     mark: ClassVar[str] = ":"
 
     @classmethod
-    def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
+    def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
         """Index the images of some shards.
 
         Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Warns if
@@ -31,12 +32,14 @@ class TarShards(Shards):
             data: a folder of *.tar, or a pattern such as `shard-{000000..000146}.tar`, `{a,b}-0.tar` or `shard-*.tar`,
                 where * matches only names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
             classes: the allowed labels in order, for validation those of the training set. Default: any.
+            labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
             UsageError: shards are missing, cannot be read or hold no samples; see `tar_index`. A label is not among
                 the classes.
         """
-        return cls._scan(data, data if names_shards(data) else f"{data.rstrip('/')}/*.tar", classes, tar_index)
+        pattern = data if names_shards(data) else f"{data.rstrip('/')}/*.tar"
+        return cls._scan(data, pattern, classes, partial(tar_index, labeled=labeled))
 
 
 def holds_shards(folder: str) -> bool:

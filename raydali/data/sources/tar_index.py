@@ -21,6 +21,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.patterns import FoundFile
@@ -35,17 +36,23 @@ _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
 
 
-def tar_index(root: str, shards: Sequence[FoundFile]) -> ShardIndex:
+def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
     """Index the samples of these shards, see `shard_index`.
+
+    Args:
+        root: absolute, or an `s3://` or `gs://` URI.
+        shards: below it.
+        labeled: False: labels are not read, and all are 0.
 
     Raises:
         UsageError: broken shards; samples without a label, with an invalid one, or with several images; numbers as
             well as names for labels; no images. Names the first of them.
     """
-    return shard_index(root, shards, _part, kind="tar", needed=", ".join(EXTENSIONS))
+    kind = "tar" if labeled else "tar-unlabeled"
+    return shard_index(root, shards, partial(_part, labeled=labeled), kind=kind, needed=", ".join(EXTENSIONS))
 
 
-def _part(path: str, size: int) -> Part:
+def _part(path: str, size: int, *, labeled: bool = True) -> Part:
     """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
@@ -82,7 +89,7 @@ def _part(path: str, size: int) -> Part:
             images[key] = several[0]
 
     in_order = sorted(images.items(), key=lambda item: item[1].offset)
-    labels = [_label(key, said.get(key, {})) for key, _ in in_order]
+    labels = [_label(key, said.get(key, {})) if labeled else 0 for key, _ in in_order]
     if none := [os.fsdecode(key) for (key, _), label in zip(in_order, labels, strict=True) if label is None]:
         raise ValueError(
             f"{len(none)} of {plural(len(labels), 'sample')} cannot be labelled: {summarize(none, separator='; ')}: "

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Self
 
 from raydali.data.sources.shards import Shards
@@ -20,7 +21,7 @@ class TFRecords(Shards):
     first_labels: ClassVar[tuple[int, ...]] = (0, 1)
 
     @classmethod
-    def scan(cls, data: str, classes: Sequence[str] | None = None) -> Self:
+    def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
         """Index the images of some files.
 
         Classes are the labels that occur, sorted by value, so that the 1 to 1000 of ImageNet become 0 to 999. Warns if
@@ -30,12 +31,13 @@ class TFRecords(Shards):
             data: a file or a pattern such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * matches only
                 names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
             classes: the allowed labels in order, for validation those of the training set. Default: any.
+            labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
             UsageError: files are missing, cannot be read or hold no samples; see `tfrecord_index`. A label is not among
                 the classes.
         """
-        return cls._scan(data, data, classes, tfrecord_index)
+        return cls._scan(data, data, classes, partial(tfrecord_index, labeled=labeled))
 
 
 def names_tfrecords(data: str) -> bool:

@@ -8,6 +8,7 @@ these names that exist:
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import Read, open_ahead
@@ -36,23 +37,29 @@ _WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), byt
 _LONGEST = max(map(len, _WANTED))
 
 
-def tfrecord_index(root: str, files: Sequence[FoundFile]) -> ShardIndex:
+def tfrecord_index(root: str, files: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
     """Index the images of these files, see `shard_index`. The name of a record is its number in its file, from 0.
+
+    Args:
+        root: absolute, or an `s3://` or `gs://` URI.
+        files: below it.
+        labeled: False: labels are not read, and all are 0.
 
     Raises:
         UsageError: files that are cut off, damaged, compressed, or no TFRecord files; records without an image or a
             label; no records. Names the first of them.
     """
-    return shard_index(root, files, _part, kind="tfrecord", needed="records")
+    kind = "tfrecord" if labeled else "tfrecord-unlabeled"
+    return shard_index(root, files, partial(_part, labeled=labeled), kind=kind, needed="records")
 
 
-def _part(path: str, size: int) -> Part:
+def _part(path: str, size: int, *, labeled: bool = True) -> Part:
     """Index the images of a file. Raises ValueError for a broken one."""
     images, labels = list[Member](), list[Label]()
     with open_ahead(path, size) as read:
         for number, (begin, end) in enumerate(records(read, size)):
             try:
-                (at, behind), label = _image_and_label(read, begin, end)
+                (at, behind), label = _image_and_label(read, begin, end, labeled)
             except ValueError as error:
                 raise ValueError(f"record {number} {error}") from error
             images.append(Member(b"%d" % number, at, behind - at))
@@ -64,24 +71,30 @@ def _part(path: str, size: int) -> Part:
 # Examples
 
 
-def _image_and_label(read: Read, begin: int, end: int) -> tuple[Span, int]:
+def _image_and_label(read: Read, begin: int, end: int, labeled: bool = True) -> tuple[Span, int]:
     features = _features(read, begin, end, _WANTED)
     image, label = (next((name for name in names if name in features), None) for names in (IMAGES, LABELS))
-    if image is None or label is None:
+    if image is None or (label is None and labeled):
         names = [name.decode("utf-8", "replace") for name in sorted(_features(read, begin, end))]
         there = f"its features are {summarize(names, limit=8, show=repr)}" if names else "it has no features"
         raise ValueError(f"has no {'image' if image is None else 'label'}, {there}: {_REMEDY}")
     files = [(at, behind) for tag, at, behind in _values(read, image, features[image], _BYTES_LIST) if tag == _VALUE]
+    _require_one(image, files)
+    if label is None or not labeled:
+        return files[0], 0
     numbers: list[int] = []
     for tag, at, behind in _values(read, label, features[label], _INT64_LIST):
         if tag in (_ONE_VALUE, _VALUE):  # the latter is packed: any number of them
             numbers += _integers(read(at, behind - at))
-    for name, values in ((image, len(files)), (label, len(numbers))):
-        if values != 1:
-            raise ValueError(f"has {values} values under {name.decode()!r}: {_REMEDY}")
+    _require_one(label, numbers)
     if numbers[0] < 0:
         raise ValueError(f"has {numbers[0]} under {label.decode()!r}: {_REMEDY}")
     return files[0], numbers[0]
+
+
+def _require_one(name: bytes, values: Sequence[object]) -> None:
+    if len(values) != 1:
+        raise ValueError(f"has {len(values)} values under {name.decode()!r}: {_REMEDY}")
 
 
 def _features(read: Read, begin: int, end: int, wanted: tuple[bytes, ...] = (b"",)) -> dict[bytes, Span]:

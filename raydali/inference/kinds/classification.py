@@ -39,7 +39,7 @@ class Classification(Kind):
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> LabeledSource:
         """See `Kind`."""
-        return unlabeled(data, root, classes)
+        return unlabeled(data, config, classes, root)
 
     def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return "best" (n, 5) int32, classes by falling probability, "probabilities" (n, 5), and "losses" (n,)."""

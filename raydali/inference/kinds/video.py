@@ -18,11 +18,12 @@ from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes
 from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, text_of
-from raydali.inference.labeled_data import labeled_like, unlabeled
+from raydali.inference.labeled_data import labeled_like, unlabeled_like
 from raydali.train.models.normalized import Normalized
 
 
@@ -43,7 +44,7 @@ class Video(Kind):
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> VideoClips:
         """See `Kind`."""
-        return _clips(unlabeled(data, root, classes, EXTENSIONS), config)
+        return _clips(unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes), config)
 
     def classes_of(self, source: VideoClips) -> tuple[str, ...]:
         """See `Kind`."""

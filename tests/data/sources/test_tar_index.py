@@ -236,9 +236,9 @@ def test_the_index_is_kept_until_a_shard_changes(pack: Pack, tar_cache: Path, mo
     read: list[str] = []
     part = tar_index._part
 
-    def counted(path: str, size: int) -> Any:
+    def counted(path: str, size: int, **options: bool) -> Any:
         read.append(path)
-        return part(path, size)
+        return part(path, size, **options)
 
     monkeypatch.setattr(tar_index, "_part", counted)
     for name in ("0.tar", "1.tar"):

@@ -183,7 +183,7 @@ def test_the_index_is_kept_until_a_file_changes(
 
     def counted(path: str, size: int) -> Part:
         read.append(path)
-        return part(path, size)
+        return part(path, size, **options)
 
     monkeypatch.setattr(tfrecord_index, "_part", counted)
     for i, count in enumerate((5, 9, 0, 3)):
