@@ -181,7 +181,7 @@ def test_the_index_is_kept_until_a_file_changes(
     read: list[str] = []
     part = tfrecord_index._part
 
-    def counted(path: str, size: int) -> Part:
+    def counted(path: str, size: int, **options: bool) -> Part:
         read.append(path)
         return part(path, size, **options)
 

@@ -1,0 +1,233 @@
+"""`raydali predict`: each sample once, whatever happens on the way."""
+
+import csv
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from jobs import imagenet
+from raydali.commands import predict
+from raydali.commands.predict import Predict
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.errors import CommandError, DataError, UsageError
+from raydali.inference import predictions
+from raydali.run import local_files
+from raydali.run.folder import RunFolder
+from tests.support.messages import mentioning
+from tests.support.trained_runs import made_run
+
+CLASSES = [*map(str, range(10))]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run on the digits."""
+    return made_run(tmp_path_factory.mktemp("runs"), imagenet, imagenet.DIGITS, CLASSES)
+
+
+@pytest.fixture(name="digits")
+def digits_(tmp_path: Path) -> list[Path]:
+    """Some digits in a folder of folders, sorted."""
+    files = sorted(Path(digits_folder(), "val").glob("*/*"))[::4]
+    for file in files:
+        (tmp_path / "digits" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, tmp_path / "digits" / file.parent.name)
+    return sorted((tmp_path / "digits").glob("*/*"))
+
+
+def options(run: RunFolder, data: Path | str, output: Path, **given: Any) -> Predict:
+    return Predict(run=str(run), data=str(data), output=str(output), **{"batch_size": 4, **given})
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    if output.suffix == ".parquet":
+        found: list[dict[str, Any]] = parquet.read_table(output).to_pylist()
+        return found
+    with output.open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def paths(output: Path) -> list[str]:
+    return [row["path"] for row in rows(output)]
+
+
+def names(files: Sequence[Path]) -> list[str]:
+    return [*map(str, files)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_each_file_has_a_row_in_the_order_of_the_listing(
+    run: RunFolder, digits: list[Path], tmp_path: Path, ending: str
+) -> None:
+    output = tmp_path / f"predictions.{ending}"
+    predict.main(options(run, tmp_path / "digits", output))
+    assert paths(output) == names(digits)
+    for row in rows(output):
+        labels = [row["label"], *(row[f"label_{place}"] for place in range(2, 6))]
+        probabilities = [float(row["probability"]), *(float(row[f"probability_{place}"]) for place in range(2, 6))]
+        assert len({*labels}) == 5 and {*labels} <= {*CLASSES}
+        assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1 + 1e-6
+    assert {path.name for path in tmp_path.iterdir()} == {"digits", output.name}
+
+
+def test_broken_files_are_in_a_list_of_their_own(
+    run: RunFolder, digits: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits[3].write_bytes(b"")
+    digits[50].write_bytes(digits[50].read_bytes()[:200])
+    for file in digits[8:12]:  # a whole batch, and part
+        file.write_bytes(b"no image")
+    output = tmp_path / "p.csv"
+    predict.main(options(run, tmp_path / "digits", output))
+    broken = [digits[3], *digits[8:12], digits[50]]
+    assert paths(output) == [name for name in names(digits) if name not in names(broken)]
+    told = rows(tmp_path / "p.csv.broken.csv")
+    assert [row["path"] for row in told] == names(broken) and all(row["reason"] for row in told)
+    assert "6 images" in capsys.readouterr().out
+
+
+def test_nothing_can_be_read(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
+    for file in digits:
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError):
+        predict.main(options(run, tmp_path / "digits", tmp_path / "p.csv"))
+    assert not (tmp_path / "p.csv").exists()
+    assert len(rows(tmp_path / "p.csv.broken.csv")) == len(digits)
+
+
+def test_a_full_disk_costs_only_the_part_under_way(
+    run: RunFolder, digits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, replaced, done, limit = tmp_path / "p.csv", local_files.replace, list[Path](), 0
+
+    def limited(path: Path, contents: bytes | memoryview) -> None:
+        if len(done) == limit:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replaced(path, contents)
+        done.append(path)
+
+    monkeypatch.setattr(local_files, "replace", limited)
+    for stop in (5, 6, 19):
+        limit = stop
+        with pytest.raises(CommandError, match="No space left"):
+            predict.main(options(run, tmp_path / "digits", output))
+        assert not output.exists()
+    limit = 1000
+    predict.main(options(run, tmp_path / "digits", output))
+    assert paths(output) == names(digits)
+    assert len(done) == len({*done}), "no part was done twice"
+
+
+@pytest.mark.usefixtures("digits")
+def test_the_same_rows_after_an_interruption(run: RunFolder, tmp_path: Path) -> None:
+    predict.main(options(run, tmp_path / "digits", tmp_path / "whole.csv"))
+    command = options(run, tmp_path / "digits", tmp_path / "p.csv")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        write_part = predictions.Predictions.write_part
+        written = list[int]()
+
+        def interrupted(self: predictions.Predictions, result: Any, *rest: Any) -> None:
+            if len(written) == 7:
+                raise KeyboardInterrupt
+            written.append(result.part.number)
+            write_part(self, result, *rest)
+
+        patch.setattr(predictions.Predictions, "write_part", interrupted)
+        predict.main(command)
+    predict.main(command)
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_parts_of_another_command_are_refused(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
+    other = made_run(tmp_path, imagenet, imagenet.DIGITS, CLASSES, name="other", seed=1)
+    output = tmp_path / "p.csv"
+    predictions.Predictions(output, {"run": "an earlier one", "weights": "0"})
+    for asked in (run, other):
+        with pytest.raises(UsageError, match=mentioning(f"{output}.parts (run, weights")):
+            predict.main(options(asked, tmp_path / "digits", output))
+    shutil.rmtree(f"{output}.parts")
+    predict.main(options(run, tmp_path / "digits", output))
+    before = output.read_bytes()
+    with pytest.raises(UsageError, match=mentioning(str(output))):
+        predict.main(options(other, tmp_path / "digits", output))
+    assert output.read_bytes() == before
+    digits[0].unlink()
+    (tmp_path / "p.csv.parts").mkdir()
+    (tmp_path / "p.csv.parts/identity.json").write_text("{")
+    output.unlink()
+    with pytest.raises(UsageError, match=mentioning(f"{output}.parts")):
+        predict.main(options(run, tmp_path / "digits", output))
+
+
+def test_lists(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
+    chosen = [digits[5], digits[2], digits[2], digits[70]]
+    (tmp_path / "some.txt").write_text("".join(f"{file.relative_to(tmp_path)}\n" for file in chosen))
+    predict.main(options(run, tmp_path / "some.txt", tmp_path / "p.csv"))
+    assert paths(tmp_path / "p.csv") == names(chosen)
+    lines = (f'"{file.relative_to(tmp_path / "digits")}",7,x\n' for file in chosen)
+    (tmp_path / "table.csv").write_text("\ufeffpath,label,other\n" + "".join(lines) + "\nno/such.jpg,1,y\n")
+    predict.main(options(run, tmp_path / "table.csv", tmp_path / "q.csv", root=str(tmp_path / "digits")))
+    assert paths(tmp_path / "q.csv") == names(chosen)
+    assert [row["path"] for row in rows(tmp_path / "q.csv.broken.csv")] == [str(tmp_path / "digits/no/such.jpg")]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"output": "p.png"}, "p.png"),
+        ({"output": "folder"}, "folder"),
+        ({"output": "no/such/p.csv"}, "no/such/p.csv"),
+        ({"data": "nowhere"}, "nowhere"),
+        ({"data": "empty"}, "empty"),
+        ({"data": "empty.txt"}, "empty.txt"),
+        ({"root": "digits"}, "digits"),
+        ({"run": "nowhere"}, "nowhere"),
+        ({"run": "digits"}, "digits"),
+        ({"batch_size": 0}, "0"),
+        ({"workers": "0"}, "0"),
+        ({"job": "imagenot"}, "imagenot"),
+    ],
+)
+@pytest.mark.usefixtures("digits")
+def test_bad_usage_is_one_line(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.txt").write_text("\n")
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(UsageError, match=mentioning(named)):
+        predict.main(replace(options(run, "digits", Path("p.csv")), **given))
+    assert {*tmp_path.iterdir()} == before, "nothing is left behind"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_ten_instants(run: RunFolder, tmp_path: Path) -> None:
+    """SIGKILL at a different number of finished parts each time; nothing is done twice, nothing is missing."""
+    data, output = Path(digits_folder(), "train"), tmp_path / "p.csv"
+    command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(data), "-o", str(output)]
+    parts, seen = tmp_path / "p.csv.parts", dict[str, int]()
+    for kill in range(10):
+        process = subprocess.Popen([*command, "--batch-size", "4"], stdout=subprocess.DEVNULL)
+        while process.poll() is None and len([*parts.glob("part-*")]) < 9 * kill + 1:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for file in parts.glob("part-*.parquet"):
+            assert seen.setdefault(file.name, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
+        assert not output.exists()
+    subprocess.run([*command, "--batch-size", "4"], check=True)
+    assert paths(output) == names(sorted(data.glob("*/*")))
+    assert {path.name for path in tmp_path.iterdir()} == {"p.csv"}
