@@ -19,6 +19,8 @@ from raydali.launch.options import LaunchOptions
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
+OF_SHUFFLING = "shuffle_block", "shuffle_window", "shuffle_apart"
+"""Options that are None until the driver chooses them."""
 INPUTS: Mapping[str, Any] = {
     "image_size": 224,
     "mean": IMAGENET_MEAN,
@@ -26,7 +28,9 @@ INPUTS: Mapping[str, Any] = {
     "interpolation": "bilinear",
 }
 """The inputs of a model, if neither an option nor the weights that it starts from say more."""
-OF_EARLIER_VERSIONS = {"shuffle_window": 0} | {name: INPUTS[name] for name in ("mean", "std", "interpolation")}
+OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False} | {
+    name: INPUTS[name] for name in ("mean", "std", "interpolation")
+}
 """Settings of runs of earlier versions, which did not know these options."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
@@ -42,7 +46,7 @@ def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping
         settings: those of `config.json`, where None also means not chosen yet; empty at a first start.
         of_weights: the inputs that the starting weights expect; a value is None if they do not say it.
     """
-    kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, "shuffle_window"))}
+    kept: dict[str, Any] = {name: settings.get(name) for name in unchosen(options, (*CHOSEN, *OF_SHUFFLING))}
     known = [settings, of_weights or {}, {**INPUTS, **getattr(options, "usual_inputs", {})}]
     for name in unchosen(options, tuple(INPUTS)):
         value = next(each[name] for each in known if each.get(name) is not None)
@@ -87,7 +91,7 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
     if not stream.shuffle_block or labels is None:
         return ""
     said, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
-    if mixing.is_enough and is_useful(stream):
+    if mixing.is_enough and (stream.shuffle_apart or is_useful(stream)):  # blocks apart: see row_group_choice.py
         return ""
     fitted = replace(stream, shuffle_window=fitting_window(labels, stream))
     if is_useful(fitted):

@@ -63,12 +63,15 @@ class LaunchOptions:
     """Samples per optimizer step, over all workers. Default: --batch-size times the maximum number of workers."""
     seed: int = 0
     """Seed of all random numbers: weights, order, crops."""
-    shuffle_block: int = 0
+    shuffle_block: int | None = None
     """For slow disks: samples per block. Blocks are shuffled, then the samples of several blocks. 0: shuffle all
-    samples."""
+    samples. Default: 0, or for Parquet files whose row groups need blocks, some row groups; a resume keeps it."""
     shuffle_window: int | None = None
     """Number of blocks that are mixed, for --shuffle-block; 0: 16 random blocks. Default: enough to mix the classes
     well; a resume keeps it."""
+    shuffle_apart: bool | None = None
+    """Read each block in one worker only, with --shuffle-block: micro-batches of a step have blocks of their own.
+    Default: only if the blocks were chosen for Parquet files; a resume keeps it."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: int = 0
@@ -171,8 +174,9 @@ class LaunchOptions:
             batch_size=self.batch_size,
             global_batch_size=self.global_batch_size,
             seed=self.seed,
-            shuffle_block=self.shuffle_block,
+            shuffle_block=self.shuffle_block or 0,
             shuffle_window=self.shuffle_window or 0,
+            shuffle_apart=self.shuffle_apart or False,
         )
 
 

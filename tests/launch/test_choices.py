@@ -234,7 +234,7 @@ def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> 
     folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
     job = Job(name="imagenet", train=print, data=None, source=SortedSource(), labels=SORTED)
     settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
-    del settings["shuffle_window"]
+    del settings["shuffle_window"], settings["shuffle_apart"]
     folder.write_json("config.json", settings)
     folder.append("events.jsonl", {"event": "finish"})
     launch(job, config, Console())  # is not refused, and finished already

@@ -40,7 +40,7 @@ def write_parquet(
     return path
 
 
-def packed_in_parquet(folder: Path, source: LabeledSource, files: int = 3, split: str = "train", rows: int = 4) -> str:
+def packed_in_parquet(folder: Path, source: LabeledSource, files: int = 3, split: str = "train", rows: int = 5) -> str:
     """Write the images of a source by the same ids; return the pattern of the files."""
     for number in range(files):
         ids = range(number * len(source) // files, (number + 1) * len(source) // files)

@@ -123,7 +123,7 @@ class ChaosExperiment:
         self, undisturbed: RunFolder, disturbed: RunFolder, outcomes: Sequence[FaultOutcome]
     ) -> dict[str, Any]:
         settings = disturbed.read_json(CONFIG)
-        names = ("samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block")
+        names = "samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block", "shuffle_apart"
         stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
         reference, committed = _of_stream(stream), _of_run(disturbed)
         rows = []

@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from raydali.data.sources.files import absolute, digest
 from raydali.data.sources.parquet_index import ROW_BITS, parquet_index
 from raydali.data.sources.patterns import folder_entries
-from raydali.data.sources.row_groups import read_image
+from raydali.data.sources.row_groups import KEPT_BYTES, read_image
 from raydali.data.sources.shards import Shards
+from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
 
 IMAGE, LABEL = "image", "label"
@@ -26,6 +27,8 @@ _SPLIT = re.compile(r"([a-z]\w*)(-.*)?\.parquet$|")
 @dataclass(frozen=True, eq=False)
 class Parquet(Shards):
     """N images in S Parquet files, by id 0..N-1; the name of one is the number of its row, from 0. Made by `scan`.
+
+    Images of a row group have neighbouring ids. Row groups with as many images as most come first.
 
     Attributes:
         offsets: int64 (N,), the row group of an image in its file, above `ROW_BITS`, and its row in there.
@@ -66,7 +69,27 @@ class Parquet(Shards):
         """
         image = image_column or IMAGE
         index = partial(parquet_index, image=image, label=(label_column or LABEL) if labeled else None)
-        return replace(cls._scan(data, data, classes, index), column=image)
+        found = replace(cls._scan(data, data, classes, index), column=image)
+        return found._with_whole_groups_first() if labeled else found
+
+    def drop(self, ids: Iterable[int]) -> Self:
+        """The index without these samples; the ids of others change."""
+        return super().drop(ids)._with_whole_groups_first()
+
+    def _with_whole_groups_first(self) -> Self:
+        """The index in an order in which blocks of ids, as large as most row groups, are row groups."""
+        sizes = np.bincount(self.read_together.groups)
+        samples = np.bincount(sizes) * np.arange(sizes.max() + 1)
+        is_whole = (sizes == samples.argmax())[self.read_together.groups]
+        if not (np.diff(is_whole.view(np.int8)) > 0).any():
+            return self
+        whole, rest = (super(Parquet, self).drop(np.flatnonzero(part)) for part in (~is_whole, is_whole))
+        arrays: dict[str, Any] = {
+            "name_offsets": np.append(whole.name_offsets, rest.name_offsets[1:] + whole.name_offsets[-1])
+        }
+        for name in ("shard_numbers", "offsets", "lengths", "labels", "packed_names"):
+            arrays[name] = np.append(getattr(whole, name), getattr(rest, name))
+        return replace(whole, **arrays)
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """The contents of these images, uint8 each, read-only; each row group is read once.
@@ -82,6 +105,16 @@ class Parquet(Shards):
     def _content(self, id: int) -> bytes:
         group, row = divmod(int(self.offsets[id]), 1 << ROW_BITS)
         return read_image(self._shard(id), self._size(id), self.column, group, row)
+
+    @cached_property
+    def read_together(self) -> ReadTogether:
+        """The row groups, of which a process keeps `KEPT_BYTES`."""
+        files, groups = self.shard_numbers.astype(np.int64) << ROW_BITS, self.offsets >> ROW_BITS
+        keys, first, groups = np.unique(files | groups, return_index=True, return_inverse=True)
+        # Rows from 0 to the last one: those before it may have been dropped.
+        rows = np.zeros(len(keys), np.int64)
+        np.maximum.at(rows, groups, (self.offsets & ((1 << ROW_BITS) - 1)) + 1)
+        return ReadTogether(groups, self.lengths[first] * rows, self.lengths, KEPT_BYTES)
 
     @cached_property
     def fingerprint(self) -> str:

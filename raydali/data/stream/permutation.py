@@ -3,7 +3,7 @@
 Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002). The domain is the smallest power of two
 that holds N, its bits split into a left and a right part that take turns to be XORed with a keyed hash of the
 other; an image outside 0..N-1 is sent round again, fewer than two rounds a number on average. And ones of blocks, made
-of several of these.
+of several of these, for data that is read in blocks.
 """
 
 from functools import lru_cache
@@ -156,6 +156,39 @@ class _SpreadBlocks:
         of_group = _permuted(windows, self.count, keys)
         of_rest = self._rest(np.minimum((windows * self._rest.size + self._shift) // self.count, self._rest.size - 1))
         return groups * self.count + np.where(groups < self._each, of_group, of_rest)
+
+
+class ApartPermutation:
+    """The order of one epoch in which the micro-batches of a step never share a stretch of another order.
+
+        order      a b c d e f g h i j      an epoch of 10 samples, micro-batches of 2, two of them in a step
+        positions  a b f g c d h i e j      the first ones of all steps go through a..e, the second ones through f..j
+
+    A rank that takes some micro-batches of each step thus takes whole stretches, whatever the number of ranks.
+
+    Args:
+        order: the other order.
+        size: N, the number of samples.
+        begin: the samples of the run before this epoch.
+        batch_size: samples of a micro-batch.
+        lanes: micro-batches of a step.
+    """
+
+    def __init__(self, order: BlockPermutation, size: int, begin: int, batch_size: int, lanes: int) -> None:
+        self._order, self._begin, self._batch_size, self._lanes = order, begin, batch_size, lanes
+        first, last = (self._before(np.int64(end), np.arange(lanes)) for end in (begin, begin + size))
+        self._starts = np.cumsum(last - first) - last
+
+    def __call__(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """Ids (int64, the shape of positions) at positions in 0..N-1."""
+        samples = np.asarray(positions, np.int64) + self._begin
+        lanes = samples // self._batch_size % self._lanes
+        return self._order(self._starts[lanes] + self._before(samples, lanes))
+
+    def _before(self, samples: NDArray[np.int64] | np.int64, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of so many first samples of the run belong to these lanes."""
+        steps, rest = np.divmod(samples, self._batch_size * self._lanes)
+        return steps * self._batch_size + np.clip(rest - lanes * self._batch_size, 0, self._batch_size)
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.stream.permutation import BlockPermutation, Permutation
+from raydali.data.stream.permutation import ApartPermutation, BlockPermutation, Permutation
 from raydali.errors import UsageError
 from raydali.text import plural
 
@@ -52,6 +52,9 @@ class MicroBatch:
     def replaced(self) -> int:
         """The number of samples that are replaced."""
         return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
+
+
+EpochOrder = Permutation | BlockPermutation | ApartPermutation
 
 
 class Order(Protocol):
@@ -97,6 +100,7 @@ class Stream:
         shuffle_block: 0, and an order is a `Permutation` of all samples; else blocks of as many neighbours are
             shuffled, `BlockPermutation`.
         shuffle_window: how many of these blocks are mixed, spread over the data; 0: 16, drawn from anywhere.
+        shuffle_apart: whether the micro-batches of a step have blocks of their own, `ApartPermutation`.
 
     Raises:
         UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed, block or
@@ -110,6 +114,7 @@ class Stream:
     seed: int
     shuffle_block: int = 0
     shuffle_window: int = 0
+    shuffle_apart: bool = False
 
     def __post_init__(self) -> None:
         for name in ("samples", "epochs", "batch_size", "global_batch_size"):
@@ -174,9 +179,9 @@ class Stream:
             )
         return len(range(rank, self.micro_batches_per_step, world_size))
 
-    def order(self, epoch: int) -> Permutation | BlockPermutation:
+    def order(self, epoch: int) -> EpochOrder:
         """Return the ids of an epoch by position."""
-        return _order(self.samples, self.shuffle_block, self.shuffle_window, self.seed, epoch)
+        return _order(self, epoch)
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Return micro-batch `index` of global batch `step`, with its ids."""
@@ -217,5 +222,11 @@ class Stream:
 
 
 @lru_cache(maxsize=4)
-def _order(samples: int, block: int, window: int, seed: int, epoch: int) -> Permutation | BlockPermutation:
-    return BlockPermutation(samples, block, seed, epoch, window) if block else Permutation(samples, seed, epoch)
+def _order(stream: Stream, epoch: int) -> EpochOrder:
+    if not stream.shuffle_block:
+        return Permutation(stream.samples, stream.seed, epoch)
+    order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, epoch, stream.shuffle_window)
+    if not stream.shuffle_apart:
+        return order
+    begin, lanes = epoch * stream.samples, stream.micro_batches_per_step
+    return ApartPermutation(order, stream.samples, begin, stream.batch_size, lanes)

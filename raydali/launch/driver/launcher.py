@@ -19,6 +19,7 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import (
     OF_EARLIER_VERSIONS,
+    OF_SHUFFLING,
     crop_warning,
     window_warning,
     with_kept,
@@ -39,6 +40,7 @@ from raydali.launch.driver.starting_weights import (
     read_starting_weights,
 )
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
+from raydali.launch.row_group_choice import with_row_groups
 from raydali.report.console import Console
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
@@ -58,8 +60,7 @@ STREAM_SETTINGS = (
     "batch_size",
     "global_batch_size",
     "seed",
-    "shuffle_block",
-    "shuffle_window",
+    *OF_SHUFFLING,
     SHA256,
 )
 """Settings that a resume must repeat, since the stream depends on them."""
@@ -149,6 +150,15 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         check(options, job.samples, placement)
+        options = with_row_groups(
+            options,
+            job.source,
+            job.labels,
+            workers=(placement.minimum, placement.maximum),
+            cpus=placement.cpus,
+            tell=console.print,
+            warn=console.warn,
+        )
         options = with_window(options, job.samples, job.labels)
         for warning in _warnings(job, options, placement, cluster):
             console.warn(warning)

@@ -24,6 +24,7 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "loader",
     "ceiling",
     "shuffle_window",
+    "shuffle_apart",
     "exclude",
     "max_bad_fraction",
     "val_data",

@@ -13,8 +13,8 @@ IMAGENET = np.sort(np.random.default_rng(0).integers(0, 1000, 1_281_167))
 
 
 def stream_of(samples: int, global_batch_size: int, block: int) -> Stream:
-    sizes = {"batch_size": global_batch_size // 8, "global_batch_size": global_batch_size}
-    return Stream(samples=samples, epochs=2, seed=3, shuffle_block=block, **sizes)
+    size = global_batch_size
+    return Stream(samples=samples, epochs=2, batch_size=size // 8, global_batch_size=size, seed=3, shuffle_block=block)
 
 
 @pytest.mark.parametrize(("global_batch_size", "in_full"), [(256, 226), (2048, 871)])
