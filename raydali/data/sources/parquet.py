@@ -28,7 +28,7 @@ _SPLIT = re.compile(r"([a-z]\w*)(-.*)?\.parquet$|")
 class Parquet(Shards):
     """N images in S Parquet files, by id 0..N-1; the name of one is the number of its row, from 0. Made by `scan`.
 
-    Images of a row group have neighbouring ids. Row groups with as many images as most come first.
+    Images of a row group have neighbouring ids. If labels are read, row groups as large as most come first.
 
     Attributes:
         offsets: int64 (N,), the row group of an image in its file, above `ROW_BITS`, and its row in there.
