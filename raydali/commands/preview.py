@@ -141,14 +141,16 @@ def _images(options: Preview) -> tuple["LabeledSource", str]:
 
 
 def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -> "Sheet":
-    from raydali.report.contact_sheet import Sheet
+    from raydali.report.contact_sheet import Row, Sheet
 
     pipeline = _pipeline(options)
     order = _First(_order(options, source))
-    ranks, ids = [], []
+    rows, ids = [], []
     for rank in range(options.workers):
         pictures, of_batch = _first_batch(options, source, pipeline, order, rank, device)
-        ranks.append(pictures)
+        shown, size = len(pictures), len(of_batch)
+        caption = plural(size, "image") if shown == size else f"first {shown} of {size}"
+        rows.append(Row(f"rank {rank}", caption, pictures))
         ids.append(of_batch)
     twice = {id: count for id, count in Counter(id for of_batch in ids for id in of_batch).items() if count > 1}
     total = sum(map(len, ids))
@@ -158,21 +160,20 @@ def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -
         verdict = f"{len(twice)} of {total} ids come more than once: id {first} at rank {where}"
     else:
         verdict = f"{total} ids, none twice"
-    size = f"{options.image_size} x {options.image_size} pixels"
+    pixels = f"{options.image_size} x {options.image_size} pixels"
     on = "the CPU" if device == "cpu" else f"GPU {device.partition(':')[2]}, {gpu_names()[int(device[5:])]}"
     return Sheet(
         title=f"The first batch of {_ranks(options.workers)}, {options.pipeline} pipeline",
         facts=(
             f"{place}: {len(source):,} images of {len(source.classes):,} classes",
             (
-                f"world size {options.workers}, batch size {options.batch_size}, {size}, seed {options.seed}, "
+                f"world size {options.workers}, batch size {options.batch_size}, {pixels}, seed {options.seed}, "
                 f"decoded on {on}"
             ),
         ),
+        rows=rows,
         verdict=verdict,
         good=not twice,
-        ranks=ranks,
-        sizes=[len(of_batch) for of_batch in ids],
     )
 
 
@@ -242,7 +243,7 @@ def _first_batch(
     images = batch["images"][: options.show].permute(0, 2, 3, 1).cpu().numpy()
     labels = batch["labels"][: options.show].tolist()
     shown = [
-        Picture(image, id, _named(source.classes, label), source.path(id))
+        Picture(image, _named(source.classes, label), [f"id {id}"], source.path(id))
         for image, id, label in zip(images, ids, labels, strict=False)
     ]
     return shown, ids

@@ -65,7 +65,8 @@ def test_what_each_rank_gets(
     total = 12 if pipeline == "train" else 10
     assert mentions(capsys.readouterr().out, f"{output} 3 ranks {total} ids")
     assert output.read_bytes().startswith(b"\x89PNG") and made.good
-    assert made.sizes == ([4, 4, 4] if pipeline == "train" else [4, 4, 2])
+    sizes = [4, 4, 4] if pipeline == "train" else [4, 4, 2]
+    assert [row.caption for row in made.rows] == [f"first 3 of {n}" if n > 3 else f"{n} images" for n in sizes]
 
     source = labeled_images(named) if listed else ImageFolder.scan(f"{data}/{pipeline}")
     order = (
@@ -73,14 +74,16 @@ def test_what_each_rank_gets(
         if pipeline == "train"
         else OrderedPass(samples=10, batch_size=4)
     )
-    for rank, pictures in enumerate(made.ranks):
+    for rank, row in enumerate(made.rows):
+        pictures = row.pictures
         ids = next(iter(order.micro_batches(rank, 3))).ids[:3].tolist()
-        assert [picture.id for picture in pictures] == ids
+        assert row.title == f"rank {rank}"
+        assert [picture.facts for picture in pictures] == [[f"id {id}"] for id in ids]
         assert [picture.file for picture in pictures] == [source.path(id) for id in ids]
         assert [picture.label for picture in pictures] == [Path(source.path(id)).parent.name for id in ids]
     with make_loader("dali", source, _pipeline(options), order, rank=1, world_size=3) as loader:
         images = next(iter(loader))["images"].permute(0, 2, 3, 1).numpy()
-    assert np.array_equal([picture.pixels for picture in made.ranks[1]], images[:3])
+    assert np.array_equal([picture.pixels for picture in made.rows[1].pictures], images[:3])
     assert f"{data}/{pipeline}{'.csv' * listed}: {len(source)} images of 2 classes" in made.facts[0]
     assert mentions(made.facts[1], "world 3 batch 4 32 x 32 seed 7 CPU")
 
@@ -168,8 +171,8 @@ def test_on_a_gpu(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
         main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL | {"device": device}))
     by_cpu, by_gpu = drawn
     assert "decoded on GPU 0, " in by_gpu.facts[1]
-    for ours, theirs in zip(by_gpu.ranks[1], by_cpu.ranks[1], strict=True):
-        assert ours.id == theirs.id
+    for ours, theirs in zip(by_gpu.rows[1].pictures, by_cpu.rows[1].pictures, strict=True):
+        assert ours.facts == theirs.facts
         assert np.abs(ours.pixels.astype(int) - theirs.pixels).mean() < 2
 
 
@@ -178,7 +181,8 @@ def test_several_labels_of_an_image_are_shown(data: Path, drawn: list[Sheet], tm
     (tmp_path / "list.csv").write_text("path,odd,late\n" + "".join(lines))
     options = SMALL | {"data": str(tmp_path / "list.csv"), "root": str(data), "output": str(tmp_path / "sheet.png")}
     main(Preview(multi_label=True, **options))
-    shown = {picture.id: picture.label for rank in drawn[0].ranks for picture in rank}
+    shown = {picture.facts[0]: picture.label for row in drawn[0].rows for picture in row.pictures}
     assert len(shown) == 8
-    for id, label in shown.items():
+    for fact, label in shown.items():
+        id = int(fact.removeprefix("id "))
         assert label == (", ".join(["odd"] * (id % 2) + ["late"] * (id > 9)) or "none")

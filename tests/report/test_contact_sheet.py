@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.contact_sheet import SIDE, Picture, Sheet, _fitting, _font, as_html, as_png
+from raydali.report.contact_sheet import SIDE, Picture, Row, Sheet, _fitting, _font, as_html, as_png
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30))
 GOOD, BAD = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)
 
 
 def picture(id: int, size: int = 64, file: str = "/data/cats/1.jpg", label: str = "cat") -> Picture:
-    return Picture(np.full((size, size, 3), COLOURS[id % 4], np.uint8), id, label, file)
+    return Picture(np.full((size, size, 3), COLOURS[id % 4], np.uint8), label, [f"id {id}"], file)
 
 
 SHEET = Sheet(
     title="The title",
     facts=("/data: 4 images", "world size 2"),
+    rows=[
+        Row("rank 0", "2 images", [picture(0), picture(1, 400)]),
+        Row("rank 1", "first 2 of 5", [picture(2), picture(3)]),
+    ],
     verdict="4 ids, none twice",
-    good=True,
-    ranks=[[picture(0), picture(1, 400)], [picture(2), picture(3)]],
-    sizes=[2, 5],
 )
 
 
@@ -41,7 +42,7 @@ def areas(png: bytes) -> dict[tuple[int, ...], tuple[int, int, int, int]]:
     return found
 
 
-def test_a_row_a_rank() -> None:
+def test_rows_of_pictures() -> None:
     found = areas(as_png(SHEET))
     boxes = [found[colour] for colour in COLOURS]
     assert SIDE >= 96
@@ -64,10 +65,10 @@ def test_a_long_title_widens_the_sheet() -> None:
 
 def test_the_page_says_the_same() -> None:
     odd = picture(7, file="s3://bucket/<a>&\udcff.jpg", label='<b class="x">')
-    page = as_html(replace(SHEET, ranks=[[odd], []], sizes=[1, 0])).decode()
+    page = as_html(replace(SHEET, rows=[Row("rank 0", "1 image", [odd]), Row("rank 1", "none", [])])).decode()
     assert 'title="s3://bucket/&lt;a&gt;&amp;?.jpg"' in page and "<small>&lt;a&gt;&amp;?.jpg</small>" in page
     assert "<b>&lt;b class=&#34;x&#34;&gt;</b>" in page and "id 7" in page
-    assert "rank 0<small>1 images</small>" in page and "4 ids, none twice" in page and "world size 2" in page
+    assert "rank 0<small>1 image</small>" in page and "4 ids, none twice" in page and "world size 2" in page
     (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert areas(base64.b64decode(image)) == {COLOURS[3]: (0, 0, SIDE, SIDE)}
     assert "first 2 of 5" in as_html(SHEET).decode()
@@ -78,7 +79,7 @@ def test_the_page_says_the_same() -> None:
 )
 def test_names_are_shortened_in_their_middle(text: str) -> None:
     font = _font(13, False)
-    shown = _fitting(text, font)
+    shown = _fitting(text, font, SIDE)
     assert font.getlength(shown) <= SIDE
     if len(shown) < len(text):
         begin, end = shown.split("\u2026")
