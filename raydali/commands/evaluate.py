@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from raydali.errors import UsageError
 from raydali.inference.options import InferenceOptions
 from raydali.output import JsonFile, require_writable, show, write_json
 from raydali.text import number, plural, rate_text
@@ -36,6 +37,10 @@ class Evaluate(InferenceOptions):
     data: str | None = None
     """Samples with labels, of the kinds that the job trains on; of a folder with val/ that. Default: the validation
     samples of the run."""
+    root: str | None = None
+    """Folder or URI that relative paths in a list of --data start from. Default: the list's folder."""
+    label_column: str | None = None
+    """Column with the labels in a list or Parquet files of --data, by name or number. Default: that of the run."""
     json: JsonFile = None
 
 
@@ -48,11 +53,16 @@ def main(options: Evaluate) -> None:
     """
     from raydali.inference.session import joined, labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
+    from raydali.inference.worst_sheet import worst_sheet
 
     require_writable("--json", options.json)
+    given = {"root": options.root, "label_column": options.label_column}
+    for name, value in given.items():
+        if value is not None and options.data is None:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is for other samples: give --data too")
     placement = options.launch
     run = open_run(options.run, options.checkpoint, options.job)
-    source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data)
+    source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, given)
     used = session(run, source, classes, options)
     found = joined(used.results(placement))
     evaluation = used.kind.evaluation(found.arrays, source, classes)
@@ -60,7 +70,8 @@ def main(options: Evaluate) -> None:
     _print(result, used.kind.noun)
     if options.json is not None:
         write_json(result, options.json)
-    _keep(run.folder, result)
+    about = f"{run.origin} on {result['data'] or 'the built-in data'}"
+    _keep(run.folder, result, worst_sheet(used, found.arrays, evaluation.worst, [about]))
 
 
 def _record(options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation") -> dict[str, Any]:
@@ -106,18 +117,33 @@ def _print(result: Mapping[str, Any], noun: str) -> None:
             names,
             [[row[names[0]], str(row[names[1]]), *(number(row[name], ".4f") for name in names[2:])] for row in ordered],
         )
-    for pair in result.get("confusions", ())[:5]:
-        print(f"{pair['class']!r} predicted as {pair['predicted']!r}: {plural(pair['samples'], noun)}")
+        for pair in result.get("confusions", ())[:5]:
+            amount = plural(pair["samples"], names[1].removesuffix("s"))
+            print(f"{pair['class']!r} predicted as {pair['predicted']!r}: {amount}")
     for broken in result["broken"][:CLASSES_SHOWN]:
         print(f"left out {broken['path']}: {broken['reason']}")
 
 
-def _keep(folder: "RunFolder", result: Mapping[str, Any]) -> None:
-    """Write evaluation.json into the run's folder, which may be read-only."""
+def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -> None:
+    """Write the result into the run's folder, which may be read-only, and the run's report again."""
     from raydali.data.sources.storage import reason
-    from raydali.run.folder import EVALUATION
+    from raydali.report.html.history import History
+    from raydali.report.html.page import run_page
+    from raydali.run.folder import EVALUATION, REPORT, WORST
 
+    written = EVALUATION
     try:
         folder.write_json(EVALUATION, result)
+        written = WORST
+        if worst is not None:
+            folder.write(WORST, worst)
+        elif folder.exists(WORST):
+            folder.remove(WORST)
+        written = REPORT
+        folder.write(REPORT, run_page(History.read(folder)))
     except OSError as error:
-        _log.warning("%s/%s cannot be written: %s", folder, EVALUATION, reason(error))
+        _log.warning("%s/%s cannot be written: %s", folder, written, reason(error))
+    except (UsageError, ValueError) as error:  # an epoch or a setting that cannot be read
+        _log.warning("%s/%s cannot be written: %s", folder, REPORT, error)
+    else:
+        print(f"{folder}/{REPORT}")

@@ -1,10 +1,11 @@
 """Other labelled samples for a trained model, and samples without labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
@@ -21,13 +22,20 @@ from raydali.errors import UsageError
 from raydali.text import summarize
 
 
-def labeled_like(data: str, config: Any, classes: Sequence[str] | None, scan: Scan | None = None) -> LabeledSource:  # noqa: ANN401
+def labeled_like(
+    data: str,
+    config: Any,  # noqa: ANN401 (a job's)
+    classes: Sequence[str] | None,
+    given: Mapping[str, str | None],
+    scan: Scan | None = None,
+) -> LabeledSource:
     """Open labelled samples for a model with these classes, of which some may be absent.
 
     Args:
         data: as `--data` of a job; of a folder with val/, its val/.
         config: the options of the run, for how lists are read.
         classes: those of the run; None: those of the data.
+        given: "root" and "label_column" of the data. Default: the list's folder, and the run's column.
         scan: see `formats.labeled_images`.
 
     Raises:
@@ -36,19 +44,31 @@ def labeled_like(data: str, config: Any, classes: Sequence[str] | None, scan: Sc
     below = f"{data.rstrip('/')}/val"
     data = below if source_kind(data) == "folder" and storage.is_folder(absolute(below)) else data
     kind = source_kind(data)
-    names = {"list": ("root", "label_column", "multi_label"), "parquet": ("label_column", "image_column")}.get(kind, ())
+    if kind == "folder" and scan is None and parquet_folder(data):
+        kind = "parquet"
+    names = {"list": ("label_column", "multi_label"), "parquet": ("label_column", "image_column")}.get(kind, ())
     columns: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    columns |= {name: value for name, value in given.items() if value is not None}
     check_column_options(data, **columns)
     of_lists = None if kind == "folder" else classes
     (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
     if classes is None or source.classes == tuple(classes):
         return source
-    places = {name: place for place, name in enumerate(classes)}
-    if unknown := [name for name in source.classes if name not in places]:
-        raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
-    labels = np.array([places[name] for name in source.classes])[source.labels]
+    labels = places_of(source.classes, classes, data)[source.labels]
     moved: LabeledSource = replace(source, labels=labels, classes=tuple(classes))  # type: ignore[type-var]
     return moved
+
+
+def places_of(names: Sequence[str], classes: Sequence[str], data: str) -> NDArray[np.int64]:
+    """Return the places of class names among the classes of a run, int64 (C,).
+
+    Raises:
+        UsageError: the run lacks one.
+    """
+    places = {name: place for place, name in enumerate(classes)}
+    if unknown := [name for name in names if name not in places]:
+        raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
+    return np.array([places[name] for name in names])
 
 
 def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None = None) -> LabeledSource:  # noqa: ANN401

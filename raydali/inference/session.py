@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from raydali.data.sources.formats import check_column_options
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, UsageError
 from raydali.extras import default_loader
 from raydali.inference import workers
 from raydali.inference.engine import Inference, PartResult
-from raydali.inference.kinds.kind import Arrays, Kind
+from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Part, cut
 from raydali.inference.trained_run import TrainedRun
@@ -80,13 +81,19 @@ def validation_samples(run: TrainedRun) -> tuple[Source, tuple[str, ...]]:
     return val, classes
 
 
-def labeled_samples(run: TrainedRun, data: str) -> tuple[Source, tuple[str, ...]]:
+def labeled_samples(run: TrainedRun, data: str, given: Columns) -> tuple[Source, tuple[str, ...]]:
     """Return other samples with their truth, and the classes of the run.
+
+    Args:
+        run: the trained run.
+        data: what the user gives.
+        given: what the user gives for lists.
 
     Raises:
         UsageError: they cannot be opened, or have classes that the run lacks.
     """
-    source = run.kind.open_labeled(data, run.config, run.classes)
+    check_column_options(data, root=given["root"], label_column=given["label_column"])
+    source = run.kind.open_labeled(data, run.config, run.classes, given)
     return source, run.kind.classes_of(source) if run.classes is None else run.classes
 
 

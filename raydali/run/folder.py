@@ -11,7 +11,7 @@ tensorboard/    the numbers of each epoch, for TensorBoard; written by the drive
 tracking.json   with --track: the ids of the run in other programs (report/tracking.py)
 samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)
 report.html     a report of the run as one page, updated during the run; written by the driver (report/html/live.py)
-evaluation.json what `raydali evaluate` found last (commands/evaluate.py)
+evaluation.json what `raydali evaluate` found last, and worst.png (commands/evaluate.py)
 best/           the weights with the best validation score so far (model_file.py)
 checkpoint_*/   checkpoints (checkpoints.py)
 
@@ -41,7 +41,7 @@ from raydali.run import local_files
 
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
-EVALUATION = "evaluation.json"
+EVALUATION, WORST = "evaluation.json", "worst.png"
 
 Row = dict[str, Any]
 Json = Any

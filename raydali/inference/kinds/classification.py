@@ -1,6 +1,6 @@
 """Images with one class each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled
 
 BEST = 5
@@ -33,9 +33,9 @@ class Classification(Kind):
         train, val = exclude(config.exclude, *both)
         return train, val
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> LabeledSource:
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> LabeledSource:
         """See `Kind`."""
-        return labeled_like(data, config, classes)
+        return labeled_like(data, config, classes, given)
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> LabeledSource:
         """See `Kind`."""
@@ -73,7 +73,8 @@ def evaluate_classes(
     arrays: Arrays,
     labels: NDArray[np.int64],
     classes: Sequence[str],
-    path: Any,
+    path: Callable[[int], str],
+    noun: str = "images",
 ) -> Evaluation:
     """Compare the most probable classes of samples with their labels.
 
@@ -85,6 +86,7 @@ def evaluate_classes(
         labels: int64 (n,).
         classes: their names.
         path: returns the path of a sample by its id.
+        noun: what samples are called.
     """
     from torchmetrics.functional.classification import (
         binary_calibration_error,
@@ -111,7 +113,7 @@ def evaluate_classes(
         precision = true_positive / found if found else None
         recall = true_positive / support if support else None
         f1 = 2 * true_positive / (found + support) if found + support else None
-        rows.append({"class": name, "images": support, "recall": recall, "precision": precision, "f1": f1})
+        rows.append({"class": name, noun: support, "recall": recall, "precision": precision, "f1": f1})
     ids = arrays["ids"]
     worst = [
         Worst(

@@ -1,11 +1,15 @@
 """Images with boxes, as COCO has them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from raydali.data.loading.loader import Batch
@@ -17,18 +21,26 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.tasks.boxes import PADDING, moved
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
+from raydali.inference.labeled_data import places_of
 from raydali.text import summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
+SURE, SAME = 0.5, 0.5
+"""Score above which a box counts as found, and IoU from which it is that of the annotation; for the worst images."""
+WORST_SHOWN = 64
+_TRUE, _FOUND = (63, 185, 80), (255, 82, 82)
 METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100"
 
 
 class Detection(Kind):
     """Images with boxes; the outputs are the boxes found in each, in pixels of the original."""
 
+    legend = f"Boxes of the annotations are green, boxes found with a score above {SURE} are red."
     endings = (".csv", ".parquet", ".json")
 
     def open_validation(self, config: Any) -> tuple[Coco, Coco]:
@@ -38,14 +50,15 @@ class Detection(Kind):
         train, val = exclude(config.exclude, *indexes)
         return train, val
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> Coco:
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Coco:
         """See `Kind`; a folder laid out like COCO, of which val is taken."""
         if not storage.is_folder(absolute(f"{data.rstrip('/')}/annotations")):
             raise UsageError(f"--data {data} has no annotations/: give a folder laid out like COCO")
         (source,) = exclude(None, one_split(absolute(data), "val"))
-        if classes is not None and (unknown := [name for name in source.classes if name not in classes]):
-            raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
-        return source
+        if classes is None or source.classes == tuple(classes):
+            return source
+        labels = 1 + places_of(source.classes, classes, data)[source.labels - 1]
+        return replace(source, labels=labels, classes=tuple(classes), category_ids=np.arange(1, len(classes) + 1))
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Coco:
         """See `Kind`."""
@@ -93,8 +106,30 @@ class Detection(Kind):
             {"class": name, "boxes": int(boxes[label]), "map": of_labels.get(label)}
             for label, name in enumerate(classes, 1)
         ]
-        # COCO's figures are -1 where there is no box of that size.
-        return Evaluation(metrics={name: value for name, value in metrics.items() if value >= 0}, classes=rows)
+        worst = sorted(map(partial(_mistakes, source), _found(arrays)), key=lambda each: -each.missed - each.false)
+        return Evaluation(
+            # COCO's figures are -1 where there is no box of that size.
+            metrics={name: value for name, value in metrics.items() if value >= 0},
+            classes=rows,
+            worst=[each.described(source) for each in worst[:WORST_SHOWN] if each.missed or each.false],
+        )
+
+    def picture(self, pipeline: Pipeline[Any], source: Coco, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return the image with the boxes of its annotations and those that were found."""
+        from PIL import Image, ImageDraw
+
+        pixels, size = pipeline.sample(source, id, 0)
+        image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        draw, side = ImageDraw.Draw(image), image.width
+        (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
+        found = slice(*np.concatenate([[0], arrays["counts"].cumsum()])[place : place + 2].tolist())
+        sure = arrays["boxes"][found][arrays["scores"][found] > SURE]
+        for boxes, colour in ((source.boxes[source.boxes_of(id)], _TRUE), (sure, _FOUND)):
+            window = np.zeros((1, 2), np.int64), size.numpy()[None], np.zeros(1, np.int32)
+            placed, labels = moved(boxes[None], np.zeros((1, len(boxes)), np.int64), *window, side)
+            for box in placed[labels != PADDING]:
+                draw.rectangle(box.tolist(), outline=colour, width=max(1, side // 50))
+        return np.asarray(image)
 
     def table(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> pa.Table:
         """Return a row for each box: path, image, label, score, and x, y, width, height in pixels as COCO has them."""
@@ -109,6 +144,40 @@ class Detection(Kind):
         sides = boxes[:, 2:] - boxes[:, :2]
         corners = dict(zip(("x", "y", "width", "height"), [*boxes[:, :2].T, *sides.T], strict=True))
         return pa.table(columns | corners)
+
+
+@dataclass(frozen=True)
+class _Mistakes:
+    """Boxes of an image that were missed, and boxes found in it that are false."""
+
+    id: int
+    missed: int
+    false: int
+
+    def described(self, source: Coco) -> Worst:
+        labels = source.labels[source.boxes_of(self.id)].tolist()
+        truth = summarize(f"{count} {source.classes[label - 1]}" for label, count in sorted(Counter(labels).items()))
+        mistakes = f"{self.missed} missed, {self.false} false"
+        return Worst(self.id, source.path(self.id), truth or "no boxes", mistakes, None)
+
+
+def _mistakes(source: Coco, found: Found) -> _Mistakes:
+    """Pair the boxes found in an image with those of its annotations, the highest score first, as COCO does."""
+    id, boxes, scores, labels = found
+    sure = np.argsort(-scores, kind="stable")[: (scores > SURE).sum()]
+    truth, mine = source.boxes_of(id), boxes[sure][:, None]
+    theirs, crowd = source.boxes[truth], source.crowd[truth]
+    common = (np.minimum(mine, theirs)[..., 2:] - np.maximum(mine, theirs)[..., :2]).clip(0).prod(-1)
+    mine_area, their_area = ((each[..., 2:] - each[..., :2]).prod(-1) for each in (mine, theirs))
+    overlaps = common / np.maximum(np.where(crowd, mine_area, mine_area + their_area - common), 1e-9)
+    overlaps[labels[sure][:, None] != source.labels[truth]] = 0
+    left, false = ~crowd, 0
+    for row in overlaps:
+        if (row * left).max(initial=0) >= SAME:
+            left[(row * left).argmax()] = False
+        elif (row * crowd).max(initial=0) < SAME:
+            false += 1
+    return _Mistakes(id, int(left.sum()), false)
 
 
 def _found(arrays: Arrays) -> Iterator[Found]:

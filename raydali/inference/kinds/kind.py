@@ -25,6 +25,8 @@ from raydali.train.models.normalized import Normalized
 
 Arrays = dict[str, NDArray[Any]]
 """Outputs by name; "ids" are those of the samples, int64 (n,)."""
+Columns = Mapping[str, str | None]
+"""How a list is read, by option: "root" and "label_column"."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class Worst:
         path: of the sample.
         truth: what it is.
         predicted: what the model says, with its probability.
-        loss: of the sample.
+        loss: of the sample; None if the model has none for each sample.
     """
 
     id: int
     path: str
     truth: str
     predicted: str
-    loss: float
+    loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Evaluation:
         classes: a row of figures for each class, with its "class"; empty if there are no classes.
         confusion: int64 (C, C), how many samples of the class of the row were predicted as that of the column; None
             where a sample may have several classes.
-        worst: the samples with the highest loss, the worst first.
+        worst: the samples that the model gets most wrong, the worst first.
     """
 
     metrics: Mapping[str, float]
@@ -75,10 +77,12 @@ class Kind(ABC):
     Attributes:
         noun: what a sample is called, such as "image".
         endings: those of files of predictions; "": a folder.
+        legend: what is written below the pictures of the worst samples.
     """
 
     noun: ClassVar[str] = "image"
     endings: ClassVar[tuple[str, ...]] = (".csv", ".parquet")
+    legend: ClassVar[str] = "Below each: its class, the class and probability that the model gives, and the loss."
 
     @abstractmethod
     def open_validation(self, config: Any) -> tuple[Any, Any]:
@@ -89,13 +93,14 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> Any:
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Any:
         """Open other samples, with their truth.
 
         Args:
             data: what the user gives.
             config: the options of the run, for how samples are read.
             classes: the classes of the run; None if it does not say them.
+            given: what the user gives for lists, in place of the run's column.
 
         Raises:
             UsageError: they cannot be opened, or have other classes.
@@ -147,6 +152,11 @@ class Kind(ABC):
     @abstractmethod
     def evaluation(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> Evaluation:
         """Compare the outputs for samples, in the order of their ids, with their truth."""
+
+    def picture(self, pipeline: Pipeline[Any], source: Any, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return a sample of `Evaluation.worst` as the model sees it, (height, width, 3), decoded in this process."""
+        image: NDArray[np.uint8] = pipeline.sample(source, id, 0)[0].permute(1, 2, 0).numpy()
+        return image
 
     @abstractmethod
     def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:

@@ -20,6 +20,8 @@ THRESHOLD = 0.5
 class MultiLabel(Classification):
     """Images with several labels each; the outputs are the probabilities of all."""
 
+    legend = "Below each: its labels, those that the model gives a probability above 0.5, and the loss."
+
     def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return "probabilities" (n, C) and "losses" (n,), the mean binary cross-entropy over labels."""
         logits = network(batch["images"]).float()

@@ -21,7 +21,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
 from raydali.train.models.normalized import Normalized
 
@@ -36,6 +36,7 @@ class Restoration(Kind):
     """Restored images; the outputs are their figures against the targets."""
 
     noun = "pair"
+    legend = "The inputs. Below each: its PSNR, that of the model's output, and the loss."
 
     def open_validation(self, config: Any) -> tuple[ImagePairs, ImagePairs]:
         """See `Kind`."""
@@ -44,7 +45,7 @@ class Restoration(Kind):
         train, test = exclude(config.exclude, *pairs)
         return train, test
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> ImagePairs:
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> ImagePairs:
         """See `Kind`."""
         return ImagePairs.scan(data, config.inputs, config.targets)
 

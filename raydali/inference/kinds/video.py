@@ -20,9 +20,10 @@ from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes
-from raydali.inference.kinds.kind import Arrays, Evaluation, Kind, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled_like
 from raydali.train.models.normalized import Normalized
 
@@ -31,6 +32,7 @@ class Video(Kind):
     """Videos with one class each; the outputs are the probabilities of all classes for each clip."""
 
     noun: ClassVar[str] = "clip"
+    legend = f"The middle frames of the first clips. {Kind.legend}"
 
     def open_validation(self, config: Any) -> tuple[VideoClips, VideoClips]:
         """See `Kind`."""
@@ -38,9 +40,9 @@ class Video(Kind):
         train, val = (_clips(files, config) for files in exclude(config.exclude, *videos))
         return train, val
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None) -> VideoClips:
+    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> VideoClips:
         """See `Kind`."""
-        return _clips(labeled_like(data, config, classes, scan_videos), config)
+        return _clips(labeled_like(data, config, classes, given, scan_videos), config)
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> VideoClips:
         """See `Kind`."""
@@ -74,10 +76,16 @@ class Video(Kind):
         """Compute the figures of `evaluate_classes` for videos, and top-1 of clips."""
         videos, of_videos = _by_video(arrays, source)
         labels = source.videos.labels[videos]
-        found = evaluate_classes(of_videos, labels, classes, source.videos.path)
+        found = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
         right = arrays["all"].argmax(1) == source.labels(arrays["ids"])
         metrics = {**found.metrics, "clip_top1": float(right.mean()), "clips": float(len(right))}
         return Evaluation(metrics=metrics, classes=found.classes, confusion=found.confusion, worst=found.worst)
+
+    def picture(self, pipeline: Pipeline[Any], source: VideoClips, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return the middle frame of a video's first clip."""
+        clip = pipeline.sample(source, int(self.edges(source)[id]), 0)[0]
+        frame: NDArray[np.uint8] = clip[:, clip.shape[1] // 2].permute(1, 2, 0).numpy()
+        return frame
 
     def table(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> pa.Table:
         """Return a row for each video: path, clips, label, probability, and the next four."""
