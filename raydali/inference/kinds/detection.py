@@ -85,7 +85,9 @@ class Detection(Kind):
     def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         """Return "counts" (n,) of boxes, and "boxes" (B, 4), "scores" (B,) and "labels" (B,) of all images."""
         images, sizes = batch["images"], batch["sizes"].cpu().numpy()
-        found = in_originals(batch.ids.tolist(), sizes, network(images), images.shape[-1])
+        # Label 0 is the background, of which some of torchvision's detectors find boxes too.
+        results = [{name: of[name][of["labels"] > 0] for name in of} for of in network(images)]
+        found = in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
         _, boxes, scores, labels = zip(*found, strict=True)
         return {
             "counts": torch.tensor([len(each) for each in scores]),
