@@ -78,13 +78,13 @@ def with_row_groups(
             break
     if best is stream:
         warn(
-            f"{begin}, {reads:.1f} times the bytes of the images, and blocks would not help: write smaller row groups, "
-            "or use `raydali prepare`"
+            f"{begin}, {reads:.1f} times the bytes of the images, and blocks would not help: write smaller row groups "
+            "or class folders"
         )
         return options
     said = f"{begin}: --shuffle-block {best.shuffle_block} reads {least:.1f} times the bytes of the images"
     if least > HIGH:
-        warn(f"{said}; smaller row groups, or copies by `raydali prepare`, would need less")
+        warn(f"{said}; smaller row groups or class folders would need less")
     else:
         tell(f"{said}, a full shuffle {reads:.1f} times")
     return replace(options, shuffle_block=best.shuffle_block, shuffle_window=best.shuffle_window, shuffle_apart=True)

@@ -76,7 +76,7 @@ def test_classes_that_blocks_cannot_mix_are_shuffled_in_full() -> None:
     rows, config = Rows(), replace(CONFIG, batch_size=256, global_batch_size=1024)
     labels = np.arange(len(rows)) // 60
     chosen, told, (warned,) = choose(rows, config, labels=labels)
-    assert chosen.shuffle_block == 0 and not told and mentions(warned, f"{GROUP} raydali prepare")
+    assert chosen.shuffle_block == 0 and not told and mentions(warned, f"{GROUP} class folders")
     in_blocks = replace(config, shuffle_block=GROUP, shuffle_apart=True, shuffle_window=16).stream(len(rows))
     assert not ClassMixing.of(labels, in_blocks).is_enough
 
@@ -90,4 +90,4 @@ def test_windows_follow_the_memory_of_the_fewest_workers() -> None:
 
 def test_processes_of_pytorch_read_for_themselves() -> None:
     chosen, _, (warned,) = choose(Rows(), replace(CONFIG, loader="torch"))
-    assert chosen.shuffle_block and mentions(warned, "raydali prepare")
+    assert chosen.shuffle_block and mentions(warned, "class folders")
