@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyarrow import parquet
 
@@ -221,7 +222,7 @@ def test_killed_at_ten_instants(run: RunFolder, tmp_path: Path) -> None:
     parts, seen = tmp_path / "p.csv.parts", dict[str, int]()
     for kill in range(10):
         process = subprocess.Popen([*command, "--batch-size", "4"], stdout=subprocess.DEVNULL)
-        while process.poll() is None and len([*parts.glob("part-*")]) < 9 * kill + 1:
+        while process.poll() is None and len([*parts.glob("part-*")]) < 7 * kill + 1:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -231,3 +232,20 @@ def test_killed_at_ten_instants(run: RunFolder, tmp_path: Path) -> None:
     subprocess.run([*command, "--batch-size", "4"], check=True)
     assert paths(output) == names(sorted(data.glob("*/*")))
     assert {path.name for path in tmp_path.iterdir()} == {"p.csv"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_parts_of_a_worker_that_dies_are_done_by_others(run: RunFolder, tmp_path: Path) -> None:
+    data, output = Path(digits_folder(), "train"), tmp_path / "p.csv"
+    command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(data), "-o", str(output)]
+    process = subprocess.Popen([*command, "--batch-size", "4", "--workers", "2"], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len([*(tmp_path / "p.csv.parts").glob("part-*")]) < 3:
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in children if "InferenceWorker" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    workers[0].kill()
+    _, errors = process.communicate()
+    assert process.returncode == 0 and "worker" in errors
+    assert paths(output) == names(sorted(data.glob("*/*")))
