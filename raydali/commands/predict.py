@@ -9,6 +9,7 @@ interruption.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,9 +65,13 @@ def main(options: Predict) -> None:
     if len(missing) < len(used.parts):
         print(f"{len(used.parts) - len(missing)} of {plural(len(used.parts), 'part')} are done already")
     seconds, done = 0.0, 0
-    for result in used.results(placement, missing):
-        predictions.write_part(result, kind, source, classes)
-        seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
+    with ThreadPoolExecutor(1) as writer:  # the device goes on meanwhile
+        writing = writer.submit(lambda: None)
+        for result in used.results(placement, missing):
+            writing.result()
+            writing = writer.submit(predictions.write_part, result, kind, source, classes)
+            seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
+        writing.result()
     rows, broken = predictions.join(used.parts, _categories(run.facts, classes))
     rate = f", {rate_text(done / seconds)} {kind.noun}s/s" if done else ""
     print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")

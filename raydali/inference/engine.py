@@ -84,12 +84,13 @@ class Inference:
         options: dict[str, Any] = {"device": device, "threads": cpus, "quarantine": lambda _: quarantine}
         with self.loader(self.source, self.pipeline, order, **options) as loader:
             for batch in loader:
+                with torch.inference_mode(), precision.autocast():
+                    outputs = self.kind.outputs(network, batch)
                 while batch.micro_batch.step > place:  # parts may have no sample that can be read
                     yield result()
                     collected.clear()
                     place += 1
-                with torch.inference_mode(), precision.autocast():
-                    collected.append((batch.ids, self.kind.outputs(network, batch)))
+                collected.append((batch.ids, outputs))
             while place < len(in_order):
                 yield result()
                 collected.clear()
