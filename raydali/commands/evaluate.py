@@ -67,11 +67,13 @@ def main(options: Evaluate) -> None:
     found = joined(used.results(placement))
     evaluation = used.kind.evaluation(found.arrays, source, classes)
     result = _record(options, used, found, evaluation)
-    _print(result, used.kind.noun)
     if options.json is not None:
         write_json(result, options.json)
     about = f"{run.origin} on {result['data'] or 'the built-in data'}"
-    _keep(run.folder, result, worst_sheet(used, found.arrays, evaluation.worst, [about]))
+    page = _keep(run.folder, result, worst_sheet(used, found.arrays, evaluation.worst, [about]))
+    _print(result, used.kind.noun)
+    if page is not None:
+        print(page)
 
 
 def _record(options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation") -> dict[str, Any]:
@@ -124,8 +126,8 @@ def _print(result: Mapping[str, Any], noun: str) -> None:
         print(f"left out {broken['path']}: {broken['reason']}")
 
 
-def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -> None:
-    """Write the result into the run's folder, which may be read-only, and the run's report again."""
+def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -> str | None:
+    """Write the result into the run's folder, and the run's report again; return its path, or None if it cannot be."""
     from raydali.data.sources.storage import reason
     from raydali.report.html.history import History
     from raydali.report.html.page import run_page
@@ -146,4 +148,5 @@ def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -
     except (UsageError, ValueError) as error:  # an epoch or a setting that cannot be read
         _log.warning("%s/%s cannot be written: %s", folder, REPORT, error)
     else:
-        print(f"{folder}/{REPORT}")
+        return f"{folder}/{REPORT}"
+    return None

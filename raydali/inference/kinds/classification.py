@@ -105,6 +105,7 @@ def evaluate_classes(
         "top1": right[:, 0].mean(),
         "top5": right.any(1).mean(),
         "loss": losses.astype(np.float64).mean(),
+        "confidence": confidence.double().mean(),
         "calibration_error": binary_calibration_error(confidence, correct, CALIBRATION_BINS).item(),
     }
     rows = []

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from raydali.measure.ceiling import VOID_ABOVE
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
-from raydali.run.folder import CONFIG, EPOCHS, EVENTS, SAMPLES, RunFolder
+from raydali.run.folder import CONFIG, EPOCHS, EVALUATION, EVENTS, SAMPLES, WORST, RunFolder
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
 NAN = math.nan
+FILES = {"samples": SAMPLES, "evaluation": EVALUATION, "worst": WORST}
+"""The files that the page shows as they are, by the names of their attributes in `History`."""
 
 
 def number(value: object) -> float | None:
@@ -118,7 +120,7 @@ class History:
         settings: what `config.json` holds.
         events: rows of `events.jsonl`.
         epochs: in order; each once, as it was last trained.
-        samples: the content of `samples.png`, if it exists.
+        samples, evaluation, worst: the contents of FILES that exist.
     """
 
     name: str
@@ -127,6 +129,8 @@ class History:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     samples: bytes | None = None
+    evaluation: bytes | None = None
+    worst: bytes | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> "History":
@@ -147,8 +151,9 @@ class History:
         for row in folder.each_row(EPOCHS):
             if isinstance(row, Mapping):
                 history.add_epoch(row)
-        if folder.exists(SAMPLES):
-            history.samples = folder.read(SAMPLES)
+        for name, file in FILES.items():
+            if folder.exists(file):
+                setattr(history, name, folder.read(file))
         return history
 
     def add_event(self, row: Mapping[str, Any]) -> None:

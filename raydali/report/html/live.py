@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydali.errors import SupersededError
-from raydali.report.html.history import History
+from raydali.report.html.history import FILES, History
 from raydali.report.html.page import run_page
 from raydali.run.events import END_EVENTS
-from raydali.run.folder import REPORT, SAMPLES, RunFolder
+from raydali.run.folder import REPORT, RunFolder
 
 PAUSE_SECONDS = 5.0
 """Minimum pause between two pages."""
@@ -37,7 +37,7 @@ class LiveReport:
         self._history = History(folder.name, str(folder))
         self._warned = self._changed = False
         self._due = 0.0
-        self._samples_of: tuple[int, int] | None = None
+        self._versions: dict[str, tuple[int, int] | None] = {}
         self._attempt(self._read)
 
     def event(self, row: Mapping[str, Any]) -> None:
@@ -66,9 +66,12 @@ class LiveReport:
         self._history = History.read(self._folder)
 
     def _write(self) -> None:
-        (info,) = self._folder.filesystem.get_file_info([self._folder.path(SAMPLES)])
-        if info.is_file and (version := (info.mtime_ns, info.size)) != self._samples_of:
-            self._history.samples, self._samples_of = self._folder.read(SAMPLES), version
+        infos = self._folder.filesystem.get_file_info([self._folder.path(file) for file in FILES.values()])
+        for (name, file), info in zip(FILES.items(), infos, strict=True):
+            version = (info.mtime_ns, info.size) if info.is_file else None
+            if version != self._versions.get(name):
+                setattr(self._history, name, self._folder.read(file) if version else None)
+                self._versions[name] = version
         ended = bool(self._history.events) and self._history.events[-1].get("event") in END_EVENTS
         self._folder.write(REPORT, run_page(self._history, reload_seconds=0 if ended else RELOAD_SECONDS))
 

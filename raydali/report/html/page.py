@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from raydali.report.html import text
 from raydali.report.html.charts import Chart, Line, lines, stack
+from raydali.report.html.evaluation import evaluation_section
 from raydali.report.html.heatmap import HeatMap, heat_map
 from raydali.report.html.history import Epoch, History
 from raydali.report.html.render import render
@@ -17,7 +18,7 @@ from raydali.report.html.timeline import event_rows, event_strip, marks
 MAX_EPOCHS, MAX_METRICS = 100, 24
 """Limits of the table of epochs, which shows the newest, and of the learning curves, which show the first metrics."""
 SAMPLES_BYTES = 600_000
-"""Limit of the embedded samples.png; a larger one is made smaller."""
+"""Limit of the embedded samples.png, and of worst.png; a larger one is made smaller."""
 PARTS = (
     ("waiting for the loader", 1, "loader_wait_seconds"),
     ("stepping", 0, "step_seconds"),
@@ -59,7 +60,9 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         learning=_learning(history),
         events=event_rows(history),
         strip=event_strip(history, now if reload_seconds else None),
-        samples=_samples(history.samples),
+        samples=_picture(history.samples),
+        evaluation=evaluation_section(history.evaluation),
+        worst=_picture(history.worst),
         head=["epoch", *(name for name, _, _ in COLUMNS), *history.metrics[:MAX_METRICS]],
         rows=_rows(history),
         settings=text.settings(history).items(),
@@ -177,8 +180,8 @@ def _rows(history: History) -> list[list[str]]:
     ]
 
 
-def _samples(png: bytes | None) -> str:
-    """samples.png as a data URI; empty if there is none, or none that can be read."""
+def _picture(png: bytes | None) -> str:
+    """Return samples.png or worst.png as a data URI; empty if there is none, or none that can be read."""
     try:
         kind, data = _fitting(png) if png is not None else ("", b"")
     except Exception:  # an unreadable picture is no reason to have no page

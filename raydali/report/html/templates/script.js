@@ -71,5 +71,5 @@ for (const figure of document.querySelectorAll('figure.chart')) {
 
 const reloadSeconds = Number(document.body.dataset.reload);
 if (reloadSeconds) setInterval(() => {
-  if (!document.hidden && !document.querySelector('details[open], .cursor[style*=block]')) location.reload();
+  if (!document.hidden && !document.querySelector('details[open]:not(.shown), .cursor[style*=block]')) location.reload();
 }, 1000 * reloadSeconds);

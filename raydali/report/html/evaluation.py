@@ -1,0 +1,131 @@
+"""The section of report.html on the trained model: evaluation.json, as `raydali evaluate` writes it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, NamedTuple
+
+from raydali.report.html.history import number
+from raydali.report.html.text import count, figure, moment, percent
+from raydali.text import plural
+
+MAX_CLASSES, MAX_MATRIX = 100, 30
+"""Limits of the table of classes, which shows the worst, and of the classes of a confusion matrix."""
+MAX_CONFUSIONS = MAX_BROKEN = 20
+SHADES = 12, 50
+"""Strength of the colour of a cell with any sample, and with all of its row, in percent; texts must stand out."""
+
+
+class Cell(NamedTuple):
+    """A cell of the confusion matrix: how many samples, the strength of its colour in percent, and a description."""
+
+    text: str
+    shade: int
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the template `evaluation.html.jinja` shows, as texts.
+
+    Attributes:
+        about: what was evaluated, and when.
+        figures: the metrics.
+        calibration: a sentence; empty if the model has no probabilities.
+        head, rows, note: the table of classes, the worst first, and what it shows.
+        matrix: for each class its name and cells; empty if there are none or too many.
+        confusions: class, prediction and number of samples.
+        broken: path and reason of samples that could not be read; at most MAX_BROKEN of `broken_count`.
+    """
+
+    about: str
+    figures: Sequence[tuple[str, str]]
+    calibration: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+    matrix: Sequence[tuple[str, Sequence[Cell]]]
+    confusions: Sequence[Sequence[str]]
+    broken: Sequence[tuple[str, str]]
+    broken_count: int
+
+
+def evaluation_section(content: bytes | None) -> Section | None:
+    """Return the section for the content of evaluation.json; None if there is none, or another program wrote it."""
+    try:
+        return None if content is None else _section(json.loads(content))
+    except Exception:  # whatever lies in the folder under this name, the page shows the run
+        return None
+
+
+def _section(found: Mapping[str, Any]) -> Section:
+    metrics = {str(name): number(value) for name, value in found["metrics"].items()}
+    samples, broken = number(found["samples"]), found.get("broken") or []
+    data = found.get("data") or "the built-in data"
+    head, rows, note = _classes(found.get("classes") or [])
+    return Section(
+        about=f"{found['weights']} on {data}: {count(samples)} samples, {moment(number(found.get('time')))}",
+        figures=[(name, figure(value)) for name, value in metrics.items()],
+        calibration=_calibration(metrics),
+        head=head,
+        rows=rows,
+        note=note,
+        matrix=_matrix(found.get("confusion") or [], [str(row["class"]) for row in found.get("classes") or []]),
+        confusions=[
+            (str(pair["class"]), str(pair["predicted"]), count(number(pair["samples"])))
+            for pair in (found.get("confusions") or [])[:MAX_CONFUSIONS]
+        ],
+        broken=[(str(each["path"]), str(each["reason"])) for each in broken[:MAX_BROKEN]],
+        broken_count=len(broken),
+    )
+
+
+def _calibration(metrics: Mapping[str, float | None]) -> str:
+    error, confidence, right = (metrics.get(name) for name in ("calibration_error", "confidence", "top1"))
+    if error is None:
+        return ""
+    text = f"Calibration: a probability is off by {percent(error)} on average (expected calibration error, 15 bins)."
+    if confidence is None or right is None:
+        return text
+    kind = "overconfident" if confidence > right else "underconfident"
+    probability = f"The mean probability of the prediction is {percent(confidence)}"
+    return f"{text} {probability}, and {percent(right)} of predictions are right: the model is {kind}."
+
+
+def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], str]:
+    """Return the table's head, its rows and a note on them."""
+    if not classes:
+        return [], [], ""
+    head = [str(name) for name in classes[0]]
+    by = head[2]
+
+    def worst_first(row: Mapping[str, Any]) -> tuple[bool, float]:
+        value = number(row[by])
+        return value is None, value or 0.0
+
+    rows = [
+        [str(row[head[0]]), count(number(row[head[1]])), *(figure(number(row[name])) for name in head[2:])]
+        for row in sorted(classes, key=worst_first)[:MAX_CLASSES]
+    ]
+    shown = f"{len(rows)} of " if len(rows) < len(classes) else ""
+    return head, rows, f"{shown}{plural(len(classes), 'class')}, those with the lowest {by} first"
+
+
+def _matrix(confusion: Sequence[Sequence[Any]], names: Sequence[str]) -> list[tuple[str, list[Cell]]]:
+    if not 2 <= len(confusion) <= MAX_MATRIX:
+        return []
+    matrix, (least, most) = [], SHADES
+    for name, row in zip(names, confusion, strict=True):
+        amounts = [number(value) or 0.0 for value in row]
+        whole = sum(amounts) or 1.0
+        cells = [
+            Cell(
+                count(amount) if amount else "",
+                round(least + (most - least) * sqrt(amount / whole)) if amount else 0,
+                f"{name} predicted as {other}: {count(amount)} of {count(whole)}",
+            )
+            for other, amount in zip(names, amounts, strict=True)
+        ]
+        matrix.append((name, cells))
+    return matrix
