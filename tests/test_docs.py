@@ -15,6 +15,7 @@ import yaml
 from jobs.imagenet import Config
 from raydali.cli import _commands
 from raydali.data.stream.stream import Stream
+from raydali.launch.driver.job_file import find_job
 from tests.support.cluster import ROOT
 from tests.test_cli import COMMANDS
 
@@ -65,6 +66,10 @@ def test_commands_can_be_parsed(name: str) -> None:
         words = shlex.split(re.split(r" [|>] ", command)[0])
         if words[:2] == ["raydali", "train"]:
             tyro.cli(Config, args=words[3:], config=(tyro.conf.DisallowNone,))
+        elif "cluster/slurm.sh" in words:
+            job, *options = words[words.index("cluster/slurm.sh") + 1 :]
+            assert find_job(job).exists()
+            tyro.cli(Config, args=options, config=(tyro.conf.DisallowNone,))
         elif words[0] == "raydali" and words[-1] not in ("--help", "--version"):
             _commands().cli(prog="raydali", args=words[1:])
         elif words[0] == "make":
