@@ -29,6 +29,7 @@ from raydali.bench.video.command import VideoBench
 from raydali.commands.chaos.command import Chaos
 from raydali.commands.doctor.command import Doctor
 from raydali.commands.evaluate import Evaluate
+from raydali.commands.export import Export
 from raydali.commands.local_cluster.command import Down, Status, Up
 from raydali.commands.new import New
 from raydali.commands.predict import Predict
@@ -127,6 +128,7 @@ def _commands() -> SubcommandApp:
     app.command(name="completion")(Completion)
     app.command(name="doctor")(Doctor)
     app.command(name="evaluate")(Evaluate)
+    app.command(name="export")(Export)
     app.command(name="new")(New)
     app.command(name="predict")(Predict)
     app.command(name="prepare")(Prepare)

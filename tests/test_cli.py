@@ -21,8 +21,8 @@ HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
     "": (
-        *("bench", "chaos", "cluster", "completion", "doctor", "evaluate", "new", "predict", "prepare", "preview"),
-        *("report", "train", "verify"),
+        *("bench", "chaos", "cluster", "completion", "doctor", "evaluate", "export", "new", "predict", "prepare"),
+        *("preview", "report", "train", "verify"),
     ),
     "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),

@@ -1,0 +1,133 @@
+"""`raydali export`: the model of a run as one file for other programs, proved on the run's validation samples.
+
+    raydali export ~/raydali-runs/pets --to onnx
+    raydali export ~/raydali-runs/pets --to torch-export -o pets.pt2
+
+Resizing, cropping and normalising are part of the file: 8-bit images of any size go in, probabilities come out. A file
+is written only if it answers as the trained model does.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from raydali.errors import CommandError, UsageError
+from raydali.inference.options import InferenceOptions
+from raydali.output import JsonFile, require_writable, write_json
+from raydali.run import local_files
+from raydali.text import plural
+
+if TYPE_CHECKING:
+    from raydali.inference.export.proof import Proof
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(InferenceOptions):
+    """Export the model of a run with its resizing and normalisation, and prove the file on the run's samples."""
+
+    to: Literal["onnx", "torch-export"]
+    """Format: an ONNX file, or a file of torch.export."""
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """File, which must not exist. Default: the run's name, and .onnx or .pt2, in this folder."""
+    images: int = 500
+    """Number of images that the file is proved on, evenly from all samples."""
+    data: str | None = None
+    """Samples with labels for the proof. Default: the validation samples of the run."""
+    json: JsonFile = None
+
+
+def main(options: Export) -> None:
+    """Translate the model, compare both on the same images, and write the file.
+
+    Raises:
+        UsageError: the run or the data cannot be used or exported, or the file exists.
+        CommandError: the model cannot be translated; the file does not answer as the model does.
+        DataError, StorageAway: the samples cannot be read.
+    """
+    from raydali.inference.export.agreement import LEAST, agreement
+    from raydali.inference.export.exported_model import check_exportable, exported_model
+    from raydali.inference.export.formats import FORMATS
+    from raydali.inference.export.proof import decoded_images, prove
+    from raydali.inference.session import labeled_samples, session, validation_samples
+    from raydali.inference.trained_run import open_run
+    from raydali.launch.options import require
+    from raydali.train.evaluation.classification import NONE_READ
+
+    format = FORMATS[options.to]
+    format.check()
+    require(options, "images", least=1)
+    require_writable("--json", options.json)
+    placement = options.launch
+    run = open_run(options.run, options.checkpoint, options.job)
+    check_exportable(run)
+    output = Path(options.output or run.folder.name + format.ending).expanduser()
+    require_writable("--output", str(output))
+    if output.exists():
+        raise UsageError(f"--output {output} exists: give another one, or remove it")
+    columns = {"root": None, "label_column": None}  # those of the run
+    every, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, columns)
+    used = session(run, _some(every, options.images), classes, options)
+    model = exported_model(run, used.inference.network, classes)
+    content = format.content(model)
+    broken = dict[int, str]()
+    proof = prove(model.network, format.opened(content), decoded_images(used.source, broken))
+    if not proof.images:
+        raise CommandError(NONE_READ)
+    _print(proof, format.reader, len(broken))
+    agreed = agreement(used, placement, proof.answers) if proof.holds else None
+    result: dict[str, Any] = {
+        "run": str(run.folder),
+        "weights": run.origin,
+        "file": str(output),
+        "bytes": len(content),
+        "data": options.data or str(every),
+        "proof": proof.figures,
+        "evaluate": agreed and asdict(agreed),
+        "broken": [{"path": used.source.path(id), "reason": why} for id, why in broken.items()],
+    }
+    if options.json is not None:
+        write_json(result, options.json)
+    if not proof.holds:
+        raise CommandError(f"{output} is not written, since {format.reader} does not answer as torch: report it")
+    _write(output, content)
+    print(f"{output}: {len(content) / 1e6:.1f} MB, {run.folder}, {run.origin}")
+    if agreed is None:
+        return
+    print(f"as evaluate, on pixels of its loader: {agreed.same:,} of {agreed.answers:,} ({agreed.share:.2%})")
+    if not agreed.suffices:
+        raise CommandError(
+            f"{output} is written, but has only {agreed.share:.2%} of evaluate's answers, not {LEAST:.1%}: compare "
+            "with --loader torch"
+        )
+
+
+def _some(source: Any, images: int) -> Any:  # noqa: ANN401 (an index of any kind)
+    """Return a source with so many samples, evenly from all."""
+    if len(source) <= images:
+        return source
+    kept = np.linspace(0, len(source) - 1, images).round().astype(np.int64)
+    return source.drop(np.setdiff1d(np.arange(len(source)), kept).tolist())
+
+
+def _print(proof: "Proof", reader: str, broken: int) -> None:
+    sizes = " and ".join(map(str, sorted(proof.batch_sizes)))
+    print(f"{reader} and torch, on the same {plural(proof.images, 'image')} in batches of {sizes}:")
+    answers = proof.same + proof.close + proof.different
+    print(f"  same answer {proof.same:,} of {answers:,}, by rounding another {proof.close}, else {proof.different}")
+    differences = ", ".join(f"{name} {value:.2g}" for name, value in proof.largest.items())
+    print(f"  largest difference: {differences} (limit {proof.limit:.2g})")
+    if broken:
+        print(f"  left out {plural(broken, 'image')} that cannot be read")
+
+
+def _write(output: Path, content: bytes) -> None:
+    """Write the file, which appears whole or not at all."""
+    try:
+        local_files.create(output, content)
+    except FileExistsError:
+        raise UsageError(f"--output {output} exists: give another one, or remove it") from None
+    except OSError as error:
+        raise CommandError(f"{output} cannot be written ({error.strerror}): give another --output") from error

@@ -1,0 +1,136 @@
+"""The network that is exported: all that is between the 8-bit pixels of a file and the answer.
+
+classification, multi-label   images (N, 3, H, W) --> resize, crop, normalise, model --> probabilities, logits
+restoration                   images (N, 3, H, W) --> model --> restored, 8-bit images of the same size
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from raydali.data.tasks.classification import ValidationImages
+from raydali.errors import UsageError
+from raydali.inference.export.centre_crop import CentreCrop
+from raydali.inference.kinds.classification import Classification
+from raydali.inference.kinds.multi_label import MultiLabel
+from raydali.inference.kinds.restoration import Restoration
+from raydali.inference.trained_run import TrainedRun
+from raydali.train.evaluation.restoration import in_8_bits
+from raydali.train.models.normalized import Normalized
+
+INPUT = "images"
+
+
+class ImageClassifier(nn.Module):
+    """A classifier of images of any size.
+
+    Args:
+        crop: resizes and crops them.
+        network: normalises crops, and returns logits (N, C).
+        several: whether an image may have several labels.
+    """
+
+    outputs = "probabilities", "logits"
+
+    def __init__(self, crop: nn.Module, network: nn.Module, *, several: bool) -> None:
+        super().__init__()
+        self.crop, self.network, self.several = crop, network, several
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return probabilities and logits, each (N, C), of images (N, 3, H, W) uint8."""
+        logits = self.network(self.crop(images))
+        return logits.sigmoid() if self.several else logits.softmax(1), logits
+
+
+class ImageRestorer(nn.Module):
+    """A network that restores images of any size, with 8 bits at both ends.
+
+    Args:
+        network: takes images in 0..255, and returns them in 0..1.
+    """
+
+    outputs = ("restored",)
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return restored images (N, 3, H, W) uint8 of images (N, 3, H, W) uint8."""
+        return (in_8_bits(self.network(images)),)
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model that can be exported.
+
+    Attributes:
+        network: takes images (N, 3, H, W) uint8, N, H and W any; has "outputs", the names of what it returns.
+        facts: what a user of the file needs to know; each value can be written as JSON.
+    """
+
+    network: ImageClassifier | ImageRestorer
+    facts: Mapping[str, Any]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The facts as text: strings as they are, all else as JSON."""
+        return {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in self.facts.items()}
+
+
+def check_exportable(run: TrainedRun) -> None:
+    """Refuse a run whose kind of prediction cannot be exported.
+
+    Raises:
+        UsageError: it predicts boxes, or classes of videos.
+    """
+    if not isinstance(run.kind, Classification | Restoration):
+        raise UsageError(
+            f"{run.folder} cannot be exported, since it takes or predicts more than images and classes: give a run of "
+            "imagenet or restoration"
+        )
+
+
+def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str]) -> ExportedModel:
+    """Put a network between 8-bit images and answers.
+
+    Args:
+        run: the trained run.
+        network: the run's, see `TrainedRun.network`; on the CPU.
+        classes: in the order of its outputs.
+    """
+    facts: dict[str, Any] = {
+        "raydali": version("raydali"),
+        "run": str(run.folder),
+        "weights": run.origin,
+        "weights_sha256": run.sha256,
+        "model": getattr(run.config, "model", type(network).__name__),
+        "input": "uint8 RGB images (N, 3, H, W), upright as EXIF says; all of a batch have one size",
+    }
+    if isinstance(run.kind, Restoration):
+        return ExportedModel(ImageRestorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
+    assert isinstance(run.pipeline, ValidationImages)
+    several = isinstance(run.kind, MultiLabel)
+    crop = CentreCrop(run.pipeline.shorter_side, run.pipeline.image_size, run.pipeline.interpolation)
+    facts |= {
+        "output": "probabilities (N, C) of labels, each from 0 to 1" if several else "probabilities (N, C) of classes",
+        "classes": list(classes),
+        "resize_size": crop.shorter_side,
+        "image_size": crop.side,
+        "interpolation": crop.interpolation,
+        **_normalisation(network),
+    }
+    return ExportedModel(ImageClassifier(crop, network, several=several).eval(), facts)
+
+
+def _normalisation(network: nn.Module) -> dict[str, list[float]]:
+    """Return mean and deviation of each channel, in units of the full range."""
+    assert isinstance(network, Normalized)
+    std = 1 / (255 * network.scale.double())
+    mean = -network.shift.double() * std
+    return {"mean": [round(value, 6) for value in mean.tolist()], "std": [round(value, 6) for value in std.tolist()]}

@@ -1,0 +1,174 @@
+"""The formats of exported models: how a network becomes the content of a file, and how a file is used."""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raydali.errors import CommandError, UsageError
+from raydali.extras import require_extra
+from raydali.inference.export.exported_model import INPUT, ExportedModel
+
+FormatName = Literal["onnx", "torch-export"]
+Outputs = tuple[NDArray[Any], ...]
+Images = NDArray[np.uint8]
+ONNX_LIMIT = 2 * 10**9
+"""Bytes of weights that an ONNX file can hold: a file is one message of protobuf, of less than 2 GiB."""
+_EXAMPLE = 2, 3, 301, 203
+"""Batch, channels, height and width of the images that the graph is traced with."""
+
+
+class Format(ABC):
+    """A format of exported models.
+
+    Attributes:
+        ending: of its files.
+        reader: what runs them in the proof.
+    """
+
+    ending: ClassVar[str]
+    reader: ClassVar[str]
+
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Those of the extra `export` that it needs."""
+
+    def check(self) -> None:
+        """Raise UsageError if the packages that it needs are not installed."""
+        for module in self.modules:
+            require_extra("export", module, f"files in {self.ending}")
+
+    @abstractmethod
+    def content(self, model: ExportedModel) -> bytes:
+        """Return the content of the file.
+
+        Raises:
+            CommandError: the model's code cannot be traced or translated.
+            UsageError: the model is too large.
+        """
+
+    @abstractmethod
+    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
+        """Return the function that the content of a file is: from images (N, 3, H, W) to all outputs."""
+
+
+class Onnx(Format):
+    """An ONNX file; its metadata has the facts."""
+
+    ending = ".onnx"
+    reader = "onnxruntime"
+    modules = "onnx", "onnxscript", "onnxruntime"
+
+    def content(self, model: ExportedModel) -> bytes:
+        """See `Format`."""
+        import onnx
+
+        size = sum(value.nbytes for value in model.network.state_dict().values())
+        if size > ONNX_LIMIT:
+            raise UsageError(f"{size / 1e9:.1f} GB of weights exceed the 2 GB of an ONNX file: give --to torch-export")
+        try:
+            program = traced(model)
+        except CommandError:  # a graph of ONNX has no conditions; the proof has sizes of all kinds
+            program = traced(model, any_condition=True)
+        with _translating("ONNX"):
+            exported = torch.onnx.export(
+                program, dynamo=True, input_names=[INPUT], output_names=[*model.network.outputs], verbose=False
+            )
+            assert exported is not None
+            proto = exported.model_proto
+            for name, text in model.texts.items():
+                proto.metadata_props.add(key=name, value=text)
+            onnx.checker.check_model(proto, full_check=True)
+        content: bytes = proto.SerializeToString()
+        return content
+
+    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
+        """See `Format`."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return lambda images: tuple(session.run(None, {INPUT: images}))
+
+
+class TorchExport(Format):
+    """A file of `torch.export`; its extra file raydali.json has the facts."""
+
+    ending = ".pt2"
+    reader = "torch.export"
+    facts: ClassVar[str] = "raydali.json"
+
+    def content(self, model: ExportedModel) -> bytes:
+        """See `Format`."""
+        program, content = traced(model), io.BytesIO()
+        with _translating("torch.export"):
+            torch.export.save(program, content, extra_files={self.facts: json.dumps(dict(model.facts), indent=2)})
+        return content.getvalue()
+
+    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
+        """See `Format`."""
+        network = torch.export.load(io.BytesIO(content)).module()
+
+        def run(images: Images) -> Outputs:
+            with torch.inference_mode():
+                return tuple(output.numpy() for output in network(torch.from_numpy(images)))
+
+        return run
+
+
+FORMATS: dict[FormatName, Format] = {"onnx": Onnx(), "torch-export": TorchExport()}
+
+
+def traced(model: ExportedModel, *, any_condition: bool = False) -> torch.export.ExportedProgram:
+    """Trace a model, with batch, height and width left open.
+
+    Args:
+        model: its code may depend on these sizes.
+        any_condition: accept that the graph holds under conditions on the sizes, such as that they are even.
+
+    Raises:
+        CommandError: its code cannot be traced.
+    """
+    dim = torch.export.Dim
+    sizes = [dim.DYNAMIC] * 3 if any_condition else [dim("batch"), dim("height"), dim("width")]
+    with _translating("torch.export"):
+        return torch.export.export(
+            model.network,
+            (torch.zeros(_EXAMPLE, dtype=torch.uint8),),
+            dynamic_shapes={INPUT: dict(zip((0, 2, 3), sizes, strict=True))},
+        )
+
+
+@contextlib.contextmanager
+def _translating(target: str) -> Iterator[None]:
+    """Turn the errors of an exporter into one line, and drop what it prints besides: warnings, pages of advice."""
+    known = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    except Exception as error:  # of many kinds
+        raise CommandError(
+            f"the model cannot be translated to {target} ({_why(error)[:60]}): change its code, or try the other --to"
+        ) from error
+    finally:
+        logging.disable(known)
+
+
+def _why(error: BaseException) -> str:
+    """Return the first line of what an error began with; exporters add pages of advice to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,186 @@
+"""`raydali export`: one file with everything from 8-bit pixels to probabilities, or one line and no file."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jobs import detection, imagenet, restoration
+from raydali import extras
+from raydali.commands import export
+from raydali.commands.export import Export
+from raydali.errors import CommandError, UsageError
+from raydali.inference.export.formats import FORMATS, Images, Onnx, Outputs
+from raydali.run.folder import RunFolder
+from tests.support.cluster import ROOT
+from tests.support.messages import mentioning
+from tests.support.pictures import photograph
+from tests.support.trained_runs import made_run
+
+CLASSES = [*map(str, range(10))]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def run(runs: Path) -> RunFolder:
+    """A run on the digits, whose images are resized."""
+    config = replace(imagenet.DIGITS, image_size=30, resize_size=36, interpolation="bicubic")
+    return made_run(runs, imagenet, config, CLASSES, name="digits")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, in which nothing is left after a failure."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not [*tmp_path.glob("*partial*")]
+
+
+def options(run: RunFolder, to: Any = "onnx", **given: Any) -> Export:
+    return Export(run=str(run), to=to, **{"images": 20, "no_gpu": True, "json": "proof.json", **given})
+
+
+def test_an_onnx_file_has_everything_inside(run: RunFolder, here: Path) -> None:
+    export.main(options(run))
+    result = json.loads((here / "proof.json").read_text())
+    proof = result["proof"]
+    assert (proof["images"], proof["same"], proof["close"], proof["different"]) == (20, 20, 0, 0)
+    assert proof["batch_sizes"] == [1, 2, 4, 8] and result["evaluate"] == {"same": 20, "answers": 20}
+    assert result["bytes"] == (here / "digits.onnx").stat().st_size
+
+    run_file = FORMATS["onnx"].opened((here / "digits.onnx").read_bytes())
+    for shape in ((1, 3, 32, 32), (5, 3, 61, 40), (2, 3, 17, 200)):
+        probabilities, logits = run_file(np.zeros(shape, np.uint8))
+        assert probabilities.shape == logits.shape == (shape[0], 10)
+        assert np.allclose(probabilities.sum(1), 1)
+
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(), re.DOTALL | re.MULTILINE)
+    photograph().save(here / "photo.jpg")
+    (here / "digits.onnx").rename(here / "pets.onnx")
+    said = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"\d 0\.\d+\n", said)
+
+    import onnx
+
+    facts = {each.key: each.value for each in onnx.load(here / "pets.onnx").metadata_props}
+    assert json.loads(facts["classes"]) == CLASSES and facts["run"] == str(run) and len(facts["weights_sha256"]) == 64
+    assert (facts["image_size"], facts["resize_size"], facts["interpolation"]) == ("30", "36", "bicubic")
+    assert json.loads(facts["mean"]) == [0.485, 0.456, 0.406] and json.loads(facts["std"]) == [0.229, 0.224, 0.225]
+
+
+def test_a_file_of_torch_export_is_loaded_by_torch_alone(run: RunFolder) -> None:
+    export.main(options(run, "torch-export", output="model.pt2"))
+    extra = {"raydali.json": ""}
+    network: Any = torch.export.load("model.pt2", extra_files=extra).module()
+    assert json.loads(extra["raydali.json"])["classes"] == CLASSES
+    for shape in ((1, 3, 32, 32), (3, 3, 61, 40)):
+        assert network(torch.zeros(shape, dtype=torch.uint8))[0].shape == (shape[0], 10)
+
+
+class WrongFile(Onnx):
+    """A file that mirrors its images."""
+
+    def opened(self, content: bytes) -> Any:
+        run = super().opened(content)
+
+        def shifted(images: Images) -> Outputs:
+            return run(np.ascontiguousarray(images[..., ::-1]))
+
+        return shifted
+
+
+def test_a_file_that_answers_otherwise_is_not_written(
+    run: RunFolder, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMATS, "onnx", WrongFile())
+    with pytest.raises(CommandError, match=mentioning("digits.onnx onnxruntime")):
+        export.main(options(run))
+    assert [each.name for each in here.iterdir()] == ["proof.json"]
+    assert json.loads((here / "proof.json").read_text())["evaluate"] is None
+
+
+def test_a_run_without_weights_is_refused(runs: Path, here: Path) -> None:
+    begun = made_run(runs, imagenet, imagenet.DIGITS, CLASSES, name="begun")
+    begun.remove("best/model.safetensors")
+    with pytest.raises(UsageError, match=mentioning(f"{begun}")):
+        export.main(options(begun))
+    with pytest.raises(UsageError, match=mentioning(f"{begun} checkpoint")):
+        export.main(options(begun, checkpoint="newest"))
+    assert not [*here.iterdir()]
+
+
+def test_detectors_are_refused(runs: Path, here: Path) -> None:
+    config = replace(detection.SHAPES, model="ssdlite320_mobilenet_v3_large")
+    detector = made_run(runs, detection, config, ["disc"], name="shapes", first_label=1)
+    with pytest.raises(UsageError, match=mentioning(f"{detector} images classes")):
+        export.main(options(detector))
+    assert not [*here.iterdir()]
+
+
+def test_a_file_that_exists_stays(run: RunFolder, here: Path) -> None:
+    (here / "digits.onnx").write_text("mine")
+    with pytest.raises(UsageError, match=mentioning("--output digits.onnx")):
+        export.main(options(run))
+    assert (here / "digits.onnx").read_text() == "mine"
+    with pytest.raises(UsageError, match=mentioning("--output nowhere/model.onnx")):
+        export.main(options(run, output="nowhere/model.onnx"))
+    with pytest.raises(UsageError, match=mentioning("--images 0")):
+        export.main(options(run, images=0))
+
+
+def test_a_missing_package_is_named(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
+    with pytest.raises(UsageError, match=mentioning("onnxscript raydali[export]")):
+        export.main(options(run))
+
+
+class Undecided(nn.Module):
+    """Its code depends on the values of a tensor."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        means = images.mean((2, 3))
+        logits: torch.Tensor = self.head(means if means.sum() > 0 else -means)
+        return logits
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+def test_a_model_that_cannot_be_traced_is_told_in_a_line(to: str, runs: Path, here: Path) -> None:
+    config = replace(imagenet.DIGITS, model=f"{__name__}:Undecided")
+    undecided = made_run(runs, imagenet, config, CLASSES, name=f"undecided-{to}")
+    with pytest.raises(CommandError, match=mentioning("data-dependent --to")) as told:
+        export.main(options(undecided, to))
+    assert len(str(told.value)) <= 160 and "\n" not in str(told.value)
+    assert not [*here.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_restoration_network_takes_images_of_any_size(runs: Path, here: Path) -> None:
+    deblur = made_run(runs, restoration, restoration.BLURRED, [], name="deblur")
+    export.main(options(deblur))
+    proof = json.loads((here / "proof.json").read_text())["proof"]
+    assert proof["different"] == 0 and proof["largest_difference"]["levels"] <= 1
+    run_file = FORMATS["onnx"].opened((here / "deblur.onnx").read_bytes())
+    for shape in ((1, 3, 33, 64), (2, 3, 50, 51)):
+        (restored,) = run_file(np.full(shape, 7, np.uint8))
+        assert restored.shape == shape and restored.dtype == np.uint8
+    with pytest.raises(CommandError, match=mentioning("torch.export --to")):
+        export.main(options(deblur, "torch-export"))
+    assert not (here / "deblur.pt2").exists()
