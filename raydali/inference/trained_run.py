@@ -21,8 +21,8 @@ from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
 from raydali.launch.driver.resume import previous_run
 from raydali.run.checkpoints import newest_first, newest_step
 from raydali.run.find import find_run
-from raydali.run.folder import RunFolder
-from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, read_model
+from raydali.run.folder import CONFIG, RunFolder
+from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, MODEL, read_model
 from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointError, load_verified
 from raydali.train.weights.state_file import read_state
 
@@ -108,6 +108,9 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
     """
     folder = find_run(run)
     facts = read_model(folder)
+    classes = facts.get("classes", [])
+    if not (isinstance(facts.get("job", {}), dict) and isinstance(classes, list) and {*map(type, classes)} <= {str}):
+        raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
     try:
         origin, content, state = _best(folder, facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
@@ -118,7 +121,12 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
     settings = earlier.settings
     known = {each.name for each in fields(module.Config)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
-    config = with_kept(module.Config(**given), settings)
+    try:
+        config = with_kept(module.Config(**given), settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
+        ) from error
     return TrainedRun(
         folder=folder,
         job=module,

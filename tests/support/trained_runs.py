@@ -1,16 +1,21 @@
 """Folders of runs with a model, as training leaves them, without training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
+from raydali.inference.engine import Inference, PartResult
+from raydali.inference.parts import Part
 from raydali.launch.choices import with_kept
 from raydali.launch.driver.starting_weights import model_facts
+from raydali.launch.options import LaunchOptions
 from raydali.run.folder import CONFIG, RunFolder
 from raydali.run.model_file import BestWeights, write_model
 
@@ -38,14 +43,42 @@ def made_run(
         seed: of the weights.
         more: further settings.
     """
-    folder = RunFolder(str(storage), name)
-    folder.create()
-    config = with_kept(config, {})
-    settings = asdict(config) | {"samples": 0, "fingerprint": None, "weights_sha256": None} | more
-    folder.write_json(CONFIG, settings)
-    assert job.__file__ is not None
-    write_model(folder, model_facts(job.__file__, [*zip(classes, count(first_label), strict=False)], settings, None))
+    folder = started_run(storage, job, config, classes, name=name, first_label=first_label, **more)
     torch.manual_seed(seed)
     model = job.build_model(config, len(classes))
     BestWeights(model.state_dict(), epoch=0, metric="top1", score=0.5).write(folder)
     return folder
+
+
+def started_run(
+    storage: Path,
+    job: ModuleType,
+    config: Any,
+    classes: Sequence[str],
+    *,
+    name: str = "run",
+    first_label: int = 0,
+    **more: Any,
+) -> RunFolder:
+    """Return the folder as the driver leaves it before the first step; see `made_run`."""
+    folder = RunFolder(str(storage), name)
+    folder.create()
+    settings = asdict(with_kept(config, {})) | {"samples": 0, "fingerprint": None, "weights_sha256": None} | more
+    folder.write_json(CONFIG, settings)
+    assert job.__file__ is not None
+    write_model(folder, model_facts(job.__file__, [*zip(classes, count(first_label), strict=False)], settings, None))
+    return folder
+
+
+@contextmanager
+def dealt_to(workers: int) -> Iterator[None]:
+    """Deal the parts of a command to that many workers in this process, the last one first."""
+
+    def results(inference: Inference, parts: Sequence[Part], _: LaunchOptions) -> Iterator[PartResult]:
+        for rank in reversed(range(workers)):
+            if mine := parts[rank::workers]:
+                yield from inference.results(mine, torch.device("cpu"), cpus=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raydali.inference.workers.results", results)
+        yield

@@ -37,13 +37,15 @@ class MultiLabel(Classification):
         rows, known = list[dict[str, Any]](), list[float]()
         for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
             positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
-            average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
-            known += [average] * bool(positive)
+            average = None  # undefined without a positive sample
+            if positive:
+                average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
+                known.append(average)
             rows.append(
                 {
                     "class": name,
                     "images": positive,
-                    "average_precision": average if positive else None,
+                    "average_precision": average,
                     "recall": both / positive if positive else None,
                     "precision": both / int(right.sum()) if right.any() else None,
                 }

@@ -1,0 +1,242 @@
+"""`raydali evaluate` of classifiers: each sample once on any number of workers, and the figures of torchmetrics."""
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchmetrics.functional.classification import (
+    multiclass_accuracy,
+    multiclass_calibration_error,
+    multiclass_confusion_matrix,
+    multiclass_f1_score,
+    multiclass_precision,
+    multiclass_recall,
+)
+
+from jobs import imagenet
+from raydali import cli
+from raydali.commands import evaluate
+from raydali.commands.evaluate import Evaluate
+from raydali.data.sources.image_folder import ImageFolder
+from raydali.errors import DataError, UsageError
+from raydali.inference.trained_run import open_run
+from raydali.run.folder import RunFolder
+from tests.support.digits import SHORT, few_digits
+from tests.support.job_ranks import train_rank
+from tests.support.messages import mentioning
+from tests.support.ranks import run_ranks
+from tests.support.tars import packed
+from tests.support.trained_runs import dealt_to, started_run
+
+CLASSES = [*map(str, range(10))]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every third of the digits: 120 of them validate."""
+    root = tmp_path_factory.mktemp("digits")
+    few_digits(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A short run with a moving average of its weights."""
+    config = replace(SHORT, data=str(data), ema_decay=0.5, global_batch_size=16, epochs=3, warmup_epochs=0.5)
+    folder = started_run(tmp_path_factory.mktemp("runs"), imagenet, config, CLASSES)
+    run_ranks(1, train_rank, imagenet.train, config, few_digits_of(data), folder)
+    return folder
+
+
+def few_digits_of(data: Path) -> imagenet.Data:
+    return imagenet.Data(*(ImageFolder.scan(f"{data}/{split}") for split in ("train", "val")))
+
+
+def evaluated(run: RunFolder, workers: int = 1, **given: Any) -> dict[str, Any]:
+    """What evaluation.json has, without the times."""
+    with dealt_to(workers):
+        evaluate.main(Evaluate(run=str(run), **given))
+    found: dict[str, Any] = run.read_json("evaluation.json")
+    assert found.pop("time") > 1e9 and found.pop("samples_per_second") > 0
+    return found
+
+
+@pytest.fixture
+def copied(data: Path, tmp_path: Path) -> Path:
+    """A copy of the validation images, for changes."""
+    shutil.copytree(data / "val", tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_it_is_the_same_on_any_number_of_workers(run: RunFolder, copied: Path) -> None:
+    broken = sorted(copied.glob("*/*"))
+    for file in broken[8:24:3]:
+        file.unlink()
+        file.write_bytes(b"no image")
+    for batch_size in (7, 16, 1000):
+        first, *others = (evaluated(run, n, data=str(copied), batch_size=batch_size) for n in (1, 2, 3))
+        assert all(other == first for other in others)
+        assert [each["path"] for each in first["broken"]] == [*map(str, broken[8:24:3])]
+        assert first["samples"] == sum(row["images"] for row in first["classes"]) == 120 - 6
+    assert run.read("worst.png").startswith(b"\x89PNG")
+
+
+def test_it_is_what_the_last_validation_found(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluated(run)
+    epochs = [json.loads(line)["validation"] for line in run.read("epochs.jsonl").splitlines()]
+    best = run.read_json("model.json")["best"]
+    assert found["weights"] == f"best/model.safetensors of epoch {best['epoch']}"
+    for name in ("top1", "top5", "loss"):
+        assert found["metrics"][name] == pytest.approx(epochs[best["epoch"]][name], abs=1e-6)
+    assert 0.2 < found["metrics"]["top1"] < 1
+    said = capsys.readouterr().out
+    assert f"{found['metrics']['top1']:.4g}" in said and f"{run}/report.html" in said
+
+
+def test_figures_are_those_of_torchmetrics(run: RunFolder, data: Path) -> None:
+    found = evaluated(run)
+    opened, source = open_run(str(run)), ImageFolder.scan(f"{data}/val")
+    network, truth = opened.network(10), torch.from_numpy(source.labels)
+    pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(source))])
+    with torch.inference_mode():
+        logits = network(pixels)
+    for name, k in (("top1", 1), ("top5", 5)):
+        ours = multiclass_accuracy(logits, truth, 10, top_k=k, average="micro")
+        assert found["metrics"][name] == pytest.approx(ours.item(), abs=1e-6)
+    losses = torch.nn.functional.cross_entropy(logits, truth, reduction="none")
+    assert found["metrics"]["loss"] == pytest.approx(losses.mean().item(), abs=1e-3)
+    calibration = multiclass_calibration_error(logits.softmax(1), truth, 10, n_bins=15)
+    assert found["metrics"]["calibration_error"] == pytest.approx(calibration.item(), abs=5e-3)
+    assert found["metrics"]["confidence"] == pytest.approx(logits.softmax(1).max(1).values.mean().item(), abs=1e-3)
+    assert found["confusion"] == multiclass_confusion_matrix(logits, truth, 10).tolist()
+    for name, metric in (
+        ("recall", multiclass_recall),
+        ("precision", multiclass_precision),
+        ("f1", multiclass_f1_score),
+    ):
+        of_classes = metric(logits, truth, 10, average=None).tolist()
+        assert [row[name] or 0.0 for row in found["classes"]] == pytest.approx(of_classes, abs=1e-6)
+    worst = losses.sort(descending=True)
+    assert len(found["worst"]) == 64
+    assert [each["loss"] for each in found["worst"]] == pytest.approx(worst.values[:64].tolist(), abs=5e-2)
+    assert found["worst"][0]["path"] == source.path(int(worst.indices[0]))
+
+
+def test_the_worst_are_drawn(run: RunFolder) -> None:
+    found = evaluated(run)
+    sheet = np.asarray(Image.open(io.BytesIO(run.read("worst.png"))).convert("RGB"))
+    with Image.open(found["worst"][0]["path"]) as image:
+        small = image.convert("RGB").resize((32, 32))
+    pixels = np.asarray(small.resize((120, 120), Image.Resampling.NEAREST)).astype(int)
+    differences = [np.abs(sheet[top : top + 120, 160:280] - pixels).mean() for top in range(100, 240)]
+    assert min(differences) < 25 < np.median(differences)
+    assert run.read("report.html").count(b'alt="worst.png') == 1
+
+
+def test_the_newest_weights(run: RunFolder, data: Path, tmp_path: Path) -> None:
+    """Those of the moving average, and without one those of the model."""
+    averaged = evaluated(run, checkpoint="newest")
+    assert averaged["weights"].startswith("checkpoint_")
+    last = json.loads(run.read("epochs.jsonl").splitlines()[-1])["validation"]
+    assert averaged["metrics"]["loss"] == pytest.approx(last["loss"], abs=1e-6)
+
+    config = replace(SHORT, data=str(data), epochs=1)
+    plain = started_run(tmp_path, imagenet, config, CLASSES)
+    run_ranks(1, train_rank, imagenet.train, config, few_digits_of(data), plain)
+    newest, best = (evaluated(plain, checkpoint=each) for each in ("newest", "best"))
+    assert newest.pop("weights") != best.pop("weights") and newest == best
+    assert newest["metrics"]["loss"] != pytest.approx(last["loss"], abs=1e-3)
+
+
+def test_classes_are_found_by_name(run: RunFolder, copied: Path) -> None:
+    every = evaluated(run, data=str(copied))
+    for name in ("0", "1", "5"):
+        shutil.rmtree(copied / name)
+    some = evaluated(run, data=str(copied))
+    assert [row["class"] for row in some["classes"]] == CLASSES
+    for before, after in zip(every["classes"], some["classes"], strict=True):
+        same = after["class"] not in ("0", "1", "5")
+        assert after["recall"] == (before["recall"] if same else None)
+        assert after["images"] == (before["images"] if same else 0)
+    (copied / "4").rename(copied / "lynx")
+    with pytest.raises(UsageError, match=mentioning("lynx")):
+        evaluated(run, data=str(copied))
+
+
+def test_data_of_every_kind(run: RunFolder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with val/, lists with any columns, and shards have the same images."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    expected = evaluated(run)["metrics"]
+    assert evaluated(run, data=str(data))["metrics"] == expected
+    files = sorted((data / "val").glob("*/*"))
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["path", "hand", "digit"])
+        lines.writerows([file.relative_to(data), "left", file.parent.name] for file in files)
+    found = evaluated(run, data=str(tmp_path / "list.csv"), root=str(data), label_column="digit")
+    assert found["metrics"] == expected
+    members = {f"{id:04}.{ending}": content for id, file in enumerate(files) for ending, content in
+               (("cls", file.parent.name.encode()), ("jpg", file.read_bytes()))}  # fmt: skip
+    (tmp_path / "a.tar").write_bytes(packed(members))
+    assert evaluated(run, data=str(tmp_path / "a.tar"))["metrics"] == expected
+    with pytest.raises(UsageError, match=mentioning("--label-column digit")):
+        evaluated(run, label_column="digit")
+    with pytest.raises(UsageError, match=mentioning(f"--root {tmp_path}")):
+        evaluated(run, data=str(data), root=str(tmp_path))
+
+
+def test_nothing_can_be_read(run: RunFolder, copied: Path) -> None:
+    before = run.read("evaluation.json") if run.exists("evaluation.json") else None
+    for file in copied.glob("*/*"):
+        file.unlink()
+        file.write_bytes(b"")
+    with pytest.raises(DataError):
+        evaluated(run, data=str(copied))
+    assert (run.read("evaluation.json") if before else None) == before
+
+
+def test_a_run_without_model_json(run: RunFolder, data: Path, tmp_path: Path) -> None:
+    """As an earlier version left it, its weights in a file of torch."""
+    expected = evaluated(run)
+    shutil.copytree(run.path(), tmp_path / "old")
+    old = RunFolder(str(tmp_path), "old")
+    old.remove("model.json")
+    state = dict(open_run(str(run)).state)
+    old.remove("best/model.safetensors")
+    torch.save(state, f"{old.path()}/best/state.pt")
+    with pytest.raises(UsageError, match=mentioning("--job")):
+        evaluated(old)
+    for given in ({}, {"data": str(data / "val")}):
+        assert evaluated(old, job="imagenet", **given)["metrics"] == expected["metrics"]
+
+
+def test_a_run_that_cannot_be_written(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                      caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(RunFolder, "write", refuse)
+    with dealt_to(1):
+        evaluate.main(Evaluate(run=str(run), json=str(tmp_path / "e.json")))
+    assert json.loads((tmp_path / "e.json").read_text())["samples"] == 120
+    assert "evaluation.json" in caplog.text and "Permission denied" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("ray")
+def test_real_workers(run: RunFolder, tmp_path: Path) -> None:
+    expected = evaluated(run)
+    for workers in (1, 2, 3):
+        cli.main(["evaluate", str(run), "--workers", str(workers), "--cpus-per-worker", "1", "--json", f"{tmp_path}/e"])
+        found = json.loads((tmp_path / "e").read_text())
+        del found["time"], found["samples_per_second"]
+        assert found == expected
