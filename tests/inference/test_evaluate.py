@@ -214,8 +214,8 @@ def test_a_run_without_model_json(run: RunFolder, data: Path, tmp_path: Path) ->
     torch.save(state, f"{old.path()}/best/state.pt")
     with pytest.raises(UsageError, match=mentioning("--job")):
         evaluated(old)
-    for given in ({}, {"data": str(data / "val")}):
-        assert evaluated(old, job="imagenet", **given)["metrics"] == expected["metrics"]
+    for other in (None, str(data / "val")):
+        assert evaluated(old, job="imagenet", data=other)["metrics"] == expected["metrics"]
 
 
 def test_a_run_that_cannot_be_written(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -49,11 +49,11 @@ def test_several_labels(tmp_path: Path) -> None:
     for name in ("train", "val"):
         lines = [",".join(map(str, [file, *labels])) for file, labels in zip(files, truth, strict=True)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["path,odd,large,none", *lines]) + "\n")
-    data = {"data": str(tmp_path / "train.csv"), "val_data": str(tmp_path / "val.csv"), "multi_label": True}
-    config = replace(imagenet.DIGITS, **data)
+    lists = [str(tmp_path / f"{name}.csv") for name in ("train", "val")]
+    config = replace(imagenet.DIGITS, data=lists[0], val_data=lists[1], multi_label=True)
     run = made_run(tmp_path, imagenet, config, ["odd", "large", "none"])
     found = evaluated(run)
-    assert evaluated(run, [1], data=str(tmp_path / "val.csv"))["metrics"] == found["metrics"]
+    assert evaluated(run, [1], data=lists[1])["metrics"] == found["metrics"]
 
     opened = open_run(str(run))
     _, source = opened.kind.open_validation(opened.config)
