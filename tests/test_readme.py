@@ -25,8 +25,12 @@ from tests.support.cluster import ROOT, committed, descendants, environment, hea
 from tests.support.messages import mentions
 from tests.support.records import epoch_line, rank_record
 
-README, FILES, CLUSTERS, PAGE = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/run-folder.md", "docs/clusters.md", "docs/fine-tuning.md")
+README, FILES, CLUSTERS, PAGE, MODELS = (
+    (ROOT / name).read_text()
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("run-folder", "clusters", "fine-tuning", "trained-models")),
+    )
 )
 
 MAKE = {"make demo", "make test"}
@@ -41,6 +45,11 @@ TUNE = (
     "raydali train imagenet --data ~/pictures --model mobilenet_v2 --weights ~/mobilenet_v2-b0353104.pth --name tuned"
 )
 """As on the page on fine-tuning, which tests/test_fine_tuning_page.py follows."""
+USE = (
+    "raydali evaluate ~/raydali-runs/tuned",
+    "raydali predict ~/raydali-runs/tuned ~/new-pictures -o ~/predictions.csv",
+)
+"""As on the page on trained models, which tests/test_trained_models_page.py follows."""
 HELP = "python jobs/imagenet.py --help"
 PREVIEW = "raydali preview --data ~/pets --workers 2 -o ~/sheet.png"
 RESUME = f"{TRAIN} --workers 1"
@@ -68,7 +77,7 @@ def test_every_command_is_known() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), lines
     commands = {line.removeprefix("$ ") for line in lines}
-    assert commands == MAKE | {ACTIVATE, TUNE, TRAIN, HELP, PREVIEW, RESUME, *BENCH, *CLUSTER, DOCTOR, REPORT}
+    assert commands == MAKE | {ACTIVATE, TUNE, *USE, TRAIN, HELP, PREVIEW, RESUME, *BENCH, *CLUSTER, DOCTOR, REPORT}
     assert lines[:2] == ["$ make demo", "$ make test"]
     assert {f"$ {command}" for command in (*TOKEN, SUBMIT)} <= {*CLUSTERS.splitlines()}
 
@@ -129,6 +138,7 @@ def test_the_fields_of_a_line_are_explained() -> None:
 def test_fine_tuning_is_that_of_its_page() -> None:
     (command,) = re.findall(r"^\$ (raydali train .* --name pictures)$", PAGE, re.MULTILINE)
     assert command.replace("--name pictures", "--name tuned") == TUNE
+    assert {f"$ {use.replace('/tuned', '/pictures')}" for use in USE} <= {*MODELS.splitlines()}
 
 
 def write_pets(root: Path) -> None:
@@ -233,7 +243,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
         "finish",
     ]
     for file in table("File"):
-        if not any(name in file for name in ("samples", "traces", "tracking")):  # of runs that ask for them
+        if not any(name in file for name in ("samples", "traces", "tracking", "evaluation")):  # if asked for
             assert list(Path(folder.path()).glob(file.strip("`"))), file
 
     code, output = run(REPORT, env, tmp_path / "report")
