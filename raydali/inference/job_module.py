@@ -21,6 +21,8 @@ from raydali.launch.driver.job_file import find_job
 from raydali.text import error_line
 
 NEEDED = "Config", "build_model", "val_pipeline"
+PREFIX = "raydali_job_"
+"""Begins the names of the modules of jobs, which cannot be imported by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ def _own_job(run: str, facts: Mapping[str, Any]) -> Path:
 
 
 def _imported(path: Path) -> ModuleType:
-    name = f"raydali_job_{path.stem}"
+    name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"--job {path} is no Python file: give one that ends in .py")

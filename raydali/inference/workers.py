@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from raydali.errors import CommandError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.cuda_queues import set_max_connections
 from raydali.inference.engine import Inference, PartResult
+from raydali.inference.job_module import PREFIX
 from raydali.inference.parts import Part
 from raydali.launch.driver.loop import WORKER_ENVIRONMENT
 from raydali.launch.driver.placement import resolve_placement
@@ -65,6 +67,9 @@ def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int
             device = torch.device("cuda:0" if torch.cuda.is_available() and gpu else "cpu")
             yield from inference.results(parts, device, cpus)
 
+    for name, module in sys.modules.items():
+        if name.startswith(PREFIX):
+            ray.cloudpickle.register_pickle_by_value(module)
     actor: Any = ray.remote(num_cpus=cpus, num_gpus=int(gpu), runtime_env={"env_vars": WORKER_ENVIRONMENT})(
         InferenceWorker
     )

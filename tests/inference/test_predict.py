@@ -23,8 +23,10 @@ from raydali.commands.predict import Predict
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference import predictions
+from raydali.inference.job_module import job_module
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
+from tests.support.cluster import ROOT
 from tests.support.messages import mentioning
 from tests.support.trained_runs import made_run
 
@@ -234,12 +236,41 @@ def test_killed_at_ten_instants(run: RunFolder, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"p.csv"}
 
 
+MY_JOB = """
+class Net(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, classes)
+
+    def forward(self, images):
+        return self.layer(images.mean((2, 3)))
+
+
+def build_model(config, classes):
+    return Net(classes)
+
+
+if __name__"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_parts_of_a_worker_that_dies_are_done_by_others(run: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("ray")
+def test_the_parts_of_a_worker_that_dies_are_done_by_others(tmp_path: Path) -> None:
+    """The model is of a class in a job of the user."""
+    text = Path(imagenet.__file__).read_text().replace("if __name__", MY_JOB)
+    (tmp_path / "my_job.py").write_text(text.replace("from functools", "import torch\nfrom functools", 1))
+    job = job_module("run", {}, str(tmp_path / "my_job.py"))
+    run = made_run(tmp_path, job, job.DIGITS, CLASSES)
     data, output = Path(digits_folder(), "train"), tmp_path / "p.csv"
     command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(data), "-o", str(output)]
-    process = subprocess.Popen([*command, "--batch-size", "4", "--workers", "2"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--batch-size", "4", "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     while process.poll() is None and len([*(tmp_path / "p.csv.parts").glob("part-*")]) < 3:
         time.sleep(0.001)
     children = psutil.Process(process.pid).children(recursive=True)

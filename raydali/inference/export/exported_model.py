@@ -7,7 +7,6 @@ restoration                   images (N, 3, H, W) --> model --> restored, 8-bit 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import UsageError
+from raydali.host.facts import versions
 from raydali.inference.export.centre_crop import CentreCrop
 from raydali.inference.kinds.classification import Classification
 from raydali.inference.kinds.multi_label import MultiLabel
@@ -105,7 +105,7 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str]) 
         classes: in the order of its outputs.
     """
     facts: dict[str, Any] = {
-        "raydali": version("raydali"),
+        "raydali": versions().get("raydali"),
         "run": str(run.folder),
         "weights": run.origin,
         "weights_sha256": run.sha256,
