@@ -126,10 +126,11 @@ def _waited(found: Finding) -> str:
 
 def _storage(found: Finding) -> Words:
     block = found.useful_block() if found.options is not None else 0
-    blocks = Advice(f"--shuffle-block {block} if the disk is a hard disk, else a faster disk", {"shuffle_block": block})
+    say = f"--shuffle-block {block} if the disk is a hard disk, else a faster disk"
+    blocks = [Advice(say, {"shuffle_block": block})] * bool(block)
     is_remote = found.nodes > 1 or "://" in str(getattr(found.options, "data", ""))
     copy = "a copy of the data on local disks" if is_remote else ""
-    return "loader-bound by storage", _waited(found), found.first(copy, blocks, "the data on a faster disk")
+    return "loader-bound by storage", _waited(found), found.first(copy, *blocks, "the data on a faster disk")
 
 
 def _python(found: Finding) -> Words:
