@@ -85,6 +85,7 @@ def shapes_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run
 
 
+@pytest.mark.slow
 def test_boxes(shapes_run: RunFolder) -> None:
     found = evaluated(shapes_run)
     assert found["samples"] == 60 and {"map", "map_50", "mar_100"} <= found["metrics"].keys()

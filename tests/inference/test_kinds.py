@@ -50,7 +50,10 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 # Images in shards, of which none has a label
 
 
-@pytest.mark.parametrize("kind", ["tar", "folder of tar", "tfrecord", "parquet", "folder of parquet"])
+SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder of tar", "tfrecord", "folder of parquet")]
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", *SLOWER])
 def test_shards_without_labels(
     digits_run: RunFolder, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
