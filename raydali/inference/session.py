@@ -143,7 +143,7 @@ class Joined:
     Attributes:
         arrays: in the order of ids, see `Kind.outputs`.
         broken: path and reason of the samples that could not be read, by id.
-        samples_per_second: over all workers, from their first batch on.
+        samples_per_second: over all workers, whose start counts too.
     """
 
     arrays: Arrays

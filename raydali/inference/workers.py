@@ -64,8 +64,7 @@ def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int
 
     class InferenceWorker:
         def results(self, inference: Inference, parts: Sequence[Part], cpus: int) -> Iterator[PartResult]:
-            device = torch.device("cuda:0" if torch.cuda.is_available() and gpu else "cpu")
-            yield from inference.results(parts, device, cpus)
+            yield from inference.results(parts, torch.device("cuda:0" if gpu else "cpu"), cpus)
 
     for name, module in sys.modules.items():
         if name.startswith(PREFIX):

@@ -26,24 +26,11 @@ def made_run(
     config: Any,
     classes: Sequence[str],
     *,
-    name: str = "run",
-    first_label: int = 0,
     seed: int = 0,
-    **more: Any,
+    **of_start: Any,
 ) -> RunFolder:
-    """Return the folder of a run of one of raydali's jobs, whose model has random weights.
-
-    Args:
-        storage: the folder of runs.
-        job: the module of the job.
-        config: its options; what is left open is chosen as at a start.
-        classes: the names of the classes in order.
-        name: of the run.
-        first_label: of the first class.
-        seed: of the weights.
-        more: further settings.
-    """
-    folder = started_run(storage, job, config, classes, name=name, first_label=first_label, **more)
+    """Return the folder of a run whose model has random weights of a seed; see `started_run` for all else."""
+    folder = started_run(storage, job, config, classes, **of_start)
     torch.manual_seed(seed)
     model = job.build_model(config, len(classes))
     BestWeights(model.state_dict(), epoch=0, metric="top1", score=0.5).write(folder)
@@ -60,7 +47,17 @@ def started_run(
     first_label: int = 0,
     **more: Any,
 ) -> RunFolder:
-    """Return the folder as the driver leaves it before the first step; see `made_run`."""
+    """Return the folder of a run of one of raydali's jobs, as the driver leaves it before the first step.
+
+    Args:
+        storage: the folder of runs.
+        job: the module of the job.
+        config: its options; what is left open is chosen as at a start.
+        classes: the names of the classes in order.
+        name: of the run.
+        first_label: of the first class.
+        more: further settings.
+    """
     folder = RunFolder(str(storage), name)
     folder.create()
     settings = asdict(with_kept(config, {})) | {"samples": 0, "fingerprint": None, "weights_sha256": None} | more

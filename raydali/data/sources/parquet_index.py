@@ -154,7 +154,7 @@ def _columns(schema: "Schema", image: str, label: str | None) -> Columns:
 
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
-    """What Hugging Face's `datasets` writes about the columns; empty for other files."""
+    """Return the features that Hugging Face's `datasets` writes about the columns; empty for other files."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):

@@ -30,12 +30,12 @@ class ReadTogether:
 
     @property
     def fits(self) -> bool:
-        """Whether a process can keep all groups."""
+        """True if a process can keep all groups."""
         return int(self.group_bytes.sum()) <= self.kept_bytes
 
     @property
     def samples_per_group(self) -> int:
-        """The median."""
+        """The median number of samples of a group."""
         return int(np.median(np.bincount(self.groups)))
 
     def amplification(self, stream: Stream, world_size: int, processes: int = 1) -> float:

@@ -34,7 +34,7 @@ class Agreement:
 
     @property
     def suffices(self) -> bool:
-        """Whether so many answers are the same that only rounding of pixels can be the cause."""
+        """True if so many answers are the same that only rounding of pixels can be the cause."""
         return self.answers - self.same <= max(1, (1 - LEAST) * self.answers)
 
 

@@ -58,7 +58,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether all answers are the same but for rounding."""
+        """True if all answers are the same but for rounding."""
         first = next(iter(self.largest.values()), np.nan)
         return self.different == 0 and first <= self.limit  # which NaN is not
 

@@ -15,13 +15,12 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
-from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled
 
 BEST = 5
 """Predicted classes that are kept of a sample."""
 CALIBRATION_BINS = 15
-WORST_SHOWN = 64
 
 
 class Classification(Kind):

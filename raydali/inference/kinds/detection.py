@@ -25,14 +25,13 @@ from raydali.data.tasks.boxes import PADDING, moved
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.inference.labeled_data import places_of
 from raydali.text import summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
 SURE, SAME = 0.5, 0.5
 """Score above which a box counts as found, and IoU from which it is that of the annotation; for the worst images."""
-WORST_SHOWN = 64
 _TRUE, _FOUND = (63, 185, 80), (255, 82, 82)
 METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100"
 

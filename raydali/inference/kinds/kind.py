@@ -23,6 +23,8 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.train.models.normalized import Normalized
 
+WORST_SHOWN = 64
+"""Samples of `Evaluation.worst`."""
 Arrays = dict[str, NDArray[Any]]
 """Outputs by name; "ids" are those of the samples, int64 (n,)."""
 Columns = Mapping[str, str | None]

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.labeled import LabeledSource
-from raydali.inference.kinds.classification import WORST_SHOWN, Classification
-from raydali.inference.kinds.kind import Arrays, Evaluation, Worst, text_of
+from raydali.inference.kinds.classification import CALIBRATION_BINS, Classification
+from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Evaluation, Worst, text_of
 
 THRESHOLD = 0.5
 
@@ -55,7 +55,7 @@ class MultiLabel(Classification):
             "map": float(np.mean(known)) if known else 0.0,
             "accuracy": float((said == (truth == 1)).mean()),
             "loss": float(arrays["losses"].astype(np.float64).mean()),
-            "calibration_error": binary_calibration_error(*flat, n_bins=15).item(),
+            "calibration_error": binary_calibration_error(*flat, n_bins=CALIBRATION_BINS).item(),
         }
         worst = []
         for place in np.argsort(-arrays["losses"], kind="stable")[:WORST_SHOWN].tolist():

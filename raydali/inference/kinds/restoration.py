@@ -21,14 +21,13 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings
-from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
 from raydali.train.models.normalized import Normalized
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
-WORST_SHOWN = 64
 _PSNR = {"input": "input_psnr", "output": "psnr"}
 
 
