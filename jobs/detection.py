@@ -10,7 +10,8 @@ training, copy this file and change it.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco import Coco
@@ -22,10 +23,12 @@ from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions
-from raydali.launch.shared_options import OptimizerOptions, require_data
+from raydali.launch.shared_options import require_data
 from raydali.report.console import Console
 from raydali.text import plural
+from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +44,7 @@ class Config(OptimizerOptions, ImageOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --image-size"
+    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16, "adamw": 1.6e-3, "muon": 1.6e-3}
 
     data: str | None = None
     """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/.
@@ -69,7 +73,9 @@ class Config(OptimizerOptions, ImageOptions):
     """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
     """Peak learning rate, at the end of the warm-up. Default: 0.01 per 16 images of the global batch, or 0.0001 with
-    adamw."""
+    adamw and muon."""
+    nesterov: bool = False
+    """Nesterov's momentum; sgd and muon only."""
     weight_decay: float = 1e-4
     """Weight decay of all parameters except normalisation layers and biases."""
     cuda_graph: bool = False
@@ -122,18 +128,19 @@ def train(config: Config, data: Data, session: "Session") -> None:
     run = TrainingRun(config, session, samples=len(data.train))
     model = build_model(config, len(data.train.classes))
     model = run.synchronized(model.to(run.worker.device).to(memory_format=torch.channels_last))
-    peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 16
-    optimizer = build_optimizer(config.optimizer, model, learning_rate=peak, weight_decay=config.weight_decay)
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(partial(build_model, config), len(data.train.classes))
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
     differentiated = run.differentiated(model, detection_loss(model))
     pipelines = train_pipeline(config, max_boxes=data.train.most_boxes), val_pipeline(config)
     with run.loaders(data, pipelines) as (loader, val_loader):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["boxes"], batch["labels"])
-            step.update(optimizer)
+            step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
                     metrics = evaluate(model, val_loader, data.val, run.worker, run.precision)
@@ -201,7 +208,7 @@ def main() -> None:
         classes=data.train.classes,
         first_label=1,
         category_ids=data.train.category_ids.tolist(),
-        unchangeable=("model", "optimizer"),
+        unchangeable=("model", *config.changes_groups),
     )
     launch(job, config, console)
 

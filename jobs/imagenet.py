@@ -26,7 +26,6 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
-from raydali.launch.options import require
 from raydali.launch.shared_options import ClassifierOptions, ModelInputOptions, MultiLabelOptions, RegularizationOptions
 from raydali.report.console import Console
 
@@ -53,15 +52,8 @@ class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, ModelI
     flip_probability: float = 0.5
     """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
-    """Peak learning rate, at the end of the warm-up. Default: 0.1 per 256 images of the global batch, with adamw
-    0.0005."""
-    momentum: float = 0.9
-    """Momentum of SGD (Nesterov)."""
-
-    def __post_init__(self) -> None:
-        """Check values; the sources, the stream and the pipelines check their own settings."""
-        super().__post_init__()
-        require(self, "momentum", least=0, below=1)
+    """Peak learning rate, at the end of the warm-up. Default, per 256 images of the global batch: 0.1 with sgd, 0.0005
+    with adamw and muon, 0.000625 with lamb, 0.3 with lars."""
 
 
 DIGITS = Config(
@@ -117,16 +109,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
     model = run.synchronized(model)
-    peak = config.learning_rate or {"sgd": 0.1, "adamw": 5e-4}[config.optimizer] * run.stream.global_batch_size / 256
-    optimizer = build_optimizer(
-        config.optimizer,
-        model,
-        learning_rate=peak,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        scales=config.learning_rate_scales(model, partial(build_model, config), classes),
-    )
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(partial(build_model, config), classes)
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer, ema=ema)
 
     mix = mixing(config.mixup, config.cutmix, classes)
@@ -137,10 +122,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, *mix(batch["images"], batch["labels"]))
-            step.update(optimizer, ema)
+            step.update(optimizer, ema, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
                     metrics = evaluate(evaluated, val_loader, run.worker, run.precision)

@@ -24,6 +24,7 @@ from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.optimizer_options import ScheduleOptions
 from raydali.launch.options import ImageOptions, require
 from raydali.report.console import Console
 from raydali.text import plural
@@ -40,7 +41,7 @@ SSIM_WINDOW = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ImageOptions):
+class Config(ScheduleOptions, ImageOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
 
     smaller_data = "pairs cut up into images nearer to --crop-size"
@@ -127,10 +128,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         examples = Examples(session.folder, val_loader)
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["inputs"], batch["targets"])
-            step.update(optimizer)
+            step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
                     if run.worker.rank == 0:

@@ -11,7 +11,7 @@ training loop in `train`. For your own training, copy this file and change it.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
@@ -26,6 +26,7 @@ from raydali.launch.options import require
 from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, NormalizationOptions
 from raydali.report.console import Console
 from raydali.text import plural
+from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +43,7 @@ class Config(NormalizationOptions, ClassifierOptions, LabeledDataOptions):
 
     smaller_data = "videos stored nearer to --resize-size"
     usual_inputs = KINETICS
+    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.04, "adamw": 4e-4, "muon": 4e-4}
 
     batch_size: int = 8
     """Clips per micro-batch, which a device processes at once."""
@@ -64,6 +66,8 @@ class Config(NormalizationOptions, ClassifierOptions, LabeledDataOptions):
     """Length of the shorter side before the crop, in pixels. Default: 8/7 of --image-size."""
     flip_probability: float = 0.5
     """Training: probability of a horizontal flip of a clip."""
+    nesterov: bool = False
+    """Nesterov's momentum; sgd and muon only."""
     decoders: int | None = None
     """Clips that each GPU decodes at once. Default: three per two video engines."""
 
@@ -119,14 +123,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     device, classes = run.worker.device, len(data.train.videos.classes)
     model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
     model = run.synchronized(model)
-    peak = config.learning_rate or {"sgd": 0.01, "adamw": 1e-4}[config.optimizer] * run.stream.global_batch_size / 64
-    optimizer = build_optimizer(
-        config.optimizer,
-        model,
-        learning_rate=peak,
-        weight_decay=config.weight_decay,
-        scales=config.learning_rate_scales(model, partial(build_model, config), classes),
-    )
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(partial(build_model, config), classes)
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
     network = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD).to(device)
@@ -135,10 +134,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
     make = partial(make_video_loader, decoders=config.decoders)
     with run.loaders(data, (train_pipeline(config), val_pipeline(config)), make=make) as (loader, val_loader):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, warmup=config.warmup))
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["clips"], batch["labels"])
-            step.update(optimizer)
+            step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
                     metrics = evaluate(network, val_loader, run.worker, run.precision, inputs="clips")

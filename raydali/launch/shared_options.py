@@ -2,24 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
+from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions, TrainingOptions, require
 from raydali.text import plural, summarize
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerOptions(TrainingOptions):
-    """Options of the optimizer, for jobs that offer a choice."""
-
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Optimiser: sgd (with momentum), or adamw for transformers and small data sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,31 +32,24 @@ class WeightsOptions(OptimizerOptions):
     head_lr_scale: float = 1.0
     """Factor of the learning rate of the head, the layer whose size depends on the number of classes."""
 
-    changes_groups: ClassVar[tuple[str, ...]] = ("optimizer", "freeze", "layer_decay", "head_lr_scale")
-    """Options that a resume must repeat, since the state of the optimizer depends on them."""
+    changes_groups = (*OptimizerOptions.changes_groups, "freeze", "layer_decay", "head_lr_scale")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "layer_decay", above=0, most=1)
         require(self, "head_lr_scale", above=0)
 
-    def learning_rate_scales(
-        self, model: "nn.Module", build: "Callable[[int], nn.Module]", classes: int
-    ) -> dict[str, float] | None:
-        """Return the factor of the learning rate by parameter; None if all have the same rate.
-
-        Args:
-            model: the model.
-            build: builds the model for a number of classes, which shows what belongs to its head.
-            classes: the number of classes.
-        """
+    def optimizer_settings(self, build: "Callable[[int], nn.Module]", classes: int) -> dict[str, Any]:
+        """Return the arguments of `build_optimizer` besides the model and the learning rate; see OptimizerOptions."""
+        settings = super().optimizer_settings(build, classes)
         if self.layer_decay == self.head_lr_scale == 1:
-            return None
+            return settings
         from raydali.train.finetuning import learning_rate_scales
-        from raydali.train.models.classification import head_names
+        from raydali.train.models.classification import head_names, on_meta
 
-        head = head_names(build, classes)
-        return learning_rate_scales(model, head, layer_decay=self.layer_decay, head_lr_scale=self.head_lr_scale)
+        model, head = on_meta(partial(build, classes)), head_names(build, classes)
+        scales = learning_rate_scales(model, head, layer_decay=self.layer_decay, head_lr_scale=self.head_lr_scale)
+        return settings | {"scales": scales}
 
 
 @dataclass(frozen=True, kw_only=True)

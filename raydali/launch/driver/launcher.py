@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.source import Source
 from raydali.errors import StartError, UsageError
+from raydali.extras import require_extra
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import (
@@ -290,6 +291,8 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     global_batch_size = options.global_batch_size or options.batch_size * workers
     stream = replace(options, global_batch_size=global_batch_size).stream(samples)
     stream.micro_batches_of(0, workers)
+    if getattr(options, "optimizer", "") in ("lamb", "lars"):
+        require_extra("timm", "timm", "LAMB and LARS")
     if not options.sync_bn:
         return
     if options.no_gpu or (placement is not None and not placement.gpu):
