@@ -26,7 +26,12 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import parse, run_main
 from raydali.launch.driver.launcher import Job, launch
-from raydali.launch.shared_options import ClassifierOptions, ModelInputOptions, MultiLabelOptions, RegularizationOptions
+from raydali.launch.shared_options import (
+    AugmentationOptions,
+    ClassifierOptions,
+    MultiLabelOptions,
+    RegularizationOptions,
+)
 from raydali.report.console import Console
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, ModelInputOptions):
+class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, AugmentationOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
@@ -48,7 +53,8 @@ class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, ModelI
     """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or
     `digits`, a small network."""
     random_area: tuple[float, float] = (0.08, 1.0)
-    """Training: smallest and largest area of a random crop, as a share of the image."""
+    """Training: smallest and largest area of a random crop, as a share of the image. Crops that do not fit are drawn
+    again, so that a bound above 1 makes large ones rarer."""
     flip_probability: float = 0.5
     """Training: probability of a horizontal flip."""
     learning_rate: float | None = None
@@ -145,6 +151,7 @@ def train_pipeline(config: Config) -> TrainImages:
         seed=config.seed,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
+        augmentation=config.augmentation,
         **config.inputs,
     )
 

@@ -1,11 +1,17 @@
 """What every test needs: no deadline on a busy machine, SIGINT in what it starts, no `gpu` test without a GPU."""
 
 import gc
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Without a GPU, Triton interprets its kernels on the host; it must know this before it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest_plugins = ["tests.support.object_stores", "tests.support.run_folders"]
 

@@ -2,9 +2,10 @@
 
     raydali preview --data ~/imagenet --workers 4
     raydali preview --data train.csv --pipeline val --workers 2 -o sheet.html
+    raydali preview --data ~/imagenet --augment trivial --erase 0.25
 
-A loader for each rank delivers its first batch as in training. With the same seed and batch size, the order, the crops
-and the flips are the same.
+A loader for each rank delivers its first batch as in training. With the same seed and batch size, the order, the crops,
+the flips and the augmentation are the same.
 """
 
 import os
@@ -68,6 +69,12 @@ class Preview:
     """train: smallest and largest area of a crop, as a share of the image."""
     flip_probability: float = 0.5
     """train: probability of a horizontal flip."""
+    augment: str | None = None
+    """train: policy of augmentation, as in the job. Default: none."""
+    erase: float = 0.0
+    """train: probability of random erasing."""
+    augment_interpolation: Literal["bilinear", "nearest"] = "bilinear"
+    """train: filter of the policy's rotations, shears and translations."""
     seed: int = 0
     """Seed of order, crops and flips."""
     device: str | None = None
@@ -182,6 +189,7 @@ def _ranks(workers: int) -> str:
 
 
 def _pipeline(options: Preview) -> "Images":
+    from raydali.data.augment.augmentation import Augmentation
     from raydali.data.tasks.classification import TrainImages, ValidationImages
 
     if options.pipeline == "val":
@@ -191,6 +199,7 @@ def _pipeline(options: Preview) -> "Images":
         seed=options.seed,
         random_area=options.random_area,
         flip_probability=options.flip_probability,
+        augmentation=Augmentation(options.augment or "", options.erase, warp_filter=options.augment_interpolation),
     )
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from raydali.data.augment.augmentation import Augmentation, WarpFilter
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.tasks.pipeline import Interpolation
+from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
 from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions, TrainingOptions, require
@@ -97,6 +99,29 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
             "interpolation": self.interpolation or "bilinear",
             **self.decoding,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationOptions(ModelInputOptions):
+    """Augmentation of training images after their random crop and flip."""
+
+    augment: str | None = None
+    """Policy: trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
+    shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +. Default: none."""
+    erase: float = 0.0
+    """Probability that a rectangle of 2 to 33 % of the image is replaced by the mean colour (random erasing)."""
+    augment_interpolation: WarpFilter = "bilinear"
+    """Filter of the policy's rotations, shears and translations: bilinear or nearest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.augmentation
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """The augmentation that the options ask for; it is false if they ask for none."""
+        red, green, blue = (round(255 * value) for value in self.mean or IMAGENET_MEAN)
+        return Augmentation(self.augment or "", self.erase, (red, green, blue), self.augment_interpolation)
 
 
 @dataclass(frozen=True, kw_only=True)

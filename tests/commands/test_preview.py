@@ -109,7 +109,7 @@ def test_an_id_that_comes_twice_is_told(data: Path, tmp_path: Path, monkeypatch:
 def test_the_defaults_are_the_jobs() -> None:
     of_job = {field.name: field.default for field in fields(Config)}
     ours = {field.name: field.default for field in fields(Preview) if field.name in of_job}
-    assert len(ours) == 12
+    assert len(ours) == 15
     differing = {"data", "workers", "batch_size", "image_size"}
     assert {name: value for name, value in ours.items() if of_job[name] != value}.keys() == differing
 

@@ -89,5 +89,5 @@ def one_batch(
     order = Once([*zip(wanted.tolist(), np.broadcast_to(epochs, wanted.shape).tolist(), strict=True)])
     with make_loader("dali", source, pipeline, order, device=device, threads=2) as loader:
         (batch,) = loader
-        assert all(batch[name].device.type == device for name in pipeline.outputs)
-        return tuple(batch[name].to("cpu", copy=True) for name in pipeline.outputs)
+        assert all(tensor.device.type == device for tensor in batch.tensors.values())
+        return tuple(tensor.to("cpu", copy=True) for tensor in batch.tensors.values())

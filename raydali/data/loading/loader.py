@@ -130,7 +130,9 @@ class Loader(ABC):
                 return
             self._consumed = batch.micro_batch
             Loader.batches_taken += 1
-            yield batch
+            with self.waits.on("gpu decode" if self.device.type == "cuda" else "cpu decode"):
+                finished = self.pipeline.finish(batch.tensors)
+            yield Batch(finished, batch.micro_batch)
 
     def _keep_pace(self) -> None:
         """Wait for the GPU if the host is BATCHES_AHEAD of it; this does not count as waiting for the loader."""
@@ -203,7 +205,7 @@ class Loader(ABC):
             is_image = one.dtype == torch.uint8 and one.ndim > 2 and len(one) > 1  # a mask has one channel
             noise = torch.randint(256, shape, generator=generator, dtype=torch.uint8) if is_image else one.expand(shape)
             batch[name] = self._to_device(noise)
-        return batch
+        return self.pipeline.finish(batch)
 
     def _any_sample(self) -> tuple[torch.Tensor, ...]:
         unreadable = []

@@ -1,7 +1,7 @@
 """Image classification: a random resized crop and flip for training, a centre crop for validation.
 
-    contents --> decode the window --> resize, flip
-    windows, placed by draws from (seed, epoch, id) --^
+    contents --> decode the window --> resize, flip --> augment (`finish`)
+    windows, placed by draws from (seed, epoch, id) --^   by draws from the same
 
 `graph` does this in DALI; `sample` uses Pillow and torchvision, for the baseline loader. On the CPU the decoded pixels
 are identical to Pillow's (JPEG also in CMYK and YCCK, PNG, WebP, BMP; EXIF orientation is applied). Resized pixels
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
@@ -57,7 +58,7 @@ class Images(Pipeline[LabeledSource], SquareImages):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainImages(Images):
-    """A random resized crop and a random flip, which depend on (seed, epoch, id) only.
+    """A random resized crop, a random flip and an augmentation, which depend on (seed, epoch, id) only.
 
     Their distribution is that of torchvision.
 
@@ -66,12 +67,14 @@ class TrainImages(Images):
         random_area: bounds of the crop's share of the image's area.
         random_aspect: bounds of the crop's width / height.
         flip_probability: probability of a horizontal flip.
+        augmentation: the policy that augments the resized images, and random erasing.
     """
 
     seed: int
     random_area: Range = (0.08, 1.0)
     random_aspect: Range = (3 / 4, 4 / 3)
     flip_probability: float = 0.5
+    augmentation: Augmentation = NO_AUGMENTATION
 
     def __post_init__(self) -> None:
         """Check that values are in their ranges."""
@@ -79,23 +82,38 @@ class TrainImages(Images):
         require_draws(self.seed, flip_probability=self.flip_probability)
         require_crops(self.random_area, self.random_aspect)
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of images and labels, and before `finish` of the augmentation's plans (N, rows, 8) float32."""
+        return (*super().outputs, "plans") if self.augmentation else super().outputs
+
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files, random numbers (N, 11, 2) of the crops, flips (N,), labels (N,) int64."""
-        return source.files(ids), *self.draws(ids, epochs), source.labels[ids]
+        """Return files, random numbers (N, 11, 2) of the crops, flips (N,), labels (N,) int64, and plans."""
+        return source.files(ids), *self.draws(ids, epochs), source.labels[ids], *self.plans(ids, epochs)
+
+    def plans(self, ids: Ids, epochs: Ids) -> Inputs:
+        """Return the plans (N, rows, 8) of the augmentation, if there is one."""
+        return (self.augmentation.draw(self.seed, epochs, ids, self.image_size),) if self.augmentation else ()
+
+    def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+        """Return images and labels after the augmentation."""
+        if "plans" not in tensors:
+            return tensors
+        return {"images": self.augmentation.apply(tensors["images"], tensors["plans"]), "labels": tensors["labels"]}
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts and sizes (N, 2) of the windows, flips and labels.
+        """Return the starts and sizes (N, 2) of the windows, flips, labels and plans.
 
         For the CPU a flip is 0 or 1. For a GPU flips are the first and the last corner of the result (N, 2, 2), in
         units of the window: to resize from right to left flips the image at no cost.
         """
-        draws, flips, labels = map(np.asarray, inputs)
+        draws, flips, *others = map(np.asarray, inputs)
         starts, sizes = crop_windows(shapes[0], draws, self.random_aspect)
         if device == "gpu":
             corners = np.zeros((len(flips), 2, 2), np.float32)
             corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
             flips = corners
-        return starts.astype(np.int32), sizes.astype(np.int32), flips, labels
+        return starts.astype(np.int32), sizes.astype(np.int32), flips, *others
 
     def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, resize them with antialiasing, and flip them."""
@@ -103,14 +121,14 @@ class TrainImages(Images):
 
         from raydali.data.tasks import dali_ops, resize_cpu
 
-        encoded, start, size, flips, labels = inputs
+        encoded, start, size, flips, *others = inputs
         images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder_options(device))
         side = self.image_size
         if device == "cpu":
             images = resize_cpu.each(
                 images, partial(resize_cpu.resize, height=side, width=side, mode=self.interpolation)
             )
-            return fn.flip(images, horizontal=flips), labels
+            return fn.flip(images, horizontal=flips), *others
         images = fn.resize(
             images,
             size=(side, side),
@@ -119,10 +137,11 @@ class TrainImages(Images):
             roi_relative=True,
             interp_type=dali_ops.FILTERS[self.interpolation],
         )
-        return images, labels.gpu()
+        return images, *(node.gpu() for node in others)
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Return the same crop and flip, made by Pillow: image (3, image_size, image_size) uint8, label."""
+        """Return the same crop and flip, made by Pillow: image (3, image_size, image_size) uint8, label, plan."""
+        import torch
         from torchvision.transforms.v2 import functional as F
 
         from raydali.data.tasks.pillow import decoded
@@ -138,7 +157,8 @@ class TrainImages(Images):
             size=[self.image_size] * 2,
             interpolation=F.InterpolationMode(self.interpolation),
         )
-        return _tensors(F.horizontal_flip(image) if flips[0] else image, source, id)
+        plans = (torch.from_numpy(plan[0]) for plan in self.plans(np.array([id]), np.array([epoch])))
+        return *_tensors(F.horizontal_flip(image) if flips[0] else image, source, id), *plans
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""

@@ -91,6 +91,13 @@ class Pipeline(Protocol[AnySource]):
         """
         ...
 
+    def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+        """Return the tensors of a batch as the loader yields them, from those of the graph or of `sample`.
+
+        The loader calls it in the training thread when the tensors are on the device of training.
+        """
+        return tensors
+
     def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return one sample, made by Pillow and torchvision on the CPU, for `--loader torch` and for checks.
 

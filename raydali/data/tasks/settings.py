@@ -105,8 +105,8 @@ def require_crops(random_area: Range, random_aspect: Range) -> None:
         UsageError: bounds are invalid.
     """
     require(
-        0 < random_area[0] <= random_area[1] <= 1,
-        f"random_area must be (low, high) with 0 < low <= high <= 1, not {random_area}",
+        0 < random_area[0] <= min(1, random_area[1]) and random_area[1] < float("inf"),
+        f"random_area must be (low, high) with 0 < low <= high and low at most 1, not {random_area}",
     )
     require(
         0 < random_aspect[0] <= random_aspect[1] < float("inf"),

@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 from nvidia.dali import fn
 
+from raydali.data.augment.augmentation import Augmentation
 from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
@@ -32,6 +33,7 @@ DECODING: tuple[LoaderName, ...] = ("dali", "torch")
 STREAM = Stream(samples=30, epochs=2, batch_size=4, global_batch_size=12, seed=1)
 PASS = OrderedPass(samples=30, batch_size=8)
 TRAIN = TrainImages(image_size=32, seed=3)
+AUGMENTED = replace(TRAIN, augmentation=Augmentation("trivial", erase=0.3))
 VALIDATION = ValidationImages(image_size=32, resize_size=40)
 
 
@@ -101,7 +103,7 @@ def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | Order
 @pytest.mark.parametrize("name", DECODING)
 def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: ImageFolder) -> None:
     def collect(rank: int, world_size: int, threads: int) -> dict[tuple[int, int], torch.Tensor]:
-        with make_loader(name, source, TRAIN, STREAM, rank=rank, world_size=world_size, threads=threads) as loader:
+        with make_loader(name, source, AUGMENTED, STREAM, rank=rank, world_size=world_size, threads=threads) as loader:
             return images_by_sample([*loader])
 
     alone = collect(0, 1, threads=2)

@@ -123,3 +123,18 @@ def test_a_sample_has_one_window_whatever_its_batch() -> None:
     for i in (0, 17, 63):
         alone = crop_windows(shapes[i : i + 1], draw_crops(numbers[i : i + 1], AREA, ASPECT), ASPECT)
         np.testing.assert_array_equal(np.concatenate(alone, 1)[0], together[i])
+
+
+def test_areas_above_one_are_drawn_again_as_by_dali() -> None:
+    from nvidia.dali import Pipeline, fn
+
+    shape, area, count = (300, 400), (0.08, 1.25), 4000
+    pipeline = Pipeline(batch_size=count, num_threads=1, device_id=None, seed=1)
+    with pipeline:
+        shapes = fn.external_source(lambda: [np.array(shape)] * count, batch=True)
+        pipeline.set_outputs(*fn.random_crop_generator(shapes, random_area=area))
+    pipeline.build()
+    theirs = np.concatenate([part.as_array() for part in pipeline.run()], 1)
+    ours = windows(shape, count, area)
+    for name, project in PROJECTIONS.items():
+        assert ks_2samp(project(*ours.T), project(*theirs.T)).pvalue > 1e-3, name

@@ -1,0 +1,400 @@
+"""Augmentation policies: which operations an image gets, in which order and how strongly.
+
+A policy is a sequence of stages, and a stage fills one or more slots of an image with an operation each:
+
+    uniforms (N, numbers)  --stage.draw-->  rows (N, slots, WIDTH), see operations.py
+
+`parse` makes the policy of `--augment`. Ranges and probabilities are those of `torchvision.transforms.v2`, or of timm
+or DeiT where they are named.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from raydali.data.augment.operations import OPERATIONS, WIDTH, Floats, Rows
+from raydali.errors import UsageError
+
+BINS = 31
+"""Number of levels of a magnitude, as in torchvision."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation with its range.
+
+    Args:
+        name: a key of OPERATIONS.
+        magnitude: returns the magnitudes of levels (N,) in 0..1, for images of this height and width.
+        signed: whether the magnitude is negated with probability 1/2.
+        probability: of being applied where it is chosen.
+    """
+
+    name: str
+    magnitude: Callable[[Floats, int], Floats] = lambda level, side: level
+    signed: bool = False
+    probability: float = 1.0
+
+    def rows(self, level: Floats, sign: Floats, side: int) -> Rows:
+        """Return the rows (N, WIDTH) of these levels (N,); a sign (N,) is a uniform number."""
+        magnitude = self.magnitude(level, side)
+        return OPERATIONS[self.name](np.where(self.signed & (sign < 0.5), -magnitude, magnitude), side)
+
+
+def in_bins(first: Floats, second: Floats) -> Floats:
+    """Return levels that are one of BINS, with equal probability."""
+    return np.floor(first * BINS) / (BINS - 1)
+
+
+def continuous(first: Floats, second: Floats) -> Floats:
+    """Return levels that are uniform in 0..1."""
+    return first
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several lists of operations, which fill as many slots, with equal probability for each list.
+
+    Args:
+        lists: the lists.
+        level: the level of all operations of an image, from two uniforms (N,).
+        probability: of applying any list.
+    """
+
+    lists: Sequence[Sequence[Operation]]
+    level: Callable[[Floats, Floats], Floats] = in_bins
+    probability: float = 1.0
+
+    @property
+    def slots(self) -> int:
+        """The number of operations that an image gets."""
+        return max(map(len, self.lists))
+
+    @property
+    def numbers(self) -> int:
+        """The number of uniforms for each image."""
+        return 3 + 2 * self.slots
+
+    def draw(self, uniforms: Floats, side: int) -> Rows:
+        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
+        chosen, level = np.floor(uniforms[:, 0] / self.probability * len(self.lists)), self.level(*uniforms[:, 1:3].T)
+        rows = np.zeros((len(uniforms), self.slots, WIDTH), np.float32)
+        for index, operations in enumerate(self.lists):
+            for slot, operation in enumerate(operations):
+                sign, applied = uniforms[:, 3 + 2 * slot : 5 + 2 * slot].T
+                mine = (chosen == index) & (applied < operation.probability)
+                rows[mine, slot] = operation.rows(level[mine], sign[mine], side)
+        return rows
+
+
+@dataclass(frozen=True)
+class InRandomOrder:
+    """Every operation once, each with a continuous level of its own, in a random order."""
+
+    operations: Sequence[Operation]
+
+    @property
+    def slots(self) -> int:
+        """The number of operations that an image gets."""
+        return len(self.operations)
+
+    @property
+    def numbers(self) -> int:
+        """The number of uniforms for each image."""
+        return 2 * self.slots
+
+    def draw(self, uniforms: Floats, side: int) -> Rows:
+        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
+        levels, order = np.split(uniforms, 2, 1)
+        rows = [each.rows(level, level, side) for each, level in zip(self.operations, levels.T, strict=True)]
+        return np.take_along_axis(np.stack(rows, 1), order.argsort(1)[..., None], 1)
+
+
+@dataclass(frozen=True)
+class UpTo:
+    """A stage that is applied 1 to `most` times, with equal probability for each number."""
+
+    stage: OneOf
+    most: int
+
+    @property
+    def slots(self) -> int:
+        """The number of operations that an image gets."""
+        return self.most * self.stage.slots
+
+    @property
+    def numbers(self) -> int:
+        """The number of uniforms for each image."""
+        return 1 + self.most * self.stage.numbers
+
+    def draw(self, uniforms: Floats, side: int) -> Rows:
+        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
+        rows = [self.stage.draw(part, side) for part in np.split(uniforms[:, 1:], self.most, 1)]
+        for index, absent in enumerate(np.floor(uniforms[:, 0] * self.most) < np.arange(self.most)[:, None]):
+            rows[index][absent] = 0
+        return np.concatenate(rows, 1)
+
+
+Stage = OneOf | InRandomOrder | UpTo
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The stages of a policy.
+
+    Args:
+        stages: applied in turn.
+        chains: 1, or the number of chains of operations that AugMix mixes with the original.
+        fills_with_mean: whether warps fill the area outside of the image with the mean colour, as timm does; else it
+            is black.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    chains: int = 1
+    fills_with_mean: bool = False
+
+    @property
+    def slots(self) -> int:
+        """The number of operations in a chain."""
+        return sum(stage.slots for stage in self.stages)
+
+    @property
+    def numbers(self) -> int:
+        """The number of uniforms for each chain of an image."""
+        return sum(stage.numbers for stage in self.stages)
+
+    def draw(self, uniforms: Floats, side: int) -> Rows:
+        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
+        parts = np.split(uniforms, np.cumsum([stage.numbers for stage in self.stages])[:-1], 1)
+        return np.concatenate([stage.draw(part, side) for stage, part in zip(self.stages, parts, strict=True)], 1)
+
+
+def _up_to(most: float) -> Callable[[Floats, int], Floats]:
+    return lambda level, side: most * level
+
+
+def _signed(most: float, *names: str) -> list[Operation]:
+    return [Operation(name, _up_to(most), signed=True) for name in names]
+
+
+def _shifts(share: float = 0.0, pixels: float = 0.0) -> list[Operation]:
+    """Return signed translations by whole pixels, at most this share of the side and this number of pixels."""
+    return [
+        Operation(name, lambda level, side: np.trunc((share * side + pixels) * level), signed=True)
+        for name in ("TranslateX", "TranslateY")
+    ]
+
+
+def _fixed(operation: Operation, probability: float, level: float) -> Operation:
+    """Return the operation at one level."""
+    magnitude = operation.magnitude
+    return replace(
+        operation, probability=probability, magnitude=lambda levels, side: magnitude(levels * 0 + level, side)
+    )
+
+
+SHEAR, ENHANCE = ("ShearX", "ShearY"), ("Brightness", "Color", "Contrast", "Sharpness")
+SOLARIZE = Operation("Solarize", lambda level, side: 1 - level)
+OF_STATISTICS = Operation("AutoContrast"), Operation("Equalize")
+
+WIDE = (
+    Operation("Identity"),
+    *_signed(0.99, *SHEAR, *ENHANCE),
+    *_shifts(pixels=32),
+    *_signed(135, "Rotate"),
+    Operation("Posterize", lambda level, side: np.rint(8 - 6 * level)),
+    SOLARIZE,
+    *OF_STATISTICS,
+)
+"""The operations of TrivialAugmentWide (Müller and Hutter, ICCV 2021)."""
+
+RAND = (
+    Operation("Identity"),
+    *_signed(0.3, *SHEAR),
+    *_shifts(150 / 331),
+    *_signed(30, "Rotate"),
+    *_signed(0.9, *ENHANCE),
+    Operation("Posterize", lambda level, side: np.rint(8 - 4 * level)),
+    SOLARIZE,
+    *OF_STATISTICS,
+)
+"""The operations of RandAugment (Cubuk et al., NeurIPS 2020), and of AutoAugment, which has Invert instead of
+Identity."""
+
+AUGMIX = (
+    *_signed(0.3, *SHEAR),
+    *_shifts(1 / 3),
+    *_signed(30, "Rotate"),
+    *_signed(0.9, *ENHANCE),
+    Operation("Posterize", lambda level, side: np.rint(4 - 4 * level)),
+    SOLARIZE,
+    *OF_STATISTICS,
+)
+"""The operations of AugMix (Hendrycks et al., ICLR 2020)."""
+AUGMIX_SEVERITY, AUGMIX_LEVELS, AUGMIX_CHAINS, AUGMIX_DEPTH = 3, 10, 3, 3
+
+TIMM = (
+    *OF_STATISTICS,
+    Operation("Invert"),
+    *_signed(30, "Rotate"),
+    Operation("Posterize", lambda level, side: 4 - np.floor(4 * level)),
+    Operation("Solarize", lambda level, side: (256 - np.floor(256 * level)) / 255),
+    Operation("SolarizeAdd", lambda level, side: np.floor(110 * level)),
+    *_signed(0.9, *ENHANCE),
+    *_signed(0.3, *SHEAR),
+    *(Operation(name, lambda level, side: 0.45 * side * level, signed=True) for name in ("TranslateX", "TranslateY")),
+)
+"""The operations of timm's RandAugment that grow with the magnitude (`inc1`)."""
+
+AUTO = """
+Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6; Posterize .6 7, Posterize .6 6;
+Equalize .4, Solarize .2 4; Equalize .4, Rotate .8 8; Solarize .6 3, Equalize .6; Posterize .8 5, Equalize 1;
+Rotate .2 3, Solarize .6 8; Equalize .6, Posterize .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6;
+Equalize 0, Equalize .8; Invert .6, Equalize 1; Color .6 4, Contrast 1 8; Rotate .8 8, Color 1 2;
+Color .8 8, Solarize .8 7; Sharpness .4 7, Invert .6; ShearX .6 5, Equalize 1; Color .4 0, Equalize .6;
+Equalize .4, Solarize .2 4; Solarize .6 5, AutoContrast .6; Invert .6, Equalize 1; Color .6 4, Contrast 1 8;
+Equalize .8, Equalize .6
+"""
+"""The policy of AutoAugment for ImageNet (Cubuk et al., CVPR 2019): for each operation its probability and level."""
+
+
+def _auto() -> tuple[Stage, ...]:
+    space = {operation.name: operation for operation in (*RAND, Operation("Invert"))}
+
+    def operation(text: str) -> Operation:
+        name, probability, *level = text.split()
+        return _fixed(space[name], float(probability), int(level[0]) / 9 if level else 0.0)
+
+    return (OneOf([[operation(text) for text in texts.split(",")] for texts in AUTO.split(";")]),)
+
+
+def _rand(magnitude: float, operations: float) -> tuple[Stage, ...]:
+    level = magnitude / (BINS - 1)
+    return (OneOf([[_fixed(operation, 1.0, level)] for operation in RAND]),) * int(operations)
+
+
+def _augmix() -> tuple[Stage, ...]:
+    def level(first: Floats, second: Floats) -> Floats:
+        return np.floor(first * AUGMIX_SEVERITY) / (AUGMIX_LEVELS - 1)
+
+    return (UpTo(OneOf([[operation] for operation in AUGMIX], level), AUGMIX_DEPTH),)
+
+
+def _blur(probability: float = 1.0) -> OneOf:
+    """Return a Gaussian blur with a standard deviation of 0.1 to 2 pixels, as in SimCLR and DeiT III."""
+    blurs = [Operation(name, lambda level, side: 0.1 + 1.9 * level) for name in ("BlurX", "BlurY")]
+    return OneOf([blurs], continuous, probability)
+
+
+def _three() -> tuple[Stage, ...]:
+    """Return the ThreeAugment of DeiT III (Touvron et al., ECCV 2022), without its colour jitter."""
+    solarize = _fixed(SOLARIZE, 1.0, 127 / 255)
+    return (OneOf([[Operation("Grey")], [solarize], *_blur().lists], continuous),)
+
+
+def _jitter(strength: float, hue: float = 0.0) -> tuple[Stage, ...]:
+    """Return torchvision's ColorJitter, with this strength of brightness, contrast and saturation."""
+
+    def factor(level: Floats, side: int) -> Floats:
+        return -min(1, strength) * (1 - level) + strength * level
+
+    operations = [Operation(name, factor) for name in ("Brightness", "Contrast", "Color")]
+    hues = [Operation("Hue", lambda level, side: hue * (2 * level - 1))] if hue else []
+    return (InRandomOrder([*operations, *hues]),)
+
+
+def _shift(pixels: float) -> tuple[Stage, ...]:
+    """Return shifts by up to this number of whole pixels in both directions, with equal probability for each.
+
+    That is torchvision's RandomCrop with padding, of images that have the size of the crop.
+    """
+
+    def shift(level: Floats, side: int) -> Floats:
+        return np.floor(level * (2 * pixels + 1)) - pixels
+
+    return tuple(OneOf([[Operation(name, shift)]], continuous) for name in ("TranslateX", "TranslateY"))
+
+
+def _timm(text: str) -> Policy | None:
+    """Return the policy of timm's `rand_augment_transform` by its own name; None for another name."""
+    pattern = r"rand-m(?P<m>\d+)(-n(?P<n>\d))?(-p(?P<p>[\d.]+))?(-mstd(?P<std>[\d.]+))?-inc1"
+    if (match := re.fullmatch(pattern, text)) is None:
+        return None
+    magnitude, deviation = float(match["m"]), float(match["std"] or 0)
+
+    def level(first: Floats, second: Floats) -> Floats:
+        normal: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)  # Box and Muller, 1958
+        return ((magnitude + deviation * normal) / 10).clip(0, 1)
+
+    stage = OneOf([[operation] for operation in TIMM], level, float(match["p"] or 0.5))
+    return Policy((stage,) * int(match["n"] or 2), fills_with_mean=True)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A policy by name: `make` of as many numbers as there are bounds (low, high), of which the last are optional."""
+
+    make: Callable[..., tuple[Stage, ...]]
+    usage: str
+    bounds: tuple[tuple[float, float], ...] = ()
+    whole: bool = False
+    optional: int = 0
+
+
+PRESETS = {
+    "trivial": Preset(lambda: (OneOf([[operation] for operation in WIDE]),), "trivial"),
+    "rand": Preset(_rand, "rand:MAGNITUDE,OPERATIONS such as rand:9,2", ((0, BINS - 1), (1, 8)), whole=True),
+    "auto": Preset(_auto, "auto"),
+    "three": Preset(_three, "three"),
+    "augmix": Preset(_augmix, "augmix"),
+    "jitter": Preset(_jitter, "jitter:STRENGTH or jitter:STRENGTH,HUE", ((0, 10), (0, 0.5)), optional=1),
+    "grey": Preset(lambda p: (OneOf([[Operation("Grey")]], continuous, p),), "grey:PROBABILITY", ((0, 1),)),
+    "blur": Preset(lambda p: (_blur(p),), "blur:PROBABILITY", ((0, 1),)),
+    "shift": Preset(_shift, "shift:PIXELS", ((0, 1024),), whole=True),
+}
+EXAMPLES = "trivial, rand:9,2, auto, three, augmix, jitter:0.4, grey:0.2, blur:0.5, shift:4, rand-m7-mstd0.5-inc1"
+
+
+@cache
+def parse(text: str) -> Policy:
+    """Return the policy of `--augment`: one of PRESETS or timm's own name, or several joined by `+`.
+
+    Raises:
+        UsageError: an unknown name, or numbers that it does not take.
+    """
+    policies = [_part(part.strip()) for part in text.split("+")]
+    if len(policies) > 1 and any(policy.chains > 1 for policy in policies):
+        raise UsageError(
+            f"--augment {text}: augmix mixes whole chains, and cannot be joined with others: give it alone"
+        )
+    return Policy(
+        sum((policy.stages for policy in policies), ()),
+        policies[0].chains,
+        any(policy.fills_with_mean for policy in policies),
+    )
+
+
+def _part(text: str) -> Policy:
+    if text.startswith("rand-"):
+        if (policy := _timm(text)) is None:
+            raise UsageError(f"--augment {text} is not timm's rand-mM[-nN][-pP][-mstdS]-inc1: try rand-m7-mstd0.5-inc1")
+        return policy
+    name, _, given = text.partition(":")
+    if (preset := PRESETS.get(name)) is None:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        raise UsageError(f"--augment {text} is unknown: try {near[0] if near else EXAMPLES}")
+    try:
+        numbers = [float(number) for number in given.split(",")] if given else []
+    except ValueError:
+        numbers = [float("nan")]
+    least, most = len(preset.bounds) - preset.optional, len(preset.bounds)
+    fit = all(low <= number <= high for number, (low, high) in zip(numbers, preset.bounds, strict=False))
+    if not (least <= len(numbers) <= most and fit and not (preset.whole and any(each % 1 for each in numbers))):
+        bounds = " and ".join(f"{low:g} to {high:g}" for low, high in preset.bounds)
+        limit = f" with {bounds}" if bounds else ""
+        raise UsageError(f"--augment {text} is not {preset.usage}{limit}")
+    return Policy(preset.make(*numbers), AUGMIX_CHAINS if name == "augmix" else 1)
