@@ -98,9 +98,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
     # The driver does not need these slow imports; without them it reports a mistyped option at once.
     import torch
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     from raydali.launch.worker.training_run import TrainingRun
+    from raydali.train.averaging import MovingAverage
     from raydali.train.evaluation import classification, multi_label
     from raydali.train.losses import classification_loss
     from raydali.train.mixing import mixing
@@ -113,7 +113,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     device, classes = run.worker.device, len(data.train.classes)
     model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)) if config.ema_decay else None
+    ema = MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
     model = run.synchronized(model)
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), classes)
@@ -142,7 +142,8 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
     from raydali.train.models import classification
 
-    return classification.build_model(config.model, classes, config.image_size or 224)
+    size = config.image_size or 224
+    return classification.build_model(config.model, classes, size, drop_path=config.drop_path)
 
 
 def train_pipeline(config: Config) -> TrainImages:
@@ -168,10 +169,10 @@ def val_pipeline(config: Config) -> ValidationImages:
 def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
-    if config.model not in (DIGITS.model, Config.model):
+    if config.model not in (DIGITS.model, Config.model) or config.drop_path is not None:
         from raydali.train.models.classification import check_model  # imports torchvision: seconds
 
-        check_model(config.model, config.image_size or 224)
+        check_model(config.model, config.image_size or 224, drop_path=config.drop_path)
 
 
 def main() -> None:

@@ -128,6 +128,12 @@ class AugmentationOptions(ModelInputOptions):
 class ClassifierOptions(TrainingOptions):
     """The loss of a classifier."""
 
+    loss: Literal["ce", "bce"] = "ce"
+    """Training loss: ce, cross-entropy; or bce, a binary cross-entropy for each class, which --multi-label always
+    has."""
+    bce_threshold: float | None = None
+    """With --loss bce, share of a class in a mixed and smoothed target above which the target is 1, and else 0.
+    Default: targets stay shares."""
     label_smoothing: float = 0.1
     """Label smoothing: share of the target that is spread over all classes."""
     class_weights: Literal["balanced"] | None = None
@@ -136,29 +142,43 @@ class ClassifierOptions(TrainingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "label_smoothing", least=0, below=1)
+        require(self, "bce_threshold", least=0, below=1)
+        if self.bce_threshold is not None and self.loss != "bce":
+            raise UsageError(f"--bce-threshold {self.bce_threshold:g} is for another loss: give --loss bce too")
+        if self.class_weights is not None and self.loss == "bce":
+            raise UsageError(f"--class-weights {self.class_weights} and --loss bce exclude each other: give one")
 
     @property
     def weighting(self) -> dict[str, Any]:
         """The options that `classification_loss` takes."""
-        return {"label_smoothing": self.label_smoothing, "class_weights": self.class_weights}
+        names = "loss", "bce_threshold", "label_smoothing", "class_weights"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegularizationOptions(TrainingOptions):
-    """Mixed images and averaged weights."""
+    """Mixed images, stochastic depth and averaged weights."""
 
     mixup: float = 0.0
     """Alpha of mixup; 0: no mixup."""
     cutmix: float = 0.0
     """Alpha of CutMix; 0: no CutMix. With --mixup too, each micro-batch gets one of the two."""
+    drop_path: float | None = None
+    """Stochastic depth: probability that a sample skips the last residual block; it is lower in earlier ones. Default:
+    the model's own."""
     ema_decay: float = 0.0
     """Decay per step of a moving average of the weights, which is validated in their place; 0: no average."""
+    ema_warmup: bool = False
+    """Limit the decay to (1 + t) / (10 + t) in step t, so that the average soon forgets the first weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "mixup", least=0)
         require(self, "cutmix", least=0)
+        require(self, "drop_path", least=0, below=1)
         require(self, "ema_decay", least=0, below=1)
+        if self.ema_warmup and not self.ema_decay:
+            raise UsageError("--ema-warmup is for a moving average: give --ema-decay too, such as --ema-decay 0.9999")
 
 
 @dataclass(frozen=True, kw_only=True)

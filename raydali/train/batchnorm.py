@@ -83,9 +83,13 @@ class RunningStatistics:
 def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
     """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
 
-    timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion.
+    timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
+    lose hooks, which stochastic depth needs (models/drop_path.py).
     """
+    hooks = {name: module._forward_hooks for name, module in model.named_modules()}
     layers = sys.modules.get("timm.layers")
     convert = layers.convert_sync_batchnorm if layers else nn.SyncBatchNorm.convert_sync_batchnorm
     converted: nn.Module = convert(model, group)
+    for name, module in converted.named_modules():
+        module._forward_hooks.update(hooks[name])
     return converted

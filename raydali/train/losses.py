@@ -1,4 +1,4 @@
-"""The losses of classifiers: cross-entropy for one class a sample, a binary cross-entropy each for several labels."""
+"""The losses of classifiers: cross-entropy, or a binary cross-entropy for each class or label."""
 
 from typing import Any, Literal
 
@@ -29,13 +29,22 @@ def balanced_weights(labels: NDArray[Any], classes: int) -> torch.Tensor:
 
 
 def classification_loss(
-    labels: NDArray[Any], classes: int, *, label_smoothing: float = 0, class_weights: Weights = None
+    labels: NDArray[Any],
+    classes: int,
+    *,
+    loss: Literal["ce", "bce"] = "ce",
+    bce_threshold: float | None = None,
+    label_smoothing: float = 0,
+    class_weights: Weights = None,
 ) -> nn.Module:
     """Return the loss of logits (B, C) and targets (B,) or (B, C), a mean over the micro-batch.
 
     Args:
         labels: all training labels, (N,), or (N, C) for several labels each.
         classes: their number, C.
+        loss: "ce" for cross-entropy, "bce" for a binary cross-entropy for each class, as in "ResNet strikes back"
+            (Wightman et al., 2021). Several labels have the latter in any case.
+        bce_threshold: see BinaryCrossEntropy.
         label_smoothing: share s of a target that is spread over all classes. A target t of several labels becomes
             t * (1 - s) + s / 2.
         class_weights: "balanced" for those of `balanced_weights`. The loss is then the sum of the samples' weighted
@@ -43,7 +52,9 @@ def classification_loss(
     """
     weights = balanced_weights(labels, classes) if class_weights == "balanced" else None
     if labels.ndim == 2:
-        return MultiLabelLoss(label_smoothing, weights)
+        return BinaryCrossEntropy(label_smoothing, label_smoothing / 2, weights, bce_threshold)
+    if loss == "bce":
+        return BinaryCrossEntropy(label_smoothing, label_smoothing / classes, None, bce_threshold)
     if weights is None:
         return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
     return WeightedCrossEntropy(label_smoothing, weights)
@@ -66,20 +77,33 @@ class WeightedCrossEntropy(nn.Module):
         return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing) / len(targets)
 
 
-class MultiLabelLoss(nn.Module):
-    """The mean binary cross-entropy over all samples and labels, by a sigmoid for each."""
+class BinaryCrossEntropy(nn.Module):
+    """The mean binary cross-entropy over all samples and classes, by a sigmoid for each.
+
+    Args:
+        label_smoothing: share of a target that is replaced.
+        spread: what is added to each target in its place.
+        weights: weights of the positives of each class, (C,); None for 1.
+        threshold: targets above it become 1 and others 0, after smoothing, as timm's `target_threshold` has it.
+    """
 
     weights: torch.Tensor | None
 
-    def __init__(self, label_smoothing: float, weights: torch.Tensor | None) -> None:
+    def __init__(
+        self, label_smoothing: float, spread: float, weights: torch.Tensor | None, threshold: float | None
+    ) -> None:
         super().__init__()
-        self._label_smoothing = label_smoothing
+        self._label_smoothing, self._spread, self._threshold = label_smoothing, spread, threshold
         self.register_buffer("weights", weights)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of logits (B, C) and targets (B, C) from 0 to 1."""
+        """Return the loss of logits (B, C) and classes (B,), or targets (B, C) from 0 to 1."""
         logits = _at_least_single(logits)
-        smooth = targets.to(logits.dtype) * (1 - self._label_smoothing) + self._label_smoothing / 2
+        if targets.ndim == 1:
+            targets = F.one_hot(targets, logits.shape[1])
+        smooth = targets.to(logits.dtype) * (1 - self._label_smoothing) + self._spread
+        if self._threshold is not None:
+            smooth = (smooth > self._threshold).to(logits.dtype)
         weights = None if self.weights is None else self.weights.to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
 

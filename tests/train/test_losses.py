@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.data.mixup import mixup_target
+from timm.loss.binary_cross_entropy import BinaryCrossEntropy
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,6 +52,20 @@ def test_a_loss_of_several_labels() -> None:
     loss = classification_loss(SEVERAL, 3, label_smoothing=0.1, class_weights="balanced")
     weighted = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=balanced_weights(SEVERAL, 3))
     assert loss(logits, targets).item() == pytest.approx(weighted.item())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_binary_cross_entropy_is_timms(smoothing: float, threshold: float | None) -> None:
+    """As timm's train.py has it with --bce-loss --bce-target-thresh: mixup smooths the targets that it mixes."""
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(8, 4, generator=generator), torch.from_numpy(RARE)
+    ours = classification_loss(RARE, 4, loss="bce", bce_threshold=threshold, label_smoothing=smoothing)
+    timms = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
+    torch.testing.assert_close(ours(logits, labels), timms(logits, labels))
+    shares = F.one_hot(labels, 4) * 0.85 + F.one_hot(labels.flip(0), 4) * 0.15
+    mixed = mixup_target(labels, 4, lam=0.85, smoothing=smoothing)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours(logits, shares), timms(logits, mixed))
 
 
 @pytest.mark.parametrize("alphas", [(0.2, 0.0), (0.0, 1.0)])

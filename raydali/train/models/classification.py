@@ -24,6 +24,7 @@ from raydali.train.models.factories import (
     is_factory,
     is_timm,
     known_timm_models,
+    no_stochastic_depth,
     takes_size,
     timm_settings,
 )
@@ -32,8 +33,8 @@ SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
 """Image sizes that are tried, to suggest one that a model accepts."""
 
 
-def check_model(name: str, image_size: int = 224) -> None:
-    """Check that the name is a classification model's, and that the model accepts images of this size.
+def check_model(name: str, image_size: int = 224, *, drop_path: float | None = None) -> None:
+    """Check that the name is a classification model's, and that the model accepts images of this size and a drop path.
 
     Models are tried on the meta device, without memory. A factory that fails there is tried on the CPU.
 
@@ -56,6 +57,8 @@ def check_model(name: str, image_size: int = 224) -> None:
         raise UsageError(f"--model {name} cannot take images of {image_size}x{image_size} pixels ({why}): try {fit}")
     if is_factory(name) or is_timm(name):
         _check_output(name, image_size)
+    if drop_path is not None:
+        on_meta(partial(build_model, name, 2, image_size, drop_path=drop_path))
 
 
 def _check_factory(name: str, image_size: int) -> None:
@@ -165,18 +168,33 @@ def check_known(name: str, known: Sequence[str], usual: str, *, library: str = "
         raise UsageError(f"--model {name} is not a model of {library} {version(library)}: try {suggested}")
 
 
-def build_model(name: str, classes: int, image_size: int = 224) -> nn.Module:
-    """Return the randomly initialised model with `classes` outputs, for square images of this size in pixels.
+def build_model(name: str, classes: int, image_size: int = 224, *, drop_path: float | None = None) -> nn.Module:
+    """Return the randomly initialised model with `classes` outputs.
+
+    Args:
+        name: its name, see above.
+        classes: number of classes.
+        image_size: height and width of its images, in pixels.
+        drop_path: the largest probability of stochastic depth, see `set_drop_path`; None for the model's own.
 
     Raises:
-        UsageError: timm is not installed; a factory cannot be found, or made no module.
+        UsageError: timm is not installed; a factory cannot be found, or made no module; the model has no stochastic
+            depth that is known.
     """
+    if is_timm(name):
+        return build_timm(name, classes, image_size, drop_path=drop_path)
+    model = build_by_factory(name, classes, image_size) if is_factory(name) else _build(name, classes, image_size)
+    if drop_path is not None:
+        from raydali.train.models.drop_path import set_drop_path  # imports torchvision: seconds
+
+        if not set_drop_path(model, drop_path):
+            raise no_stochastic_depth(name)
+    return model
+
+
+def _build(name: str, classes: int, image_size: int) -> nn.Module:
     if name == "digits":
         return digits_network(classes)
-    if is_timm(name):
-        return build_timm(name, classes, image_size)
-    if is_factory(name):
-        return build_by_factory(name, classes, image_size)
     import torchvision
 
     options: dict[str, object] = {}

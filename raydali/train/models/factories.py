@@ -54,18 +54,38 @@ def timm_settings(name: str) -> Any:  # noqa: ANN401 (timm's PretrainedCfg, whic
         raise UsageError(f"--model {name}: {model} has no weights named {tag}: try {' or '.join(tags[:3])}") from error
 
 
-def build_timm(name: str, classes: int, image_size: int | None, *, pretrained: bool = False) -> nn.Module:
+def build_timm(
+    name: str, classes: int, image_size: int | None, *, pretrained: bool = False, drop_path: float | None = None
+) -> nn.Module:
     """Return timm's model, randomly initialised or pretrained; those made for one image size are made for this one.
 
     Raises:
-        UsageError: see `timm_settings`.
+        UsageError: see `timm_settings`; the model has no stochastic depth whose probability `drop_path` could set.
     """
     settings = timm_settings(name)
     import timm
+    from timm.layers.drop import DropPath
 
-    size: dict[str, Any] = {"img_size": image_size} if settings.fixed_input_size and image_size else {}
-    model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained, num_classes=classes, **size)
+    options: dict[str, Any] = {"img_size": image_size} if settings.fixed_input_size and image_size else {}
+    if drop_path is not None:
+        options["drop_path_rate"] = drop_path
+    try:
+        model: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained, num_classes=classes, **options)
+    except TypeError as error:
+        if "drop_path_rate" in str(error):
+            raise no_stochastic_depth(name) from error
+        raise
+    if drop_path and not any(isinstance(module, DropPath) for module in model.modules()):
+        raise no_stochastic_depth(name)
     return model
+
+
+def no_stochastic_depth(name: str) -> UsageError:
+    """Return the error of a model that has no stochastic depth, or one that is not known."""
+    return UsageError(
+        f"--model {name} has no known stochastic depth: leave out --drop-path, or give a model such as resnet50, "
+        "convnext_tiny or timm:vit_small_patch16_224"
+    )
 
 
 def takes_size(name: str) -> str:
