@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from raydali.data.augment.augmentation import Augmentation
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
@@ -53,6 +54,7 @@ class Task:
         pixels: the format that is delivered.
         gpu: whether batches go to GPU `rank`, or to the CPU's memory.
         rank, world_size: this process, and the number of processes that measure at once.
+        augment, erase: the augmentation of raydali's batches.
     """
 
     loader: str
@@ -66,6 +68,8 @@ class Task:
     gpu: bool = False
     rank: int = 0
     world_size: int = 1
+    augment: str | None = None
+    erase: float | None = None
 
     @property
     def device(self) -> str:
@@ -106,7 +110,9 @@ class Contender:
 
 
 def _crops(task: Task) -> TrainImages:
-    return TrainImages(seed=0, image_size=task.image_size)
+    return TrainImages(
+        seed=0, image_size=task.image_size, augmentation=Augmentation(task.augment or "", task.erase or 0)
+    )
 
 
 def _resize(task: Task) -> Pipeline[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from raydali.bench.common import options as common
 from raydali.bench.common.options import TrainingOptions
 from raydali.bench.common.results import cell, collect, measured_row, result_of, show_rows, spread, task_of
+from raydali.data.augment.augmentation import Augmentation
 from raydali.errors import UsageError
 from raydali.output import devices
 from raydali.text import number
@@ -40,6 +41,10 @@ class TrainBench(TrainingOptions):
     """Compile the model with torch.compile, on GPUs."""
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
+    augment: str | None = None
+    """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none. Default: none."""
+    erase: float | None = None
+    """Probability of random erasing of raydali's batches. Default: 0."""
     split: bool = True
     """Also measure the causes of the difference, which doubles the duration."""
 
@@ -58,6 +63,7 @@ def main(options: TrainBench) -> dict[str, Any]:
     from raydali.bench.train.plot import plot
 
     common.check(options, loaders=CHOICE)
+    Augmentation(options.augment or "", options.erase or 0)
     if not common.names(options.models):
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in common.names(options.models):
