@@ -84,6 +84,46 @@ def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits
     assert distance(weights, undisturbed) < 1e-9
 
 
+RECIPE: dict[str, Any] = {
+    "model": "tests.support.digits:residual_digits",
+    "drop_path": 0.3,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+    "ema_decay": 0.9,
+    "ema_warmup": True,
+    "min_learning_rate": 1e-4,
+    "clip_grad": 0.5,
+}
+BCE: dict[str, Any] = {"loss": "bce", "bce_threshold": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({"optimizer": "muon", "schedule": "step:1,0.5"}, 1e-4),  # it rounds to bf16
+        ({"optimizer": "adamw", "schedule": "poly:1", "no_decay": "norms", **BCE}, 1e-9),
+        pytest.param({"optimizer": "lamb", "warmup_start": 0.1, **BCE}, 1e-9, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "lars", "learning_rate": 1.0}, 1e-9, marks=pytest.mark.slow),
+    ],
+    ids=lambda changes: changes["optimizer"] if isinstance(changes, dict) else "",
+)
+def test_recipes_train_alike_on_1_to_3_workers_and_across_resumes(
+    tmp_path: Path, digits: Data, changes: dict[str, Any], bound: float
+) -> None:
+    """Average weights are validated, so that they are compared, too."""
+    config = replace(CONFIG, **{**RECIPE, **changes})
+    alone, cut = folder_of(tmp_path, "alone"), folder_of(tmp_path, "cut")
+    weights = run_ranks(1, in_double, config, digits, alone)[0]
+    with pytest.raises(Stopped):
+        run_ranks(3, in_double, replace(config, checkpoint_every=2), digits, cut, 4)
+    resumed = run_ranks(2, in_double, config, digits, cut)[0]
+    assert distance(resumed, weights) < bound
+    for row, other in zip(alone.rows("epochs.jsonl"), cut.rows("epochs.jsonl"), strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=bound)
+        assert other["learning_rate"] == row["learning_rate"]
+        assert other["validation"]["loss"] == pytest.approx(row["validation"]["loss"], rel=bound)
+
+
 def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=2)
     runs = {}

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+from torchvision.models.resnet import BasicBlock
+
 from jobs.imagenet import DIGITS, Data
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.image_folder import ImageFolder
@@ -25,3 +28,10 @@ def few_digits(root: Path) -> Data:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
     return digits_data(root)
+
+
+def residual_digits(num_classes: int) -> nn.Sequential:
+    """A small ResNet, as `--model tests.support.digits:residual_digits`."""
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.MaxPool2d(2))
+    blocks = [BasicBlock(16, 16) for _ in range(2)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes))
