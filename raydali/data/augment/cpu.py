@@ -60,7 +60,8 @@ def augmented(
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(torch.get_num_threads())
+    # Each thread does whole images: it must not start torch's own threads as well.
+    return ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 def apply(image: torch.Tensor, kind: Kind, parameters: Sequence[float], fill: Colour, *, nearest: bool) -> torch.Tensor:
