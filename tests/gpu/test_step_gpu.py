@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from raydali.train.finetuning import freeze
 from raydali.train.models.classification import digits_network
+from raydali.train.models.drop_path import set_drop_path
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
@@ -27,6 +29,9 @@ def network(frozen: str = "") -> nn.Module:
     torch.manual_seed(0)
     model = digits_network(10)
     model.insert(-1, nn.Dropout(0.5))
+    for _ in range(2):
+        model.insert(9, BasicBlock(128, 128))
+    set_drop_path(model, 0.5)
     if frozen:
         freeze(model, frozen)
     return model.cuda().to(memory_format=torch.channels_last)

@@ -92,7 +92,7 @@ RECIPE: dict[str, Any] = {
     "ema_decay": 0.9,
     "ema_warmup": True,
     "min_learning_rate": 1e-4,
-    "clip_grad": 0.5,
+    "clip_grad": 0.05,
 }
 BCE: dict[str, Any] = {"loss": "bce", "bce_threshold": 0.2}
 
@@ -101,7 +101,8 @@ BCE: dict[str, Any] = {"loss": "bce", "bce_threshold": 0.2}
     ("changes", "bound"),
     [
         ({"optimizer": "muon", "schedule": "step:1,0.5"}, 1e-4),  # it rounds to bf16
-        ({"optimizer": "adamw", "schedule": "poly:1", "no_decay": "norms", **BCE}, 1e-9),
+        ({"optimizer": "sgd", "schedule": "poly:1", "no_decay": "norms", **BCE}, 1e-9),
+        pytest.param({"optimizer": "adamw", "schedule": "poly:2"}, 1e-9, marks=pytest.mark.slow),
         pytest.param({"optimizer": "lamb", "warmup_start": 0.1, **BCE}, 1e-9, marks=pytest.mark.slow),
         pytest.param({"optimizer": "lars", "learning_rate": 1.0}, 1e-9, marks=pytest.mark.slow),
     ],

@@ -15,6 +15,7 @@ from raydali.data.loading.make import make_loader
 from raydali.errors import UsageError
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
+from raydali.train.precision import PrecisionName
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, folder_of
@@ -162,8 +163,10 @@ def test_a_loader_of_another_order_is_refused(tmp_path: Path) -> None:
         next(iter(loop.run.steps(other)))
 
 
-def test_gradients_are_clipped_to_a_norm(tmp_path: Path) -> None:
-    loop = Loop(tmp_path)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gradients_are_clipped_to_a_norm(tmp_path: Path, precision: PrecisionName) -> None:
+    """In fp16 they are unscaled before."""
+    loop = Loop(tmp_path, replace(CONFIG, precision=precision))
     moved: list[float] = []
 
     def update(step: Step) -> None:
