@@ -77,7 +77,7 @@ class Config(OptimizerOptions, ImageOptions):
     nesterov: bool = False
     """Nesterov's momentum; sgd and muon only."""
     weight_decay: float = 1e-4
-    """Weight decay of all parameters except normalisation layers and biases."""
+    """Weight decay; by default not of normalisation layers and biases."""
     cuda_graph: bool = False
     """Not supported: a CUDA graph needs fixed shapes, and a detector's shapes depend on the objects that it finds."""
     compile: bool = False

@@ -194,7 +194,7 @@ class TrainingOptions(LaunchOptions):
     warmup_epochs: float | None = None
     """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
     weight_decay: float = 5e-5
-    """Weight decay of all parameters except normalisation layers and biases."""
+    """Weight decay; by default not of normalisation layers and biases."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
     """Precision of forward and backward pass; weights stay in fp32. Default: bf16 if the hardware has it, else fp16 on
     GPUs, fp32 on CPUs; a resume keeps it."""

@@ -91,5 +91,5 @@ def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn
     convert = layers.convert_sync_batchnorm if layers else nn.SyncBatchNorm.convert_sync_batchnorm
     converted: nn.Module = convert(model, group)
     for name, module in converted.named_modules():
-        module._forward_hooks.update(hooks[name])
+        module._forward_hooks.update(hooks.get(name, {}))
     return converted

@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from jobs.imagenet import Config
+from raydali import extras
+from raydali.errors import UsageError
+from raydali.launch.driver.launcher import check
 from raydali.train.checkpoint_file import serialize, snapshot
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.models.classification import build_model, digits_network, head_names
@@ -21,6 +25,7 @@ from raydali.train.optim import (
 )
 from raydali.train.precision import Precision
 from raydali.train.warmup import _undone
+from tests.support.messages import mentioning
 
 NAMES = get_args(OptimizerName)
 HEAD = "11.weight", "11.bias"
@@ -64,6 +69,15 @@ def test_each_optimizer_learns_and_leaves_frozen_weights(name: OptimizerName) ->
     losses = [train_step(model, optimizer, seed=0) for _ in range(10)]
     assert losses[-1] < 0.8 * losses[0]
     assert_equal_weights(model[0], frozen)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_without_timm_its_extra_is_named_before_the_start(name: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(optimizer=name, batch_size=32)
+    check(config, samples=1000)
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=mentioning("timm raydali[timm]")):
+        check(config, samples=1000)
 
 
 @pytest.mark.parametrize("name", NAMES)
