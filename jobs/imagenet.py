@@ -50,8 +50,8 @@ class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, Augmen
     smaller_data = "smaller images, as `raydali prepare` makes them"
 
     model: str = "resnet50"
-    """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or
-    `digits`, a small network."""
+    """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or,
+    for small images, wrn40_4, resnet18_small, resnet9 or digits."""
     random_area: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest area of a random crop, as a share of the image. Crops that do not fit are drawn
     again, so that a bound above 1 makes large ones rarer."""

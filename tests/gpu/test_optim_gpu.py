@@ -8,7 +8,7 @@ from torch import nn
 
 from raydali.train.checkpoint_file import snapshot
 from raydali.train.learning_rates import OptimizerName
-from raydali.train.models.classification import digits_network
+from raydali.train.models.small_images import digits_network
 from raydali.train.optim import build_optimizer, load_optimizer
 from raydali.train.precision import Precision
 from raydali.train.warmup import _undone

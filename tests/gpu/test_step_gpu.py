@@ -10,8 +10,8 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock
 
 from raydali.train.finetuning import freeze
-from raydali.train.models.classification import digits_network
 from raydali.train.models.drop_path import set_drop_path
+from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker

@@ -14,7 +14,8 @@ from raydali.errors import UsageError
 from raydali.launch.driver.launcher import check
 from raydali.train.checkpoint_file import serialize, snapshot
 from raydali.train.learning_rates import OptimizerName
-from raydali.train.models.classification import build_model, digits_network, head_names
+from raydali.train.models.classification import build_model, head_names
+from raydali.train.models.small_images import digits_network
 from raydali.train.optim import (
     NoDecay,
     build_optimizer,

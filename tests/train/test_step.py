@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.models.classification import digits_network
+from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import ForwardBackward
 from raydali.train.warmup import warm_up

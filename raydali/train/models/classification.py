@@ -1,8 +1,8 @@
-"""Classification models by name: of torchvision, timm and other packages; and `digits`, small, for the built-in data.
+"""Classification models by name: of torchvision, timm and other packages; and those of small_images.py.
 
 | name                     | model                                                              |
 |--------------------------|--------------------------------------------------------------------|
-| `digits`                 | a small network for the built-in data                              |
+| `digits`, `wrn40_4`      | any model of small_images.py                                       |
 | `resnet50`               | any classification model of torchvision                            |
 | `timm:convnext_tiny`     | any model of timm; the name may have a tag, which is of its weights |
 | `package.module:factory` | what the function makes of num_classes, and image_size if it takes it |
@@ -28,6 +28,7 @@ from raydali.train.models.factories import (
     takes_size,
     timm_settings,
 )
+from raydali.train.models.small_images import SMALL_IMAGE_MODELS
 
 SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
 """Image sizes that are tried, to suggest one that a model accepts."""
@@ -50,7 +51,7 @@ def check_model(name: str, image_size: int = 224, *, drop_path: float | None = N
     else:
         import torchvision
 
-        check_known(name, ["digits", *torchvision.models.list_models(module=torchvision.models)], "resnet50")
+        check_known(name, [*SMALL_IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)], "resnet50")
     if why := _unfit(name, image_size):
         nearest = sorted(SIZES_TRIED, key=lambda size: abs(size - image_size))
         fit = next((f"--image-size {size}" for size in nearest if not _unfit(name, size)), "another --model")
@@ -193,8 +194,8 @@ def build_model(name: str, classes: int, image_size: int = 224, *, drop_path: fl
 
 
 def _build(name: str, classes: int, image_size: int) -> nn.Module:
-    if name == "digits":
-        return digits_network(classes)
+    if name in SMALL_IMAGE_MODELS:
+        return SMALL_IMAGE_MODELS[name](classes)
     import torchvision
 
     options: dict[str, object] = {}
@@ -204,14 +205,3 @@ def _build(name: str, classes: int, image_size: int) -> nn.Module:
         options = {"image_size": image_size} if name.startswith("vit_") else {"input_size": (image_size, image_size)}
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
     return model
-
-
-def digits_network(classes: int) -> nn.Sequential:
-    """Return a network of three convolutions with BatchNorm: 94,000 parameters, and epochs of seconds on one core."""
-
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-
-    layers = block(3, 32) + block(32, 64) + block(64, 128)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))

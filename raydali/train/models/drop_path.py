@@ -14,8 +14,8 @@ def set_drop_path(model: nn.Module, probability: float) -> bool:
 
     It rises linearly over the blocks (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016). Where a model
     has layers of torchvision's StochasticDepth, such as ConvNeXt, EfficientNet and Swin, the proportions stay as its
-    own. ResNets of torchvision have none: there it rises from 0 in the first block, as in timm's, and parameters keep
-    their names.
+    own, if they are not all 0. ResNets of torchvision have none: there, too, it rises from 0 in the first block, as in
+    timm's, and parameters keep their names.
 
     Args:
         model: a model of torchvision, or one of its layers.
@@ -23,8 +23,8 @@ def set_drop_path(model: nn.Module, probability: float) -> bool:
     """
     depths = [module for module in model.modules() if isinstance(module, StochasticDepth)]
     largest = max((depth.p for depth in depths), default=0.0)
-    for depth in depths:
-        depth.p = probability * (depth.p / largest if largest else 1)
+    for index, depth in enumerate(depths):
+        depth.p = probability * (depth.p / largest if largest else index / max(1, len(depths) - 1))
     blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
     for index, block in enumerate(blocks):
         last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
