@@ -10,7 +10,7 @@ MAX_LOADS = 100
 """Batches that are tried. If more are needed, the cause is another one, such as the GPU's memory."""
 
 Keys = Sequence[tuple[int, int]]
-"""Pairs of id and epoch."""
+"""Pairs of id and the key of its draws: its epoch and its repeat."""
 
 
 def undecodable(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> list[int]:
@@ -46,5 +46,5 @@ class Once:
 
 
 def keys_of(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
-    """Return the ids that are read, substitutes included, with their epochs."""
-    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.epochs.tolist(), strict=True)]
+    """Return the ids that are read, substitutes included, with the keys of their draws."""
+    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.draw_keys.tolist(), strict=True)]

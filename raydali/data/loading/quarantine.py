@@ -235,13 +235,17 @@ class Quarantine:
             return replace(micro_batch, ids=ids, epochs=epochs)
         replaced_by = np.full_like(micro_batch.ids, -1)
         for place in broken:
-            other = self.substitute_for(int(micro_batch.ids[place]), int(micro_batch.epochs[place]))
+            other = self.substitute_for(int(micro_batch.ids[place]), int(micro_batch.draw_keys[place]))
             assert other is not None
             replaced_by[place] = other
         return replace(micro_batch, replaced_by=replaced_by)
 
     def substitute_for(self, id: int, epoch: int) -> int | None:
         """The id to read: this one, or its substitute if it is known as broken; None if it has none.
+
+        Args:
+            id: of the sample.
+            epoch: the key of its draws, so that each repeat has a substitute of its own.
 
         Raises:
             DataError: no substitute is found.

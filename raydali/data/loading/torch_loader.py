@@ -156,4 +156,4 @@ class _Plan:
     def __iter__(self) -> Iterator[list[Key]]:
         for micro_batch in self.micro_batches:
             self.under_way.append(micro_batch)
-            yield list(zip(micro_batch.ids.tolist(), micro_batch.epochs.tolist(), strict=True))
+            yield list(zip(micro_batch.ids.tolist(), micro_batch.draw_keys.tolist(), strict=True))

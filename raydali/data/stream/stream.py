@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.stream.permutation import ApartPermutation, BlockPermutation, Permutation
+from raydali.data.stream.repeats import Passes, draw_keys
 from raydali.errors import UsageError
 from raydali.text import plural
 
@@ -34,6 +35,8 @@ class MicroBatch:
         ids, epochs: of each sample, int64 (batch_size,); a batch across the seam of epochs has two.
         replaced_by: of each sample, int64 (batch_size,): the id of the substitute of a broken one, -1 where there is
             none; None: for no sample of the batch.
+        repeats: of each sample, int64 (batch_size,): how often it came before in its cycle; None: the stream has no
+            repeats.
     """
 
     step: int
@@ -42,6 +45,12 @@ class MicroBatch:
     ids: NDArray[np.int64]
     epochs: NDArray[np.int64]
     replaced_by: NDArray[np.int64] | None = None
+    repeats: NDArray[np.int64] | None = None
+
+    @property
+    def draw_keys(self) -> NDArray[np.int64]:
+        """The key, with seed and id, of what each sample draws at random: its epoch and its repeat."""
+        return self.epochs if self.repeats is None else draw_keys(self.epochs, self.repeats)
 
     @property
     def read_ids(self) -> NDArray[np.int64]:
@@ -101,10 +110,12 @@ class Stream:
             shuffled, `BlockPermutation`.
         shuffle_window: how many of these blocks are mixed, spread over the data; 0: 16, drawn from anywhere.
         shuffle_apart: whether the micro-batches of a step have blocks of their own, `ApartPermutation`.
+        repeats: K. Above 1, epochs still have N samples, but each id comes K times in a cycle of K epochs, near each
+            other and in K different global batches, see repeats.py. Blocks keep their order in all passes.
 
     Raises:
         UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed, block or
-            window.
+            window; repeats of fewer than two global batches, or with `shuffle_apart`.
     """
 
     samples: int
@@ -115,9 +126,10 @@ class Stream:
     shuffle_block: int = 0
     shuffle_window: int = 0
     shuffle_apart: bool = False
+    repeats: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("samples", "epochs", "batch_size", "global_batch_size"):
+        for name in ("samples", "epochs", "batch_size", "global_batch_size", "repeats"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
@@ -134,6 +146,21 @@ class Stream:
             raise UsageError(
                 f"{plural(self.samples, 'sample')} cannot fill one global batch of {self.global_batch_size}: "
                 f"lower --batch-size or --global-batch-size"
+            )
+        if self.repeats > 1:
+            self._check_repeats()
+
+    def _check_repeats(self) -> None:
+        most = max(1, self.samples // (2 * self.global_batch_size))
+        if self.repeats > most:
+            raise UsageError(
+                f"--repeats {self.repeats} needs {2 * self.repeats} global batches of {self.global_batch_size} an "
+                f"epoch, more than {plural(self.samples, 'sample')}: give at most {most}, or a smaller global batch"
+            )
+        if self.shuffle_block and self.shuffle_apart:
+            raise UsageError(
+                f"--repeats {self.repeats} and --shuffle-apart exclude each other: give --no-shuffle-apart or leave "
+                f"--repeats out"
             )
 
     @property
@@ -179,19 +206,30 @@ class Stream:
             )
         return len(range(rank, self.micro_batches_per_step, world_size))
 
-    def order(self, epoch: int) -> EpochOrder:
-        """Return the ids of an epoch by position."""
-        return _order(self, epoch)
+    def order(self, cycle: int) -> EpochOrder:
+        """Return the ids of an epoch, or with repeats of a cycle of epochs, by position."""
+        return _order(self, cycle)
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Return micro-batch `index` of global batch `step`, with its ids."""
         first = step * self.global_batch_size + index * self.batch_size
-        epochs, offsets = np.divmod(np.arange(first, first + self.batch_size), self.samples)
-        ids = np.empty_like(offsets)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            ids[here] = self.order(int(epoch))(offsets[here])
-        return MicroBatch(step, index, step * self.micro_batches_per_step + index, ids, epochs)
+        samples = np.arange(first, first + self.batch_size)
+        cycles, places = np.divmod(samples, self.repeats * self.samples)
+        ids, repeats = np.empty_like(samples), np.zeros_like(samples)
+        for cycle in np.unique(cycles).tolist():
+            here = cycles == cycle
+            if self.repeats > 1:
+                passes = Passes(self.samples, self.repeats, self.seed, cycle, shuffled=not self.shuffle_block)
+                places[here], repeats[here] = passes(places[here])
+            ids[here] = self.order(cycle)(places[here])
+        return MicroBatch(
+            step,
+            index,
+            step * self.micro_batches_per_step + index,
+            ids,
+            samples // self.samples,
+            repeats=repeats if self.repeats > 1 else None,
+        )
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
         """Yield the rank's micro-batches, from global batch `start` to the end of the run."""
@@ -222,11 +260,11 @@ class Stream:
 
 
 @lru_cache(maxsize=4)
-def _order(stream: Stream, epoch: int) -> EpochOrder:
+def _order(stream: Stream, cycle: int) -> EpochOrder:
     if not stream.shuffle_block:
-        return Permutation(stream.samples, stream.seed, epoch)
-    order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, epoch, stream.shuffle_window)
+        return Permutation(stream.samples, stream.seed, cycle)
+    order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, cycle, stream.shuffle_window)
     if not stream.shuffle_apart:
         return order
-    begin, lanes = epoch * stream.samples, stream.micro_batches_per_step
+    begin, lanes = cycle * stream.samples, stream.micro_batches_per_step
     return ApartPermutation(order, stream.samples, begin, stream.batch_size, lanes)

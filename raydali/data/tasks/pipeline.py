@@ -61,6 +61,8 @@ class Pipeline(Protocol[AnySource]):
 
         It is called in advance, on several threads at once. Files are paths if DALI reads them (`dali_reads`), so that
         their bytes do not pass through Python; otherwise they are contents.
+
+        `epochs` are keys of random numbers: the epoch, and from bit 32 on the repeat (`MicroBatch.draw_keys`).
         """
         ...
 
