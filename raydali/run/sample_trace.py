@@ -20,6 +20,7 @@ SCHEMA = pa.schema(
         ("micro_batch", pa.int32()),
         ("id", pa.int64()),
         ("replaced_by", pa.int64()),
+        ("repeat", pa.int32()),
     ]
 )
 
@@ -27,8 +28,9 @@ SCHEMA = pa.schema(
 class SampleTrace:
     """The trace of one rank, which is written to a file before each checkpoint.
 
-    A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, and replaced_by (null
-    unless the sample is broken). The rows of a micro-batch have the order of the stream.
+    A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, replaced_by (null unless
+    the sample is broken), and repeat (how often the id came before in its cycle of epochs). The rows of a micro-batch
+    have the order of the stream.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
@@ -57,6 +59,7 @@ class SampleTrace:
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
             _replaced_by(batches),
+            np.concatenate([np.zeros_like(each.ids) if each.repeats is None else each.repeats for each in batches]),
         ]
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
@@ -88,8 +91,10 @@ def drop_samples(folder: RunFolder, step: int) -> None:
 
 
 def read_samples(folder: RunFolder) -> pa.Table:
-    """Return all rows of a run in the order of the stream."""
+    """Return all rows of a run in the order of the stream; earlier versions had no repeats."""
     files = [file for file in folder.files("samples") if file.endswith(".parquet")]
     tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
-    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
+    table = pa.concat_tables([SCHEMA.empty_table(), *tables], promote_options="default")
+    repeats = table["repeat"].fill_null(0)
+    table = table.set_column(table.schema.get_field_index("repeat"), SCHEMA.field("repeat"), repeats)
     return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable

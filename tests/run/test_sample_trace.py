@@ -1,9 +1,12 @@
 """The trace of samples: the stream's order back from any ranks' files, and what a resume drops."""
 
+import io
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
@@ -40,6 +43,27 @@ def test_rows_come_back_in_the_order_of_the_stream(folder: RunFolder) -> None:
     ranks = table["rank"].to_numpy().reshape(6, 6, 4)[:, :, 0]
     assert ranks.tolist() == [[0, 1, 2, 3, 0, 1]] * 2 + [[0] * 6] + [[0, 1, 2, 0, 1, 2]] * 3
     assert table["replaced_by"].null_count == len(table) == 144
+
+
+def test_repeats_come_back_and_earlier_versions_had_none(folder: RunFolder) -> None:
+    """Files of both in one folder, as where a run of an earlier version is resumed."""
+    stream = STREAM, replace(STREAM, global_batch_size=8, repeats=3)
+    for rank, each in enumerate(stream):
+        trace = SampleTrace(folder, rank)
+        for batch in each.micro_batches(0, 1):
+            trace.add(batch)
+        trace.flush()
+    old = next(file for file in folder.files("samples") if file.endswith("00000.parquet"))
+    table = parquet.read_table(io.BytesIO(folder.read(f"samples/{old}"))).drop_columns("repeat")
+    parquet.write_table(table, sink := io.BytesIO())
+    folder.write(f"samples/{old}", sink.getvalue())
+
+    table = read_samples(folder)
+    assert table.schema == SCHEMA and table["repeat"].null_count == 0
+    before, now = (table.filter(table["rank"].to_numpy() == rank)["repeat"].to_numpy() for rank in range(2))
+    assert len(before) == 144 and not before.any()
+    expected = [batch.repeats for batch in stream[1].micro_batches(0, 1) if batch.repeats is not None]
+    np.testing.assert_array_equal(now, np.concatenate(expected))
 
 
 def test_no_trace_is_an_empty_table(folder: RunFolder) -> None:
