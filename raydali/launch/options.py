@@ -72,6 +72,9 @@ class LaunchOptions:
     shuffle_apart: bool | None = None
     """Read each block in one worker only, with --shuffle-block: micro-batches of a step have blocks of their own.
     Default: only if the blocks were chosen for Parquet files; a resume keeps it."""
+    repeats: int = 1
+    """Repeated augmentation: each sample is used K times with other random numbers within K epochs, in different global
+    batches. An epoch has as many samples as without, from a K-th of the data."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: int = 0
@@ -99,7 +102,7 @@ class LaunchOptions:
         _ = self.worker_range, self.trackers
         if self.gpu and self.no_gpu:
             raise UsageError("--gpu and --no-gpu exclude each other: give at most one of them")
-        for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size"):
+        for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size", "repeats"):
             require(self, name, least=1)
         require(self, "checkpoint_every", least=0)
         require(self, "keep_epochs", least=0)
@@ -177,6 +180,7 @@ class LaunchOptions:
             shuffle_block=self.shuffle_block or 0,
             shuffle_window=self.shuffle_window or 0,
             shuffle_apart=self.shuffle_apart or False,
+            repeats=self.repeats,
         )
 
 

@@ -67,7 +67,7 @@ def with_row_groups(
     if reads <= HIGH:
         return options
     begin = f"rows of Parquet are read in groups of {together.samples_per_group}"
-    if not is_open:
+    if not is_open or options.repeats > 1:  # of the same block, repeats would not stay apart
         warn(f"{begin}: in this order, {reads:.1f} times the bytes of the images are read; see --shuffle-block")
         return options
     best, least = stream, reads / HIGH

@@ -62,6 +62,7 @@ STREAM_SETTINGS = (
     "global_batch_size",
     "seed",
     *OF_SHUFFLING,
+    "repeats",
     SHA256,
 )
 """Settings that a resume must repeat, since the stream depends on them."""

@@ -25,6 +25,7 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "ceiling",
     "shuffle_window",
     "shuffle_apart",
+    "repeats",
     "exclude",
     "max_bad_fraction",
     "val_data",
