@@ -1,4 +1,4 @@
-"""Train an image classifier on class folders, such as ImageNet, on lists of files, tar shards, TFRecord or Parquet.
+"""Train an image classifier on class folders, such as ImageNet, lists, tar shards, TFRecord, Parquet or IDX files.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
@@ -8,6 +8,7 @@
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
     python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
     python jobs/imagenet.py --data 'train-*.parquet' --val-data 'test-*.parquet'     Parquet, or its cloned folder
+    python jobs/imagenet.py --data ~/fashion-mnist                   IDX files, as of MNIST
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and

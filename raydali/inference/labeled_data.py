@@ -11,6 +11,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.formats import Scan, check_column_options, labeled_images, source_kind
+from raydali.data.sources.idx import IdxImages
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.sources.parquet import Parquet, parquet_folder
@@ -91,8 +92,10 @@ def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None =
     return replace(source, labels=np.zeros(len(source), np.int64), classes=tuple(classes))
 
 
-def _unlabeled_shards(data: str, config: Any) -> Shards | None:  # noqa: ANN401
+def _unlabeled_shards(data: str, config: Any) -> Shards | IdxImages | None:  # noqa: ANN401
     kind = source_kind(data)
+    if kind == "idx":
+        return IdxImages.scan(data, labeled=False)
     if kind == "tfrecord":
         return TFRecords.scan(data, labeled=False)
     if kind == "tar" or (kind == "folder" and holds_shards(data)):

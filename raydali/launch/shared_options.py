@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.augment.augmentation import Augmentation, WarpFilter
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
@@ -186,8 +186,8 @@ class LabeledDataOptions(TrainingOptions):
     """Samples with labels: class folders, lists or shards."""
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards; or
-    a list, shards, or Parquet files. Default: built-in samples."""
+    """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards, or
+    of IDX files; or a list, shards, or Parquet files. Default: built-in samples."""
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
     a pattern such as `shard-{000..146}.tar` or `validation-*.parquet`."""
@@ -212,7 +212,8 @@ class LabeledDataOptions(TrainingOptions):
 
     def describe(self, train: LabeledSource, val: LabeledSource, noun: str = "image") -> str:
         """The sizes of both sets, and the classes in their order, for the console."""
-        was_split = self.val_data is None and train.root == val.root
+        may_be_split = self.val_fraction is not None or isinstance(train, LabeledFiles)
+        was_split = may_be_split and self.val_data is None and train.root == val.root
         note = f" ({100 * len(val) / (len(train) + len(val)):.3g} % split off)" if was_split else ""
         sets = f"{plural(len(train), f'training {noun}')}, {plural(len(val), f'validation {noun}')}{note}"
         names = plural(len(train.classes), "label" if train.one_each is None else "class")

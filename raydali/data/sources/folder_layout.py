@@ -1,4 +1,4 @@
-"""Tells what a folder given as --data holds: train/ and val/, Parquet files of both, or class folders to be split."""
+"""Tells what a folder given as --data holds: train/ and val/, files of both, or class folders to be split."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
+from raydali.data.sources.idx import idx_folder
 from raydali.data.sources.parquet import parquet_folder
 from raydali.data.sources.split import DEFAULT_FRACTION
 from raydali.data.sources.tar import holds_shards
@@ -13,7 +14,7 @@ from raydali.errors import UsageError
 from raydali.text import summarize
 
 _TRAINING = "train", "training"
-_VALIDATION = "val", "validation", "valid", "test", "testing"
+_VALIDATION = "val", "validation", "valid", "test", "testing", "t10k"
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         if fraction is not None:
             raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
         return f"{name}/train", f"{name}/val"
-    if not there - {"data"} and (files := _parquet_files(data, fraction)):
+    if not there - {"data"} and (files := _split_files(data, fraction)):
         return files
     training, validation = (
         sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
@@ -56,21 +57,23 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
     return None
 
 
-def _parquet_files(data: str, fraction: float | None) -> tuple[str, str] | None:
-    """The Parquet files in a folder for training and for validation; None if there are none, or only to be split.
+def _split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
+    """The Parquet or IDX files in a folder for training and validation; None if there are none, or only to be split.
 
     Raises:
         UsageError: files of one of the two, or of both and a fraction; names the command that would do.
     """
-    files = parquet_folder(data)
+    parquet = parquet_folder(data)
+    files = parquet or idx_folder(data)
     training, validation = (next(filter(files.__contains__, names), "") for names in (_TRAINING, _VALIDATION))
     if training and validation and fraction is None:
         return files[training], files[validation]
     if not files or (fraction is not None and len(files) == 1):
         return None
     one = files.get(training) or next(iter(files.values()))
+    kind = "Parquet" if parquet else "IDX"
     raise UsageError(
-        f"--data {data} has Parquet files, not one split for each of train and val: give --data '{one}' and "
+        f"--data {data} has {kind} files, not one split for each of train and val: give --data '{one}' and "
         f"--val-data, or --val-fraction {fraction or DEFAULT_FRACTION}"
     )
 

@@ -1,6 +1,6 @@
 """Finds what kind of data the user's --data names, and indexes labelled images or videos of each kind.
 
-The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, and Parquet files.
+The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, Parquet files, and IDX files.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Literal, overload
 
 from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.folder_layout import train_and_val_folders
+from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
 from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
 from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
@@ -20,13 +21,15 @@ from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_o
 from raydali.errors import UsageError
 from raydali.text import summarize
 
-Kind = Literal["folder", "list", "tar", "tfrecord", "parquet"]
+Kind = Literal["folder", "list", "tar", "tfrecord", "parquet", "idx"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
 
 
 def source_kind(data: str) -> Kind:
     """Return the kind of source that a name has by its form. A folder may hold tar shards: see `holds_shards`."""
+    if names_idx(data):
+        return "idx"
     if names_parquet(data):
         return "parquet"
     if names_tfrecords(data):
@@ -49,10 +52,10 @@ def labeled_images(
     """Index labelled images of any kind.
 
     Class folders are indexed by `ImageFolder.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`,
-    TFRecord files by `TFRecords.scan`, and Parquet files by `Parquet.scan`.
+    TFRecord files by `TFRecords.scan`, Parquet files by `Parquet.scan`, and IDX files by `IdxImages.scan`.
 
     Args:
-        data: a folder, a list, shards, TFRecord or Parquet files; local, or an `s3://` or `gs://` URI.
+        data: a folder, a list, shards, TFRecord, Parquet or IDX files; local, or an `s3://` or `gs://` URI.
         root: the folder of a list's relative paths; unused with other kinds.
         classes: those that a list or shards of any kind may contain; a folder has its own.
         scan: indexes a folder of other files than images; then `data` is such a folder or a list.
@@ -68,6 +71,8 @@ def labeled_images(
         return FileList.from_file(data, root, classes, label_column=label_column, multi_label=multi_label)
     if scan is not None:
         return scan(data)
+    if kind == "idx":
+        return IdxImages.scan(data, classes)
     if kind == "parquet":
         return Parquet.scan(data, classes, image_column=image_column, label_column=label_column)
     if kind == "tfrecord":
@@ -79,6 +84,10 @@ def labeled_images(
         if len(files) > 1:
             raise UsageError(f"{data} has Parquet files of {summarize(files)}: give '{pattern}'")
         return Parquet.scan(pattern, classes, image_column=image_column, label_column=label_column)
+    if files := idx_folder(data):
+        if len(files) > 1:
+            raise UsageError(f"{data} has IDX files of {summarize(files)}: give {next(iter(files.values()))}")
+        return IdxImages.scan(next(iter(files.values())), classes)
     images = ImageFolder.scan(data)
     if {"train"} < {*images.classes} <= _SPLITS:
         raise UsageError(f"{data} has {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")

@@ -1,0 +1,195 @@
+"""Labelled grey images in IDX files, the format of MNIST: all of them are held in memory, as the index of the others.
+
+    train-images-idx3-ubyte.gz     0 0 8 3, then count, height and width (4 bytes each, big-endian), then 8-bit pixels
+    train-labels-idx1-ubyte.gz     0 0 8 1, then count, then a byte for each label
+
+Source: http://yann.lecun.com/exdb/mnist. Fashion-MNIST, KMNIST and EMNIST have the same names.
+"""
+
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import absolute, digest
+from raydali.data.sources.labeled import warn_of_renumbering
+from raydali.data.sources.patterns import folder_entries
+from raydali.errors import UsageError
+from raydali.text import summarize
+
+MOST_BYTES = 1 << 32
+"""Maximum size of the pixels of a file: the driver and each node hold them in memory."""
+_NAME = re.compile(r"((?:.*-)?([^-]+))-images[-.]idx3-ubyte(?:\.gz)?$")
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class IdxImages:
+    """N grey images of one size by id 0..N-1, in the order of the file. Made by `scan`.
+
+    Attributes:
+        root: the folder of the file, an absolute path or a URI.
+        name: of the file of images.
+        pixels: uint8 (N, height, width).
+        numbers: int64 (N,), places in the file, from 0.
+        labels: int64 (N,), indices into classes.
+        classes: their names.
+        skipped: empty.
+    """
+
+    root: str
+    name: str
+    pixels: Bytes
+    numbers: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
+        """Read a file of images and the file of their labels beside it.
+
+        Classes are the labels that occur, sorted. Warns if they are not contiguous from 0.
+
+        Args:
+            data: the file of images, perhaps compressed; local (`~` is expanded), or an `s3://` or `gs://` URI.
+            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            labeled: False: labels are not read, and all images have the class '0'.
+
+        Raises:
+            UsageError: a file is missing, is cut off, is no such IDX file, or has other counts than it says or than
+                its counterpart; the pixels exceed MOST_BYTES. A label is not among the classes.
+        """
+        path = absolute(data)
+        pixels = _read(path, 3)
+        numbers = np.zeros(len(pixels), np.uint8) if not labeled else _read(_labels_file(path), 1)
+        if len(numbers) != len(pixels):
+            raise UsageError(f"{_labels_file(path)} has {len(numbers)} labels for {len(pixels)} images: give its own")
+        found, labels = np.unique(numbers, return_inverse=True)
+        names = tuple(map(str, found.tolist()))
+        if classes is not None:
+            if unknown := [name for name in names if name not in classes]:
+                raise UsageError(f"{data} has labels that the training set lacks: {summarize(unknown, show=repr)}")
+            labels = np.array([classes.index(name) for name in names])[labels]
+        elif found[-1] != len(found) - 1:
+            warn_of_renumbering(data, names)
+        root, _, name = path.rpartition("/")
+        return cls(root, name, pixels, np.arange(len(pixels)), labels, tuple(names if classes is None else classes))
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.pixels)
+
+    def __str__(self) -> str:
+        """For messages: the file."""
+        return f"{self.root}/{self.name}"
+
+    @property
+    def one_each(self) -> NDArray[np.int64]:
+        """The labels: each image has one."""
+        return self.labels
+
+    @property
+    def dali_reads(self) -> bool:
+        """False: DALI gets the contents."""
+        return False
+
+    def files(self, ids: NDArray[np.int64]) -> list[Bytes]:
+        """These images as PGM files, uint8 each."""
+        header = np.frombuffer(b"P5\n%d %d\n255\n" % self.pixels.shape[:0:-1], np.uint8)
+        rows = np.empty((len(ids), len(header) + self.pixels[0].size), np.uint8)
+        rows[:, : len(header)], rows[:, len(header) :] = header, self.pixels[ids].reshape(len(ids), -1)
+        return list(rows)
+
+    def read(self, id: int) -> bytes:
+        """The image as a PGM file."""
+        return self.files(np.array([id]))[0].tobytes()
+
+    def path(self, id: int) -> str:
+        """The file, `#`, and the image's number in it."""
+        return f"{self}#{self.numbers[id]}"
+
+    def relative_paths(self) -> Iterator[str]:
+        """Yield the paths of all images, relative to the root."""
+        return (f"{self.name}#{number}" for number in self.numbers.tolist())
+
+    def relocate(self, root: str) -> Self:
+        """The same images, of a copy at another root, which is not read."""
+        return replace(self, root=absolute(root))
+
+    def drop(self, ids: Iterable[int]) -> Self:
+        """The images without these; the ids of those after them change."""
+        kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
+        return replace(self, pixels=self.pixels[kept], numbers=self.numbers[kept], labels=self.labels[kept])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of pixels, labels and classes, 32 hex digits; names are not part of it."""
+        return digest(self.pixels.data, self.labels.astype("<i8").data, os.fsencode("\0".join(self.classes)))
+
+
+def names_idx(data: str) -> bool:
+    """Return whether this is the name of an IDX file of images, and not an existing folder."""
+    return bool(_NAME.search(data)) and not os.path.isdir(os.path.expanduser(data))
+
+
+def idx_folder(folder: str) -> dict[str, str]:
+    """Find the IDX files of images in a folder.
+
+    Args:
+        folder: local, or an `s3://` or `gs://` URI.
+
+    Returns:
+        The file of each split, by the word before `-images`, such as `train` or `t10k`; by the whole name before it
+        where several have the same word. Of a file and its compressed copy, the file.
+    """
+    try:
+        names = sorted(file.name for file in folder_entries(absolute(folder)) if file is not None)
+    except (OSError, UsageError):  # reading it will raise the error
+        return {}
+    found = {match[1]: match for match in map(_NAME.match, reversed(names)) if match}
+    words = [match[2] for match in found.values()]
+    place = folder.rstrip("/")
+    return {key if words.count(match[2]) > 1 else match[2]: f"{place}/{match[0]}" for key, match in found.items()}
+
+
+def _labels_file(images: str) -> str:
+    folder, slash, name = images.rpartition("/")
+    return folder + slash + name.replace("-images", "-labels").replace("idx3", "idx1")
+
+
+def _read(path: str, dimensions: int) -> Bytes:
+    """Return the array in an IDX file of bytes."""
+    try:
+        raw = storage.read(path)
+    except OSError as error:
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {storage.reason(error)}"
+        raise UsageError(f"{path} {why}: give a folder with IDX files of images and of labels") from error
+    file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw.startswith(b"\x1f\x8b") else io.BytesIO(raw)
+    try:
+        head, magic = file.read(4 + 4 * dimensions), bytes((0, 0, 8, dimensions))
+        if head[:4] != magic:
+            raise UsageError(f"{path} begins with 0x{head[:4].hex()}, not 0x{magic.hex()}: give an IDX file of bytes")
+        shape = tuple(np.frombuffer(head[4:].ljust(4 * dimensions, b"\0"), ">u4").tolist())
+        size = int(np.prod(shape, dtype=np.float64))
+        if not 0 < size <= MOST_BYTES:
+            raise UsageError(
+                f"{path} says that it has {shape} bytes: give one of 1 to {MOST_BYTES} bytes, or PNG files"
+            )
+        data = file.read(size + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged or cut off ({error}): copy it again") from error
+    if len(data) != size:
+        has = "more" if len(data) > size else f"{len(data)}"
+        raise UsageError(f"{path} has {has} bytes after its header, not the {size} of {shape}: copy it again")
+    return np.frombuffer(data, np.uint8).reshape(shape)
