@@ -3,6 +3,7 @@
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
     python jobs/imagenet.py --data /data/imagenet --compile          train/ and val/ of class folders, or s3://, gs://
+    python jobs/imagenet.py --data /data/imagenet --recipe a2        a published training
     python jobs/imagenet.py --data train.csv --val-data val.csv      lists: a line path,label for each image
     python jobs/imagenet.py --data table.csv --multi-label ...       lists with a column 0 or 1 for each label
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
@@ -31,6 +32,7 @@ from raydali.launch.shared_options import (
     AugmentationOptions,
     ClassifierOptions,
     MultiLabelOptions,
+    RecipeOptions,
     RegularizationOptions,
 )
 from raydali.report.console import Console
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RegularizationOptions, ClassifierOptions, MultiLabelOptions, AugmentationOptions):
+class Config(RecipeOptions, RegularizationOptions, ClassifierOptions, MultiLabelOptions, AugmentationOptions):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
@@ -179,7 +181,7 @@ def check(config: Config) -> None:
 def main() -> None:
     """Parse the options, index the data and launch the run."""
     config = parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING)
-    unchangeable = ["model", *config.changes_groups]
+    unchangeable = ["recipe", "model", *config.changes_groups]
     if config.model not in (DIGITS.model, Config.model):
         from raydali.train.models.classification import has_one_size  # imports torchvision: seconds
 

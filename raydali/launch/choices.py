@@ -16,6 +16,8 @@ from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_use
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.extras import default_loader, require_dali
 from raydali.launch.options import LaunchOptions
+from raydali.train.recipes.published import find_recipe
+from raydali.train.recipes.recipe import micro_batch
 
 CHOSEN = "precision", "compile"
 """Options that are None until the workers choose them."""
@@ -59,6 +61,26 @@ def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping
         resize: dict[str, Any] = {"resize_size": shorter}
         options = replace(options, **resize)
     return options
+
+
+def with_micro_batch(options: Options, settings: Mapping[str, Any], workers: int | None = None) -> Options:
+    """Return the options with the micro-batch of their recipe, unless another one is given; a resume keeps it.
+
+    Args:
+        options: those of this start.
+        settings: those of `config.json`; empty at a first start.
+        workers: the largest number of workers. Default: that of `--workers`, or 1.
+
+    Raises:
+        UsageError: no such number of workers.
+    """
+    recipe = getattr(options, "recipe", None)
+    most = options.batch_size if recipe is None else find_recipe(recipe).settings.batch_size
+    if recipe is None or options.batch_size != most or options.global_batch_size is None:
+        return options
+    workers = workers or (options.worker_range or (1, 1))[1]
+    size = settings.get("batch_size") or micro_batch(options.global_batch_size, most, workers)
+    return replace(options, batch_size=size)
 
 
 def with_loader(options: Options, tell: Callable[[str], None]) -> Options:

@@ -13,6 +13,7 @@ from raydali.errors import UsageError
 from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions, TrainingOptions, require
 from raydali.text import plural, summarize
+from raydali.train.recipes.published import find_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -179,6 +180,19 @@ class RegularizationOptions(TrainingOptions):
         require(self, "ema_decay", least=0, below=1)
         if self.ema_warmup and not self.ema_decay:
             raise UsageError("--ema-warmup is for a moving average: give --ema-decay too, such as --ema-decay 0.9999")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(TrainingOptions):
+    """The settings of a published training."""
+
+    recipe: str | None = None
+    """Published training whose settings are the defaults: fashion. Options that are given win, and are listed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recipe is not None:
+            find_recipe(self.recipe)
 
 
 @dataclass(frozen=True, kw_only=True)

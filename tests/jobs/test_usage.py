@@ -79,6 +79,7 @@ CASES = {
     "precision": ("--precision fp8", "'fp8'.*--precision(?=.*'bf16')(?=.*'fp16')(?=.*'fp32')"),
     "loader": ("--loader tf", "'tf'.*--loader(?=.*'dali')(?=.*'torch')(?=.*'synthetic')"),
     "model": ("--model resnet51", "resnet51.*resnet50"),
+    "recipe": ("--recipe fashon", "--recipe fashon.*fashion"),
     "model-of-another-size": (
         "--model vit_b_16 --image-size 40 --resize-size 40",
         "vit_b_16 .*40x40 .*--image-size 32",

@@ -6,6 +6,7 @@
 130  interrupted
 """
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.output import mark_warnings
+from raydali.train.recipes.published import find_recipe
 
 Config = TypeVar("Config")
 
@@ -29,20 +31,36 @@ def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Conf
         demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
         fine_tuning: the defaults if `--data` and `--weights` are given.
 
+    With `--recipe`, if the job has this option, the recipe's settings are the defaults instead.
+
     Raises:
-        UsageError: an argument holds a key.
+        UsageError: an argument holds a key, or there is no such recipe.
     """
     mark_warnings()
     for argument in sys.argv[1:]:
         refuse_secrets(argument)
     style = (tyro.conf.DisallowNone,)
-    parsed = tyro.cli(config, config=style)
+    recipe = _given_recipe() if hasattr(config, "recipe") else None
+    if recipe is not None:
+        settings = {"recipe": recipe, **find_recipe(recipe).options()}
+        parsed = tyro.cli(config, default=config(**settings), config=style)
+        demo = fine_tuning = None
+    else:
+        parsed = tyro.cli(config, config=style)
     if demo is not None and not getattr(parsed, "data", None):
         parsed = tyro.cli(config, default=demo, config=style)
     elif fine_tuning is not None and getattr(parsed, "weights", None):
         parsed = tyro.cli(config, default=fine_tuning, config=style)
     cache_with_runs(getattr(parsed, "storage", None))
     return parsed
+
+
+def _given_recipe() -> str | None:
+    """Return the value of `--recipe`, which is needed before other options can be parsed and checked."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", nargs="?")
+    recipe: str | None = parser.parse_known_args()[0].recipe
+    return recipe
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from raydali.launch.choices import (
     window_warning,
     with_kept,
     with_loader,
+    with_micro_batch,
     with_window,
 )
 from raydali.launch.driver.loop import Run, train_in_workers
@@ -43,6 +44,7 @@ from raydali.launch.driver.starting_weights import (
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.launch.row_group_choice import with_row_groups
 from raydali.report.console import Console
+from raydali.report.recipes import recipe_lines
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.events import SettingsChanged
@@ -125,10 +127,11 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     changed: dict[str, tuple[Any, Any]] = {}
     sha256, weights = read_starting_weights(options, folder, earlier)
     of_weights = asdict(weights.preprocessing) if weights is not None else None
-    options = with_kept(options, earlier.settings if earlier is not None else {}, of_weights)
+    kept = earlier.settings if earlier is not None else {}
+    options = with_kept(options, kept, of_weights)
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
-        options = replace(options, global_batch_size=size)
+        options = with_micro_batch(replace(options, global_batch_size=size), kept)
         settings = _settings(job, options, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
         if earlier.finished:
@@ -137,7 +140,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
-    check(options, job.samples)
+    check(with_micro_batch(options, kept), job.samples)
     if job.check is not None:
         job.check(options)
     matched = None
@@ -151,6 +154,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         placement = resolve_placement(options, cluster)
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
+        options = with_micro_batch(options, kept, placement.maximum)
         check(options, job.samples, placement)
         options = with_row_groups(
             options,
@@ -187,6 +191,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             if matched is not None:
                 for line in (*matched.describe(), fine_tuning_line(settings)):
                     console.print(line)
+            for line in recipe_lines(settings):
+                console.print(line)
             console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
             train_in_workers(run, console, track, interrupt)
 

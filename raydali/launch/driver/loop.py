@@ -121,7 +121,7 @@ class _DriverLoop:
         pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
         if cluster.own:
             pending.stop()  # it was given what its workers need
-        report = LiveReport(run.folder, console.warn)
+        self._report = report = LiveReport(run.folder, console.warn)
         policy = RestartPolicy(
             options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
         )
@@ -176,6 +176,8 @@ class _DriverLoop:
             self._router.close(RunStopped(error=error_line(error), why=groups.stop_reason))
             raise error
         self._router.close(RunFinished())
+        if (said := self._report.beside_published()) is not None:
+            self._console.print(said)
         self._console.print(f"finished: {self._folder}")
 
 

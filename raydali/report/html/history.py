@@ -230,6 +230,11 @@ class History:
         names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
         return [name for name in names if name not in ("images", "seconds", "loss")]
 
+    @property
+    def top1(self) -> float | None:
+        """The accuracy after the newest epoch, if it was measured."""
+        return self.epochs[-1].validation.get("top1") if self.epochs else None
+
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
         """Return, for each start or resume, (time of its first step, its step number, start-up seconds).
 

@@ -7,6 +7,7 @@ from typing import Any
 from raydali.errors import SupersededError
 from raydali.report.html.history import FILES, History
 from raydali.report.html.page import run_page
+from raydali.report.recipes import beside_published
 from raydali.run.events import END_EVENTS
 from raydali.run.folder import REPORT, RunFolder
 
@@ -61,6 +62,10 @@ class LiveReport:
         self._attempt(self._write)
         ended = self._clock()
         self._due = ended + max(PAUSE_SECONDS, (ended - began) / MAX_SHARE)
+
+    def beside_published(self) -> str | None:
+        """Return the run's accuracy beside its recipe's; None without a recipe."""
+        return beside_published(self._history.settings, self._history.top1)
 
     def _read(self) -> None:
         self._history = History.read(self._folder)

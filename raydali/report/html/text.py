@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydali.report.html.history import History, Status, number
+from raydali.report.recipes import beside_published
 from raydali.text import duration, plural
 
 DASH = "\u2013"
@@ -57,6 +58,12 @@ def moment(value: float | None) -> str:
         return DASH if value is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
     except (OverflowError, OSError, ValueError):
         return DASH
+
+
+def published(history: History) -> str | None:
+    """The accuracy of a finished run beside its recipe's, as a sentence; None without a recipe."""
+    said = beside_published(history.settings, history.top1) if history.status == "finished" else None
+    return said and f"{said[0].upper()}{said[1:]}."
 
 
 def _epochs(history: History) -> list[float]:

@@ -1,0 +1,1 @@
+"""Recipes: the settings of published trainings, with the accuracy that was published."""
