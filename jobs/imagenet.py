@@ -126,8 +126,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     mix = mixing(config.mixup, config.cutmix, classes)
     criterion = classification_loss(data.train.labels, classes, **config.weighting).to(device)
     evaluate, score = (multi_label.evaluate, "map") if config.multi_label else (classification.evaluate, "top1")
-    network = Normalized(model, config.mean, config.std).to(device)
-    evaluated = Normalized(ema.module, config.mean, config.std).to(device) if ema else network
+    normalized = partial(Normalized, mean=config.mean, std=config.std, mirrored=config.tta == "flip")
+    network = normalized(model).to(device)
+    evaluated = normalized(ema.module).to(device) if ema else network
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         for step in run.steps(loader):
@@ -145,8 +146,7 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
     from raydali.train.models import classification
 
-    size = config.image_size or 224
-    return classification.build_model(config.model, classes, size, drop_path=config.drop_path)
+    return classification.build_model(config.model, classes, config.validation_size, drop_path=config.drop_path)
 
 
 def train_pipeline(config: Config) -> TrainImages:
@@ -156,13 +156,15 @@ def train_pipeline(config: Config) -> TrainImages:
         random_area=config.random_area,
         flip_probability=config.flip_probability,
         augmentation=config.augmentation,
+        image_size=config.image_sizes.first,
+        image_sizes=config.image_sizes,
         **config.inputs,
     )
 
 
 def val_pipeline(config: Config) -> ValidationImages:
     """Make the pipeline of validation images."""
-    return ValidationImages(resize_size=config.resize_size, **config.inputs)
+    return ValidationImages(image_size=config.validation_size, resize_size=config.resize_size, **config.inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -173,9 +175,10 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model not in (DIGITS.model, Config.model) or config.drop_path is not None:
-        from raydali.train.models.classification import check_model  # imports torchvision: seconds
+        from raydali.train.models.classification import check_sizes  # imports torchvision: seconds
 
-        check_model(config.model, config.image_size or 224, drop_path=config.drop_path)
+        sizes = dict.fromkeys([*config.image_sizes.all(config.epochs), config.validation_size])
+        check_sizes(config.model, [*sizes], drop_path=config.drop_path)
 
 
 def main() -> None:

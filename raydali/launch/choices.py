@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
+from raydali.data.tasks.image_sizes import validation_size
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.extras import default_loader, require_dali
 from raydali.launch.options import LaunchOptions
@@ -41,7 +42,7 @@ Options = TypeVar("Options", bound=LaunchOptions)
 def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping[str, Any] | None = None) -> Options:
     """Return the options with what was chosen before, unless something else is given now, and with the model's inputs.
 
-    The resize size follows the image size if there is none yet, or if the image size has changed.
+    The resize size follows the size of validation images if there is none yet, or if that has changed.
 
     Args:
         options: those of this start.
@@ -55,9 +56,9 @@ def with_kept(options: Options, settings: Mapping[str, Any], of_weights: Mapping
         kept[name] = tuple(value) if isinstance(value, list) else value
     options = replace(options, **kept)
     if getattr(options, "resize_size", 0) is None:
-        image_size: int = getattr(options, "image_size")  # noqa: B009  # only some jobs have it
-        resize_sizes = (each.get("resize_size") for each in known if each.get("image_size") == image_size)
-        shorter = next(filter(None, resize_sizes), None) or default_resize_size(image_size)
+        side = validation_size(vars(options))
+        resize_sizes = (each.get("resize_size") for each in known if validation_size(each) == side)
+        shorter = next(filter(None, resize_sizes), None) or default_resize_size(side or 0)
         resize: dict[str, Any] = {"resize_size": shorter}
         options = replace(options, **resize)
     return options
@@ -134,8 +135,8 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
 
 def crop_warning(options: LaunchOptions) -> str:
     """Return a warning about a centre crop of less than half of the side; empty for none."""
-    side, shorter = getattr(options, "image_size", 0), getattr(options, "resize_size", None)
-    if shorter is None or 2 * side >= shorter:
+    side, shorter = validation_size(vars(options)), getattr(options, "resize_size", None)
+    if side is None or shorter is None or 2 * side >= shorter:
         return ""
     share = f"{(side / shorter) ** 2:.1%} of a square image"
     return (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.augment.augmentation import Augmentation, WarpFilter
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.tasks.image_sizes import ImageSizes
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
@@ -80,26 +81,38 @@ class NormalizationOptions(WeightsOptions):
 class ModelInputOptions(NormalizationOptions, ImageOptions):
     """The images that a model takes."""
 
-    image_size: int | None = None
-    """Height and width of the model's images, in pixels. Default: those of --weights, or 224."""
+    image_size: int | str | None = None
+    """Height and width of the model's images, in pixels. Or FIRST:LAST@EPOCH-EPOCH: 160:192@65-76 trains on 160 pixels
+    until epoch 65, and then on larger images up to 192 from epoch 76 on. Default: those of --weights, or 224."""
+    val_image_size: int | None = None
+    """Height and width of validation images, in pixels. Default: the last --image-size."""
     resize_size: int | None = None
     """Validation: length of the shorter side before the centre crop, in pixels. Default: that of --weights, or 8/7 of
-    --image-size."""
+    the size of validation images."""
+    tta: Literal["flip"] | None = None
+    """flip: validate by the mean output of each image and its mirror image. Default: by that of the image."""
     interpolation: Interpolation | None = None
     """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "image_size", least=1)
+        _ = self.image_sizes
+        require(self, "val_image_size", least=1)
+
+    @property
+    def image_sizes(self) -> ImageSizes:
+        """The size of training images in each epoch."""
+        return ImageSizes.parse(self.image_size or 224)
+
+    @property
+    def validation_size(self) -> int:
+        """The size of validation images."""
+        return self.val_image_size or self.image_sizes.last
 
     @property
     def inputs(self) -> dict[str, Any]:
         """The settings that pipelines of training and of validation images share."""
-        return {
-            "image_size": self.image_size or 224,
-            "interpolation": self.interpolation or "bilinear",
-            **self.decoding,
-        }
+        return {"interpolation": self.interpolation or "bilinear", **self.decoding}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ class Rehearsed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingMeasured(Rehearsed):
-    """The ceiling was measured again after an epoch."""
+    """The ceiling was measured again after an epoch, or for the image size of the next one."""
 
     event = "ceiling"
 

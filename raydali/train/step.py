@@ -13,6 +13,9 @@ WARM_UP_STEPS = 11
 """Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
 10) must be complete."""
 
+MAX_SHAPES = 64
+"""Number of shapes of inputs for which torch.compile compiles a model; beyond it, the model would run eagerly."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,8 +33,8 @@ class ForwardBackward:
         compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
             compiled runs eagerly, which is logged.
         graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
-            one micro-batch, tensors of constant shapes, and a stream other than the default one. A loss that cannot be
-            captured runs without a graph, which is logged.
+            one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the default
+            one. A loss that cannot be captured runs without a graph, which is logged.
     """
 
     def __init__(
@@ -52,11 +55,19 @@ class ForwardBackward:
             import torch._dynamo.config
 
             torch._dynamo.config.suppress_errors = True
+            torch._dynamo.config.recompile_limit = MAX_SHAPES
         self._forward = torch.compile(forward, dynamic=False) if compiled else forward
         self._precision = precision
         self._share = worker.world_size / micro_batches
+        self._captures = graph
+        self.expect_other_shapes()
+
+    def expect_other_shapes(self) -> None:
+        """Free the CUDA graph, if any: the next calls have inputs of other shapes, and are captured anew."""
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._calls_to_capture = WARM_UP_STEPS if graph else -1
+        self._inputs: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor | None] = []
+        self._calls_to_capture = WARM_UP_STEPS if self._captures else -1
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""

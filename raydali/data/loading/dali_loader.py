@@ -211,7 +211,7 @@ class DaliLoader(Loader):
         if files:
             self._reader = self._built_reader()
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
-            crops = self.pipeline.compute_crops(shapes, prepared.inputs[files:], self._dali_device)
+            crops = self._crops(prepared.micro_batch, shapes, prepared.inputs)
             feed, num_inputs = self._next_read, files + len(crops)
         nodes = do_not_convert(
             partial(external_inputs, feed, num_inputs, gpu_inputs=self.pipeline.gpu_inputs, device=self.device)
@@ -289,7 +289,11 @@ class DaliLoader(Loader):
         self._being_read.popleft()
         self._under_way.append(micro_batch)
         with self.waits.on("python"):
-            return (*read[:files], *self.pipeline.compute_crops(shapes, inputs[files:], self._dali_device))
+            return (*read[:files], *self._crops(micro_batch, shapes, inputs))
+
+    def _crops(self, micro_batch: MicroBatch, shapes: list[NDArray[np.int64]], inputs: Inputs) -> Inputs:
+        pipeline = self.pipeline.in_epoch(micro_batch.counts_to)
+        return pipeline.compute_crops(shapes, inputs[self.pipeline.image_files :], self._dali_device)
 
     def _drain(self, pipeline: dali.Pipeline) -> None:
         """Discard what was prefetched for the last order, and make the pipelines ready for the next."""

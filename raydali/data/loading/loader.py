@@ -191,27 +191,31 @@ class Loader(ABC):
         layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
         return tensor.to(self.device, non_blocking=True).contiguous(memory_format=layout)
 
-    def resident_batch(self, size: int) -> dict[str, torch.Tensor]:
+    def resident_batch(self, size: int, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Return `size` samples of noise on the device; labels, masks and the like are those of the first sample.
+
+        Args:
+            size: number of samples.
+            epoch: the images have the size of this epoch.
 
         Raises:
             DataError: none of the first samples can be read, so that their shape is unknown.
             StorageAway: the storage does not answer, for a minute.
         """
         generator = torch.Generator().manual_seed(0)
-        batch = {}
-        for name, one in zip(self.pipeline.outputs, self._any_sample(), strict=True):
+        batch, sample = {}, partial(self.pipeline.in_epoch(epoch).sample, self.source)
+        for name, one in zip(self.pipeline.outputs, self._any_sample(sample), strict=True):
             shape = size, *one.shape
             is_image = one.dtype == torch.uint8 and one.ndim > 2 and len(one) > 1  # a mask has one channel
             noise = torch.randint(256, shape, generator=generator, dtype=torch.uint8) if is_image else one.expand(shape)
             batch[name] = self._to_device(noise)
         return self.pipeline.finish(batch)
 
-    def _any_sample(self) -> tuple[torch.Tensor, ...]:
+    def _any_sample(self, sample: Callable[[int, int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         unreadable = []
         for id in range(min(SAMPLES_TRIED, self.order.samples)):
             try:
-                return self.quarantine.read(id, partial(self.pipeline.sample, self.source, id, 0))
+                return self.quarantine.read(id, partial(sample, id, 0))
             except StorageAway:
                 raise
             except Exception as error:

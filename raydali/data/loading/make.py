@@ -19,9 +19,11 @@ class SyntheticLoader(Loader):
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         resident: dict[str, torch.Tensor] = {}
+        made_by: Pipeline[Any] | None = None
         for micro_batch in micro_batches:
-            size = len(micro_batch.ids)
-            resident = resident or self.resident_batch(size)
+            size, pipeline = len(micro_batch.ids), self.pipeline.in_epoch(micro_batch.counts_to)
+            if pipeline != made_by:
+                resident, made_by = self.resident_batch(size, micro_batch.counts_to), pipeline
             yield Batch({name: tensor[:size] for name, tensor in resident.items()}, micro_batch)
 
 

@@ -150,7 +150,8 @@ class InputPrefetcher:
         began, read = time.perf_counter(), reading_seconds()
         try:
             with self._running():
-                inputs = self._pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
+                pipeline = self._pipeline.in_epoch(settled.counts_to)
+                inputs = pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
         except OSError as error:  # its message names the file
             if self._any_broken(settled.read_ids) or patience.pause(error):
                 return None

@@ -22,7 +22,8 @@ from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
-Key = tuple[int, int]
+Key = tuple[int, int, int]
+"""The id and the epoch of a sample, and the epoch to which its step counts."""
 Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample], list[Outage]]
 """A sample, the id it was read from, what was found to be broken on the way, and when the storage was away; None for
 one that is left out."""
@@ -106,13 +107,13 @@ class _Samples(Dataset[Loaded]):
         self._times = times  # of each worker: seconds of reading, and of all it does
 
     def __getitem__(self, key: Key) -> Loaded:
-        id, epoch = key
+        id, epoch, counts_to = key
         began, read = time.perf_counter(), reading_seconds()
         sample, used = None, self.quarantine.substitute_for(id, epoch)
         patience = self.quarantine.patience()
         while used is not None and sample is None:
             try:
-                sample = self.pipeline.sample(self.source, used, epoch)
+                sample = self.pipeline.in_epoch(counts_to).sample(self.source, used, epoch)
             except Exception as error:
                 if not self.quarantine.examine([used], again=True):
                     if isinstance(error, OSError) and patience.pause(error):
@@ -145,7 +146,7 @@ def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:
 
 
 class _Plan:
-    """The DataLoader's batch sampler: (id, epoch) keys of each micro-batch, remembered until it comes back."""
+    """The DataLoader's batch sampler: the keys of each micro-batch, which is remembered until it comes back."""
 
     def __init__(self) -> None:
         self.start(iter(()))
@@ -156,4 +157,5 @@ class _Plan:
     def __iter__(self) -> Iterator[list[Key]]:
         for micro_batch in self.micro_batches:
             self.under_way.append(micro_batch)
-            yield list(zip(micro_batch.ids.tolist(), micro_batch.draw_keys.tolist(), strict=True))
+            keys = zip(micro_batch.ids.tolist(), micro_batch.draw_keys.tolist(), strict=True)
+            yield [(id, draw_key, micro_batch.counts_to) for id, draw_key in keys]

@@ -37,6 +37,7 @@ class MicroBatch:
             none; None: for no sample of the batch.
         repeats: of each sample, int64 (batch_size,): how often it came before in its cycle; None: the stream has no
             repeats.
+        counts_to: the epoch to which the global batch counts: its record is written next.
     """
 
     step: int
@@ -46,6 +47,7 @@ class MicroBatch:
     epochs: NDArray[np.int64]
     replaced_by: NDArray[np.int64] | None = None
     repeats: NDArray[np.int64] | None = None
+    counts_to: int = 0
 
     @property
     def draw_keys(self) -> NDArray[np.int64]:
@@ -229,6 +231,7 @@ class Stream:
             ids,
             samples // self.samples,
             repeats=repeats if self.repeats > 1 else None,
+            counts_to=self.epoch_of(step),
         )
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:

@@ -10,9 +10,9 @@ window is scaled down: at the border DALI's filter repeats pixels, and Pillow's 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.image_sizes import ImageSizes
 from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
 from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import (
@@ -68,6 +69,7 @@ class TrainImages(Images):
         random_aspect: bounds of the crop's width / height.
         flip_probability: probability of a horizontal flip.
         augmentation: the policy that augments the resized images, and random erasing.
+        image_sizes: the size of images in each epoch; None: it is image_size.
     """
 
     seed: int
@@ -75,6 +77,7 @@ class TrainImages(Images):
     random_aspect: Range = (3 / 4, 4 / 3)
     flip_probability: float = 0.5
     augmentation: Augmentation = NO_AUGMENTATION
+    image_sizes: ImageSizes | None = None
 
     def __post_init__(self) -> None:
         """Check that values are in their ranges."""
@@ -86,6 +89,11 @@ class TrainImages(Images):
     def outputs(self) -> tuple[str, ...]:
         """The names of images and labels, and before `finish` of the augmentation's plans (N, rows, 8) float32."""
         return (*super().outputs, "plans") if self.augmentation else super().outputs
+
+    def in_epoch(self, epoch: int) -> Self:
+        """Return the pipeline with the image size of the epoch."""
+        size = self.image_size if self.image_sizes is None else self.image_sizes.at(epoch)
+        return self if size == self.image_size else replace(self, image_size=size)
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Return files, random numbers (N, 11, 2) of the crops, flips (N,), labels (N,) int64, and plans."""
@@ -102,7 +110,7 @@ class TrainImages(Images):
         return {"images": self.augmentation.apply(tensors["images"], tensors["plans"]), "labels": tensors["labels"]}
 
     def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts and sizes (N, 2) of the windows, flips, labels and plans.
+        """Return the starts and sizes (N, 2) of the windows, the images' sizes (N, 2), flips, labels and plans.
 
         For the CPU a flip is 0 or 1. For a GPU flips are the first and the last corner of the result (N, 2, 2), in
         units of the window: to resize from right to left flips the image at no cost.
@@ -113,7 +121,8 @@ class TrainImages(Images):
             corners = np.zeros((len(flips), 2, 2), np.float32)
             corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
             flips = corners
-        return starts.astype(np.int32), sizes.astype(np.int32), flips, *others
+        resized = np.full((len(flips), 2), self.image_size, np.float32)
+        return starts.astype(np.int32), sizes.astype(np.int32), resized, flips, *others
 
     def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, resize them with antialiasing, and flip them."""
@@ -121,17 +130,14 @@ class TrainImages(Images):
 
         from raydali.data.tasks import dali_ops, resize_cpu
 
-        encoded, start, size, flips, *others = inputs
+        encoded, start, size, resized, flips, *others = inputs
         images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder_options(device))
-        side = self.image_size
         if device == "cpu":
-            images = resize_cpu.each(
-                images, partial(resize_cpu.resize, height=side, width=side, mode=self.interpolation)
-            )
+            images = resize_cpu.each(partial(resize_cpu.resize, mode=self.interpolation), images, resized)
             return fn.flip(images, horizontal=flips), *others
         images = fn.resize(
             images,
-            size=(side, side),
+            size=resized,
             roi_start=flips[0],
             roi_end=flips[1],
             roi_relative=True,
@@ -213,7 +219,7 @@ class ValidationImages(Images):
         images, side = fn.decoders.image(inputs[0], **self.decoder_options(device)), self.image_size
         if device == "cpu":
             crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side, mode=self.interpolation)
-            return resize_cpu.each(images, crop), inputs[1]
+            return resize_cpu.each(crop, images), inputs[1]
         start, end, labels = inputs[1:]
         filter = dali_ops.FILTERS[self.interpolation]
         return fn.resize(images, size=(side, side), roi_start=start, roi_end=end, interp_type=filter), labels.gpu()

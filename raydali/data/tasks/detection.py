@@ -52,7 +52,7 @@ class Images(Pipeline[Coco], SquareImages):
             encoded, start=starts, shape=sizes, axes=[0, 1], **self.decoder_options(device)
         )
         if device == "cpu":
-            images = resize_cpu.each(images, partial(_resized_into_square, side=self.image_size))
+            images = resize_cpu.each(partial(_resized_into_square, side=self.image_size), images)
             return fn.flip(images, horizontal=flips), *others
         small, square, *others = others
         images = fn.resize(images, size=small)
@@ -223,7 +223,7 @@ def _resized_into_square(image: NDArray[np.uint8], side: int) -> NDArray[np.uint
     small = fitted(np.array(image.shape[:2]), side)
     (height, width), (top, left) = small.tolist(), corners(small, side).tolist()
     square = np.full((side, side, 3), FILL, np.uint8)
-    square[top : top + height, left : left + width] = resize_cpu.resize(image, height, width)
+    square[top : top + height, left : left + width] = resize_cpu.resize(image, (height, width))
     return square
 
 

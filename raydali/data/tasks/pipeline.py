@@ -14,7 +14,7 @@ DALI are only imported inside `graph` and `sample`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,14 @@ class Pipeline(Protocol[AnySource]):
     def outputs(self) -> tuple[str, ...]:
         """The names of the graph's outputs, in order; for example "images" and "labels"."""
         ...
+
+    def in_epoch(self, epoch: int) -> Self:
+        """Return the pipeline of the steps that count to this epoch: the size of images may depend on it.
+
+        Its `inputs`, `compute_crops` and `sample` are used in these steps. The graph is built once, by the pipeline
+        of the first step: what differs must be an input of the graph.
+        """
+        return self
 
     def inputs(self, source: AnySource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
         """Return the inputs of the graph for these samples.

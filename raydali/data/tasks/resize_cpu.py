@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 Image = NDArray[np.uint8]
 
 
-def resize(image: Image, height: int, width: int, mode: Interpolation = "bilinear") -> Image:
-    """Resize an image (H, W, 3) to any aspect, as torchvision's resized_crop does after the crop."""
+def resize(image: Image, size: Sequence[float] | NDArray[Any], mode: Interpolation = "bilinear") -> Image:
+    """Resize an image (H, W, 3) to this height and width, as torchvision's resized_crop does after the crop."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    height, width = map(int, size)
     resized = F.interpolate(pixels, size=(height, width), mode=mode, antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).numpy()
 
@@ -39,24 +40,25 @@ def resize_and_crop(image: Image, shorter: int, side: int, mode: Interpolation) 
     shape = np.array(image.shape[:2])
     height, width = (shorter * shape // shape.min()).tolist()
     top, left = np.rint((np.array([height, width]) - side) / 2).astype(int).tolist()
-    return resize(image, height, width, mode)[top : top + side, left : left + side]
+    return resize(image, (height, width), mode)[top : top + side, left : left + side]
 
 
 @do_not_convert  # type: ignore[untyped-decorator]
-def each(images: "DataNode", function: Callable[[Image], Image]) -> "DataNode":
-    """Return a DALI node that applies the function to each image, on as many threads as torch has."""
+def each(function: Callable[..., Image], images: "DataNode", *others: "DataNode") -> "DataNode":
+    """Return a DALI node of function(image, *others) of each sample, on as many threads as torch has."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads)
 
-    def whole_batch(batch: Sequence[Image]) -> list[Image]:
-        done: list[Any] = [None] * len(batch)
+    def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[Image]:
+        samples = [*zip(*inputs, strict=True)]
+        done: list[Any] = [None] * len(samples)
 
         def part(first: int) -> None:
-            for i in range(first, len(batch), threads):
-                done[i] = np.ascontiguousarray(function(batch[i]))
+            for i in range(first, len(samples), threads):
+                done[i] = np.ascontiguousarray(function(*samples[i]))
 
         for future in [pool.submit(part, first) for first in range(threads)]:
             future.result()
         return done
 
-    return fn.python_function(images, function=whole_batch, batch_processing=True, output_layouts="HWC")
+    return fn.python_function(images, *others, function=whole_batch, batch_processing=True, output_layouts="HWC")

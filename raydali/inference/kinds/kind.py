@@ -137,7 +137,8 @@ class Kind(ABC):
 
     def network(self, model: nn.Module, config: Any) -> nn.Module:
         """Return the model with its normalisation: it takes 8-bit samples."""
-        return Normalized(model, config.mean, config.std).to(memory_format=torch.channels_last)
+        mirrored = getattr(config, "tta", None) == "flip"
+        return Normalized(model, config.mean, config.std, mirrored=mirrored).to(memory_format=torch.channels_last)
 
     def loader(self, name: LoaderName, config: Any) -> Callable[..., Loader]:
         """Return the function that makes the loader of that name: it takes the arguments of `Loader`."""

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydali.data.tasks.image_sizes import validation_size
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.launch.driver.job_file import describe_job
@@ -25,7 +26,7 @@ SHA256 = "weights_sha256"
 IMPORT_SECONDS = 120
 """Limit of the wait for the nodes' imports; PyTorch from a cold network drive takes a minute."""
 MODEL_SETTINGS = "model", "image_size", "resize_size", "interpolation", "mean", "std"
-"""Settings that model.json repeats."""
+"""Settings that model.json repeats; its image_size is that of validation images."""
 
 
 def read_starting_weights(
@@ -47,7 +48,7 @@ def read_starting_weights(
         return earlier.settings.get(SHA256), None
     from raydali.train.weights.reading import read_weights
 
-    weights = read_weights(options.weights, options.model, getattr(options, "image_size", None))
+    weights = read_weights(options.weights, options.model, validation_size(vars(options)))
     return weights.sha256, None if resumes else weights
 
 
@@ -144,6 +145,8 @@ def model_facts(
         "labels": dict(labels),
     }
     facts |= {name: settings[name] for name in MODEL_SETTINGS if name in settings}
+    if "image_size" in settings:
+        facts["image_size"] = validation_size(settings)
     if matched is not None:
         facts["weights"] = {
             "from": settings["weights"],

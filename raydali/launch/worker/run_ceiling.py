@@ -62,34 +62,34 @@ class RunCeiling:
         self._is_void = False
         self._measured_again = 0
 
-    def begin(self, steps: int, *, measures: bool, what: str) -> Iterator[Step]:
-        """Yield the warm-up steps before the first step, and report their purpose.
+    def begin(self, steps: int, *, measures: bool, what: str, event: type[Rehearsed] = Rehearsed) -> Iterator[Step]:
+        """Yield the warm-up steps before the first step, or the first one of another size, and report their purpose.
 
         Args:
             steps: number of steps before the measurement.
             measures: whether the ceiling is measured.
             what: other purposes of the warm-up steps; may be empty.
+            event: the event that reports their end.
         """
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
-        self._is_void = measured.void
+        self._is_void, self._measured_again = measured.void, 0
         if measured.void:
             self._note(f"the ceiling is void: {measured.why}; it is measured again after the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
-        self._report(Rehearsed, measured.images_per_second, began)
+        self._report(event, measured.images_per_second, began)
 
-    def doubt(self, record: Mapping[str, Any] | None, *, is_last: bool) -> Iterator[Step]:
+    def doubt(self, record: Mapping[str, Any] | None) -> Iterator[Step]:
         """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
 
         It yields the steps of the measurement. Their time belongs to no epoch.
 
         Args:
             record: the epoch's record on rank 0; None on other ranks.
-            is_last: whether the epoch is the last one.
         """
         known = self._state.ceiling
         if known is not None and self._session.worker.from_first(_disproves(record, known)):
@@ -98,8 +98,7 @@ class RunCeiling:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
                 self._note(f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again")
             self._is_void = True
-        is_due = self._is_void and not is_last and self._measured_again < MAX_MEASURED_AGAIN
-        if self._state.ceiling is None and is_due:
+        if self._state.ceiling is None and self._is_void and self._measured_again < MAX_MEASURED_AGAIN:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second

@@ -43,7 +43,8 @@ from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
-from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions
+from raydali.launch.worker.rehearsal import Rehearsal
+from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
@@ -57,7 +58,7 @@ from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
-from raydali.train.warmup import warm_up, warm_up_steps
+from raydali.train.warmup import warm_up
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
@@ -100,6 +101,7 @@ class TrainingRun:
         self._cursor = session.cursor
         session.steps_left = self.stream.steps - self._cursor.start
         self._parts: dict[str, Stateful] = {}
+        self._differentiated: list[ForwardBackward] = []
         self._context: StepContext
         self._loader: Loader
         self._validation_seconds: float | None = None
@@ -156,15 +158,18 @@ class TrainingRun:
         self._require(self._parts, "call `run.register_state` before `run.differentiated`")
         if self.worker.world_size > 1:
             self._context.allreduce = AllReduceTimer(model)
-        return ForwardBackward(
-            model,
-            loss,
-            self.worker,
-            self.precision,
-            micro_batches=self.stream.micro_batches_per_step,
-            compiled=self._config.compile,
-            graph=self._can_capture,
+        self._differentiated.append(
+            ForwardBackward(
+                model,
+                loss,
+                self.worker,
+                self.precision,
+                micro_batches=self.stream.micro_batches_per_step,
+                compiled=self._config.compile,
+                graph=self._can_capture,
+            )
         )
+        return self._differentiated[-1]
 
     @property
     def _can_capture(self) -> bool:
@@ -220,11 +225,16 @@ class TrainingRun:
         self._require(is_ours, "take the training loader from `run.loaders`")
         self._loader = loader
         check_samples(loader, self.worker)
-        ceiling = RunCeiling(self._session, self._state, self._warm_up)
-        measures = self._config.ceiling and not self._state.is_resumed
-        if self._on_gpu or measures or self._config.compile:
-            doing = ["compiling"] * bool(self._config.compile) + ["capturing a CUDA graph"] * self._can_capture
-            yield from ceiling.begin(warm_up_steps(self.worker.device), measures=measures, what=", ".join(doing))
+        rehearsal = Rehearsal(
+            self._session,
+            self._config,
+            self._state,
+            loader,
+            self._warm_up,
+            self._differentiated,
+            captures=self._can_capture,
+        )
+        yield from rehearsal.before_first_step()
         self._state.discard_checkpoint()
         # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
         gc.collect()
@@ -246,7 +256,7 @@ class TrainingRun:
             yield self._newest
             self._newest.check_end()
             if self._newest.ends_epoch:
-                yield from self._finish_epoch(ceiling)
+                yield from self._finish_epoch(rehearsal)
             trace.after(index)
             if every and cursor.done % every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
@@ -254,10 +264,10 @@ class TrainingRun:
                 self._leave(notice)
             self._session.steps_left = self.stream.steps - cursor.done
 
-    def _warm_up(self, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
-        """Yield warm-up steps, and return the ceiling; see `warm_up`."""
+    def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
+        """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
         micro_batch = self.stream.micro_batch(0, self.worker.rank)
-        batch = Batch(self._loader.resident_batch(self._config.batch_size), micro_batch)
+        batch = Batch(self._loader.resident_batch(self._config.batch_size, epoch), micro_batch)
         meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
@@ -321,14 +331,14 @@ class TrainingRun:
         best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)
         self._closed = Closed(record, best)
 
-    def _finish_epoch(self, ceiling: RunCeiling) -> Iterator[Step]:
-        """Save the epoch's checkpoint, and measure the ceiling again if it cannot be right."""
+    def _finish_epoch(self, rehearsal: Rehearsal) -> Iterator[Step]:
+        """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
         closed, self._closed = self._closed, None
         if closed is None:
             raise self._error(
                 f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
             )
-        yield from ceiling.doubt(closed.record, is_last=self._cursor.done == self.stream.steps)
+        yield from rehearsal.after_epoch(closed.record)
         self._progress.begin_epoch()
         self._checkpoint(closed.best)
 

@@ -62,6 +62,21 @@ def check_model(name: str, image_size: int = 224, *, drop_path: float | None = N
         on_meta(partial(build_model, name, 2, image_size, drop_path=drop_path))
 
 
+def check_sizes(name: str, image_sizes: Sequence[int], *, drop_path: float | None = None) -> None:
+    """Check the model, as `check_model` does, for images of each of these sizes.
+
+    Raises:
+        UsageError: it does not accept one of them.
+    """
+    if len(image_sizes) > 1 and has_one_size(name):
+        sizes = ", ".join(map(str, image_sizes))
+        raise UsageError(
+            f"--model {name} takes images of one size, and --image-size and --val-image-size give {sizes}: give one"
+        )
+    for size in image_sizes:
+        check_model(name, size, drop_path=drop_path)
+
+
 def _check_factory(name: str, image_size: int) -> None:
     try:
         on_meta(partial(build_model, name, 2, image_size))

@@ -14,10 +14,14 @@ class Normalized(nn.Module):
     Args:
         model: the inner model, whose inputs are float images (N, C, ...).
         mean, std: mean and standard deviation of each channel, in units of the full range. Default: ImageNet's.
+        mirrored: in evaluation mode, average the outputs of each image and of its mirror image (`--tta flip`).
     """
 
-    def __init__(self, model: nn.Module, mean: Channels | None = None, std: Channels | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, mean: Channels | None = None, std: Channels | None = None, *, mirrored: bool = False
+    ) -> None:
         super().__init__()
+        self.mirrored = mirrored
         self.scale: torch.Tensor
         self.shift: torch.Tensor
         self.model = model
@@ -30,4 +34,6 @@ class Normalized(nn.Module):
         each = (-1, *[1] * (images.dim() - 2))
         normalised = (images * self.scale.view(each)).add_(self.shift.view(each))  # in place: a third less CPU time
         output: torch.Tensor = self.model(normalised)
+        if self.mirrored and not self.training:
+            output = (output + self.model(normalised.flip(-1))) / 2
         return output
