@@ -1,0 +1,71 @@
+"""Images that grow, on a GPU: each size has its own CUDA graph, trains as launched steps do, and frees its memory."""
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.imagenet import Config, train
+from raydali.run.events import CeilingMeasured, Rehearsed
+from raydali.train.step import ForwardBackward
+from tests.support.digits import SHORT, few_digits
+from tests.support.ranks import LocalSession, folder_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+GPU = torch.device("cuda", 0)
+GROWING = replace(
+    SHORT,
+    model="resnet18",
+    image_size="64:128@0-2",
+    resize_size=128,
+    epochs=3,
+    batch_size=48,
+    global_batch_size=48,
+    learning_rate=0.005,
+    ceiling=True,
+)
+"""Ten steps an epoch of 64, of 96, and of 128 pixels."""
+
+
+def trained(config: Config, root: Path, name: str) -> tuple[list[float], list[Any], int, list[int]]:
+    """The losses of epochs, the rehearsals, the largest memory in bytes, and the sizes that were captured."""
+    captured: list[int] = []
+    capture = ForwardBackward._capture
+
+    def counted(self: ForwardBackward, *inputs: torch.Tensor) -> None:
+        capture(self, *inputs)
+        captured.append(inputs[0].shape[-1])
+        assert self._graph is not None
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    session = LocalSession(folder_of(root, name), device=GPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForwardBackward, "_capture", counted)
+        train(config, few_digits(root / f"digits-{name}"), session)
+    session.finish()
+    events = [message for message in session.messages if isinstance(message, Rehearsed)]
+    rows = session.folder.rows("epochs.jsonl")
+    return [row["loss"] for row in rows], events, torch.cuda.max_memory_allocated(), captured
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_each_size_is_captured_and_trains_as_launched_steps(tmp_path: Path, compiled: bool) -> None:
+    config = replace(GROWING, compile=compiled)
+    losses, events, _, captured = trained(config, tmp_path, "captured")
+    assert captured == [128, 96, 64, 96, 128]  # rehearsed, the last one first, then used
+    assert [type(event) for event in events] == [Rehearsed, CeilingMeasured, CeilingMeasured]
+    assert all(event.ceiling_images_per_second for event in events)
+    launched, _, _, captured = trained(replace(config, cuda_graph=False), tmp_path, "launched")
+    assert not captured
+    assert losses == pytest.approx(launched, rel=0.05)  # kernels are chosen anew in each run
+
+
+def test_memory_is_that_of_the_largest_size(tmp_path: Path) -> None:
+    *_, growing, _ = trained(GROWING, tmp_path, "growing")
+    *_, largest, _ = trained(replace(GROWING, image_size=128), tmp_path, "largest")
+    assert growing < 1.1 * largest
