@@ -200,7 +200,8 @@ class RecipeOptions(TrainingOptions):
     """The settings of a published training."""
 
     recipe: str | None = None
-    """Published training whose settings are the defaults: fashion. Options that are given win, and are listed."""
+    """Published training whose settings are the defaults: torchvision-v2, a1, a2, a3, ffcv-16, ffcv-88, deit3-s or
+    fashion. Options that are given win, and are listed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,9 +25,11 @@ class Settings:
     drop_path: float | None = None
     sync_bn: bool = False
 
-    image_size: int
+    image_size: int | str
+    val_image_size: int
     resize_size: int
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    tta: Literal["flip"] | None = None
 
     random_area: tuple[float, float] = (0.08, 1.0)
     flip_probability: float = 0.5

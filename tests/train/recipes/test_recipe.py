@@ -35,7 +35,7 @@ def test_every_recipe_builds(name: str) -> None:
     settings = config.optimizer_settings(lambda classes: build_model(config, classes), 10)
     for workers in (1, 2, 8):
         given = with_micro_batch(config, {}, workers)
-        stream = given.stream(2 * (given.global_batch_size or 0))
+        stream = given.stream(1_281_167)
         assert stream.micro_batches_of(workers - 1, workers) >= 1 and given.batch_size <= config.batch_size
         peak = given.peak(stream.global_batch_size)
         optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
