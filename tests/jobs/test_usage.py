@@ -154,6 +154,12 @@ CASES = {
     "exclude": ("--exclude {data}/nowhere", "--exclude {data}/nowhere"),
     "gpu-and-no-gpu": ("--gpu --no-gpu", "--gpu .*--no-gpu"),
     "shuffle-block": ("--shuffle-block -1", "shuffle.block.*0.*-1"),
+    "repeats": ("--repeats 0", "repeats.*at least 1.*0"),
+    "repeats-of-less-than-two-batches": (
+        "--repeats 12 --workers 1 --global-batch-size 64",
+        "--repeats 12 .* 64 .*1,437 samples.* 11",
+    ),
+    "repeats-of-blocks-apart": ("--repeats 2 --shuffle-block 32 --shuffle-apart", "--repeats 2 .*--no-shuffle-apart"),
     "track": ("--track tensorbard", "--track.*mlflow,wandb.*tensorbard"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),

@@ -72,6 +72,15 @@ def test_what_was_given_is_kept_with_a_warning() -> None:
     assert chosen.shuffle_block == GROUP and not told and not no_warnings
 
 
+def test_repeats_have_only_the_blocks_that_are_given() -> None:
+    """Those that are chosen keep micro-batches apart, and repeats would not stay in different global batches."""
+    config = replace(CONFIG, repeats=3)
+    chosen, told, (warned,) = choose(Rows(), config)
+    assert (chosen.shuffle_block, chosen.shuffle_apart) == (0, False) and not told
+    assert mentions(warned, f"{GROUP} --shuffle-block")
+    assert choose(Rows(), replace(config, shuffle_block=GROUP))[0].stream(60_000).shuffle_block == GROUP
+
+
 def test_classes_that_blocks_cannot_mix_are_shuffled_in_full() -> None:
     rows, config = Rows(), replace(CONFIG, batch_size=256, global_batch_size=1024)
     labels = np.arange(len(rows)) // 60
