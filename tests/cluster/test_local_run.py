@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,38 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     assert len(events[3]["ranks"]) >= 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)
     assert_whole(folder, config.stream(1437))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_repeats_come_once_each_across_a_resume_on_other_workers(home: Path, tmp_path: Path) -> None:
+    """SIGKILL in mid-epoch on 2 workers; 3 workers end the run, whose last cycle has two of three epochs."""
+    env, folder = environment(home), RunFolder(str(tmp_path), "repeats")
+    config = replace(DIGITS, epochs=8, batch_size=16, global_batch_size=96, repeats=3)
+    options = ["--name", "repeats", "--storage", str(tmp_path), "--trace-samples", "--checkpoint-every", "5"]
+    options += ["--epochs", "8", "--batch-size", "16", "--global-batch-size", "96", "--no-ceiling"]
+    process = start_job(*options, "--repeats", "3", "--workers", "2", env=env, log=tmp_path / "log")
+    deadline = time.monotonic() + 600
+    try:
+        while committed(folder) < 40:
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+    finally:
+        below = descendants(process.pid)
+        kill([process.pid, *below])
+        process.wait()
+    code, output = run_job(*options, "--workers", "3", env=env, log=tmp_path / "log")
+    assert code == 2 and mentions(output, "repeats 3 1"), output
+    code, output = run_job(*options, "--repeats", "3", "--workers", "3", env=env, log=tmp_path / "log")
+    assert code == 0, output
+
+    stream, table = config.stream(1437), read_samples(folder)
+    assert_whole(folder, stream)
+    assert set(table["rank"].to_pylist()) == {0, 1, 2} and folder.read_json("config.json")["repeats"] == 3
+    samples = Counter(zip(*(table[name].to_pylist() for name in ("epoch", "id", "repeat")), strict=True))
+    assert len(table) == stream.steps * 96 and {*samples.values()} == {1}
+    in_cycles = Counter((epoch // 3, id) for epoch, id, _ in samples)
+    assert {count for (cycle, _), count in in_cycles.items() if cycle < 2} == {3}
+    assert sum(cycle < 2 for cycle, _ in in_cycles) == 2 * 1437
+    windows = sum(count == 3 for (cycle, _), count in in_cycles.items() if cycle == 2)
+    assert windows == 2 * 479 - (8 * 1437 - len(table)), "two of three windows, without what the run's end leaves"
