@@ -132,6 +132,17 @@ def test_in_blocks_all_passes_have_the_same_order() -> None:
     assert ids[0, :, 0].ravel().tolist() == stream.order(0)(np.arange(24)).tolist()
 
 
+def test_known_values() -> None:
+    """Of windows of 4, 4 and 5 ids; with other values, a run could not be resumed."""
+    batches = [*stream_of(samples=13, epochs=3, batch_size=1, global_batch_size=2, repeats=3).micro_batches(0, 1)]
+    first, second, third = (
+        [10, 0, 12, 3, 10, 0, 12, 3, 0, 10, 3, 12],
+        [7, 8, 4, 5, 8, 7, 4, 5, 8, 7, 4, 5],
+        [11, 1, 9, 6, 2, 11, 1, 6, 9, 2, 11, 1, 6, 9],
+    )
+    assert [sample[1] for sample in samples_of(batches)] == first + second + third
+
+
 def test_one_repeat_is_the_stream_of_before() -> None:
     """The literal ids of the version before repeats."""
     plain = stream_of(samples=10, epochs=2, repeats=1)
