@@ -11,7 +11,7 @@ from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.extras import require_dali
 
-LoaderName = Literal["dali", "torch", "synthetic"]
+LoaderName = Literal["dali", "torch", "resident", "synthetic"]
 
 
 class SyntheticLoader(Loader):
@@ -37,6 +37,10 @@ def make_loader(
         from raydali.data.loading.torch_loader import TorchLoader
 
         return TorchLoader(source, pipeline, order, **options)
+    if name == "resident":
+        from raydali.data.loading.resident_loader import ResidentLoader
+
+        return ResidentLoader(source, pipeline, order, **options)
     require_dali("the loader dali", "use the loader torch")
     from raydali.data.loading.dali_loader import DaliLoader
 
