@@ -5,6 +5,8 @@
 timm's `resnetblur50` blurs elsewhere: between a convolution and its stride, and in place of max-pooling.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,30 +15,21 @@ LEAST_CHANNELS = 16
 """Convolutions of fewer input channels, such as the first one, are not blurred."""
 
 
-class BlurredConv2d(nn.Conv2d):
-    """A convolution whose input is blurred by a filter [1 2 1] in both directions; its parameters keep their names."""
-
-    filter: torch.Tensor
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        side = conv.kernel_size[0]
-        super().__init__(conv.in_channels, conv.out_channels, side, conv.stride[0], padding=side // 2, bias=False)
-        self.weight = conv.weight
-        row = torch.tensor([1.0, 2.0, 1.0]) / 4
-        self.register_buffer("filter", row.outer(row).expand(conv.in_channels, 1, 3, 3).clone(), persistent=False)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the convolution of the blurred images (N, C, H, W)."""
-        return super().forward(F.conv2d(input, self.filter.to(input.dtype), padding=1, groups=self.in_channels))
-
-
 def resnet50(num_classes: int) -> nn.Module:
-    """Return torchvision's ResNet-50, of which each convolution with a stride blurs its input, except the first one."""
+    """Return torchvision's ResNet-50, whose convolutions with a stride, except the first one, blur their input."""
     from torchvision.models import resnet50 as build
 
     model: nn.Module = build(num_classes=num_classes)
-    for module in [*model.modules()]:
-        for name, conv in module.named_children():
-            if isinstance(conv, nn.Conv2d) and max(conv.stride) > 1 and conv.in_channels >= LEAST_CHANNELS:
-                setattr(module, name, BlurredConv2d(conv))
+    for conv in model.modules():
+        if isinstance(conv, nn.Conv2d) and max(conv.stride) > 1 and conv.in_channels >= LEAST_CHANNELS:
+            conv.register_forward_pre_hook(_blur_input)
     return model
+
+
+def _blur_input(_conv: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+    return blur(inputs[0])
+
+
+def blur(images: torch.Tensor) -> torch.Tensor:
+    """Filter images (N, C, H, W) by [1 2 1] / 4 in both directions, with zeros around: twice a mean of 2x2 pixels."""
+    return F.avg_pool2d(F.avg_pool2d(images, 2, stride=1, padding=1), 2, stride=1)
