@@ -79,7 +79,8 @@ class Augmentation:
         if policy.slots:
             rows = policy.draw(of_policy.reshape(-1, policy.numbers), side)
             plans[:, :-1] = rows.reshape(len(ids), -1, WIDTH)
-        plans[:, -1, :4] = self._rectangles(of_erasing, side)
+        if self.erase:
+            plans[:, -1, :4] = self._rectangles(of_erasing, side)
         if policy.chains > 1:
             plans[:, -1, 4 : 5 + policy.chains] = _mixing_weights(of_mixing)
         return plans
