@@ -29,6 +29,12 @@ def cpu_seconds(permutation: Callable[[int], Permutation | BlockPermutation], si
     return least_cpu_seconds(lambda: permutation(size)(np.arange(size - 256, size)), 30)
 
 
+def test_a_table_holds_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tabled = order(1000, 5, 3)
+    monkeypatch.setattr("raydali.data.stream.permutation.TABLED", 999)
+    assert order(1000, 5, 3).tolist() == tabled.tolist()
+
+
 def order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return Permutation(size, seed, epoch)(np.arange(size))
 
