@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from raydali.bench.common import processes
 from raydali.bench.common.processes import MeasurementError, run_ranks
 from raydali.bench.common.results import evaluate
 from raydali.bench.common.synthetic_images import write_images
@@ -100,7 +101,17 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "unexplained" in out
 
 
-def test_ranks_train_together(tmp_path: Path) -> None:
+def test_ranks_train_together_and_end_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    def recorded(process: Any) -> None:
+        kill(process)
+        ended.append(process.name)
+
+    kill = processes._kill
+    monkeypatch.setattr(processes, "_kill", recorded)
     write_images(str(tmp_path), 16)
     loading = Task(
         loader="native",
@@ -123,6 +134,8 @@ def test_ranks_train_together(tmp_path: Path) -> None:
         split=False,
     )
     measured, _ = run_ranks(measure, task, 2, timeout=200)
+    assert ended == ["rank 1", "rank 0"]  # rank 0 has the store, whose loss others would report
+    assert not capfd.readouterr().err
     assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
     row = evaluate(METRICS, measured)
     assert row["real_images_per_second"] > 0

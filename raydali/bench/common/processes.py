@@ -54,7 +54,7 @@ def run_ranks(
         for rank in range(world_size):
             receiver, sender = CONTEXT.Pipe(duplex=False)
             # Not a daemon: a daemon may not start the DataLoader's worker processes.
-            process = CONTEXT.Process(target=_run, args=(function, task, rank, port, sender))
+            process = CONTEXT.Process(target=_run, name=f"rank {rank}", args=(function, task, rank, port, sender))
             process.start()
             processes.append(process)
             sender.close()
@@ -69,7 +69,9 @@ def run_ranks(
                 answers[rank] = _answer(receiver, rank, processes[rank])
         return [answers[rank] for rank in range(world_size)]
     finally:
-        for process in processes:
+        # Rank 0 ends last: its process has the store of the group, and NCCL's watchdogs of other ranks print traces
+        # when they lose it.
+        for process in reversed(processes):
             _kill(process)
 
 
