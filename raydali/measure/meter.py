@@ -29,6 +29,7 @@ class EpochMeter:
 
     Args:
         loader: the loader whose waits and Python time are recorded, if there is one.
+        peak_flops: the peak of the device, for the record.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class EpochMeter:
         world_size: int,
         node: str,
         loader: "Loader | None" = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._who = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
-        self._who["has_bf16"] = has_bf16(device)
+        self._who |= {"has_bf16": has_bf16(device), "peak_flops": peak_flops}
         self.on_stage: Callable[[str], None] | None = None
         self._loader = loader
         self._clock = StageClock(device)

@@ -41,6 +41,8 @@ class RankRecord:
     device: str = "cpu"
     has_bf16: bool = False
     """True if the device has bf16 units; otherwise the verdict does not advise bf16."""
+    peak_flops: float | None = None
+    """Operations a second that the device can do in the precision of training; None if it is not known."""
     steps: int = 0
     first_step_seconds: float | None = None
     """Host time of the worker's first step, without the loader and the all-reduce; None if the step came before this
@@ -109,6 +111,7 @@ def epoch_record(
     validation: Mapping[str, Any] | None,
     quarantined: int,
     ceiling_images_per_second: float | None,
+    flops_per_image: float | None = None,
     options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
@@ -127,6 +130,7 @@ def epoch_record(
         quarantined: samples of the epoch that were replaced because they are broken.
         ceiling_images_per_second: the ceiling of the last segment's workers. The row omits it if other segments had
             another number of workers, or if the epoch is faster (`share_of_ceiling`).
+        flops_per_image: operations of the forward and backward pass of a sample; None if they are not counted.
         options: the job's options, a dataclass, for the verdict's advice; None for a training loop without a job.
         useful_block: see `verdict`.
     """
@@ -160,6 +164,8 @@ def epoch_record(
         "loader_images_per_second": None,
         "ceiling_images_per_second": ceiling_images_per_second,
         "of_ceiling": of_ceiling,
+        "flops_per_image": flops_per_image,
+        "mfu": _utilisation(segments, images * flops_per_image) if flops_per_image else None,
         "loss": sum(record.loss_sum for record in records) / images if images else None,
         "learning_rate": learning_rate,
         "validation": validation,
@@ -180,3 +186,14 @@ def epoch_record(
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line
+
+
+def _utilisation(segments: Sequence[Segment], flops: float) -> float | None:
+    """Return these operations as a share of those that the devices can do; None if a device's peak is not known."""
+    possible = 0.0
+    for segment in segments:
+        peaks = [record.peak_flops for record in segment if record.peak_flops is not None]
+        if len(peaks) < len(segment):
+            return None
+        possible += max(record.seconds for record in segment) * sum(peaks)
+    return flops / possible if possible else None

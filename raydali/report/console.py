@@ -31,6 +31,7 @@ _COLUMNS = (
     ("images", "images", 8, "d"),
     ("images/s", "images_per_second", 8, "rate"),
     ("ceiling", "of_ceiling", 7, ".1%"),
+    ("MFU", "mfu", 5, ".1%"),
     ("wait", "loader_wait_fraction", 5, ".1%"),
     ("loss", "loss", 7, ".4f"),
     ("lr", "learning_rate", 7, ".2g"),
@@ -45,7 +46,7 @@ _OF_TASKS: dict[str, tuple[_Column, ...]] = {
 _NOT_OF_TASK = "images", "loss", "seconds", "broken"
 _MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")
-_LEFT_OUT_FIRST = "images", "lr", "input"
+_LEFT_OUT_FIRST = "MFU", "images", "lr", "input"
 """Columns to omit on a narrow terminal, in this order; 80 characters suffice for all."""
 
 QUARANTINED_SHOWN = 5
@@ -158,7 +159,8 @@ class Console:
             own = [name for name, value in metrics.items() if isinstance(value, float) and name not in _NOT_OF_TASK]
             of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
             of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
-            self._columns = self._fitting((*_COLUMNS, *of_task, _SECONDS))
+            known = (column for column in _COLUMNS if column[1] != "mfu" or record.get("mfu") is not None)
+            self._columns = self._fitting((*known, *of_task, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
         record = {**(record["validation"] or {}), **record}
         self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))

@@ -10,6 +10,7 @@ GROUPS = {
         "images_per_second",
         "ceiling_images_per_second",
         "of_ceiling",
+        "mfu",
         "loader_wait_fraction",
         "loader_images_per_second",
     ),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from raydali.measure.flops import flops_per_image
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -50,7 +51,7 @@ class ForwardBackward:
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(_Loss(model, loss))
-        forward = self._parallel or loss
+        self._uncompiled, forward = loss, self._parallel or loss
         if compiled:  # this import takes seconds
             import torch._dynamo.config
 
@@ -85,6 +86,11 @@ class ForwardBackward:
             parameter.grad = gradient
         self._graph.replay()
         return self._loss
+
+    def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
+        """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
+        with self._precision.autocast():
+            return flops_per_image(self._uncompiled, self._parameters, inputs)
 
     def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
         with self._precision.autocast():

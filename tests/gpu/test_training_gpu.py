@@ -39,6 +39,9 @@ def test_one_gpu_learns_the_digits(tmp_path: Path, options: str) -> None:
     assert last["validation"]["top1"] > 0.9
     assert last["loader_wait_seconds"] >= 0 and last["step_seconds"] > 0
     assert last["seconds"] == pytest.approx(last["ranks"][0]["seconds"])
+    assert last["flops_per_image"] == 15_048_192  # as tests/measure/test_flops.py counts by hand
+    peak = last["ranks"][0]["peak_flops"]
+    assert last["mfu"] is None if peak is None else 0 < last["mfu"] < 1
 
 
 def test_one_gpu_learns_two_labels_of_each_digit(tmp_path: Path) -> None:

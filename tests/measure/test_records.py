@@ -1,6 +1,7 @@
 """Epoch records against numbers worked out by hand, and against the names that other programs rely on."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ LINE = json.loads(
     """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,
      "seconds": 9.1, "images_per_second": 281.3, "loader_wait_seconds": 0.4, "loader_wait_fraction": 0.04,
      "step_seconds": 8.6, "first_batch_seconds": 0.3, "loader_images_per_second": 900.0,
-     "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "loss": 1.2, "learning_rate": 0.1,
+     "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "flops_per_image": 2.4e10, "mfu": 0.17,
+     "loss": 1.2, "learning_rate": 0.1,
      "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
      "checkpoint_seconds": 0.1, "quarantined": 0, "verdict": "step-bound: ...",
      "costs": {"storage": 0.03},
@@ -91,12 +93,27 @@ def test_a_ceiling_holds_only_for_the_measured_workers() -> None:
     assert others["ceiling_images_per_second"] is None and others["of_ceiling"] is None
 
 
+def test_utilisation_is_of_all_devices_while_the_epoch_lasts() -> None:
+    peaks = ((3e12, 3e12), (1e12, 1e12, 4e12))
+    segments = [
+        [replace(record, peak_flops=peak) for record, peak in zip(segment, of_segment, strict=True)]
+        for segment, of_segment in zip(two_then_three_workers(), peaks, strict=True)
+    ]
+    line = epoch_record(segments, **FACTS, flops_per_image=9e10)
+    assert line["flops_per_image"] == 9e10
+    assert line["mfu"] == 240 * 9e10 / (12 * 6e12 + 3 * 6e12) == 0.24
+    segments[1][2] = replace(segments[1][2], peak_flops=None)
+    line = epoch_record(segments, **FACTS, flops_per_image=9e10)
+    assert (line["flops_per_image"], line["mfu"]) == (9e10, None)
+
+
 def test_what_was_not_measured_is_null() -> None:
     record = epoch_record(
         [[rank_record(0, 2), rank_record(1, 2)]], **FACTS | {"validation": None, "ceiling_images_per_second": None}
     )
     missing = {name for name, value in record.items() if value is None}
     never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict", "costs"}
+    never_yet |= {"flops_per_image", "mfu"}
     derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}
     assert missing == never_yet | derived
     assert (record["images"], record["seconds"], record["loader_wait_seconds"]) == (0, 0.0, 0.0)

@@ -51,6 +51,12 @@ def test_epochs_are_lines_of_a_table_that_nothing_wraps(output: Output) -> None:
     assert not CONTROL.search(text)
 
 
+def test_the_utilisation_has_a_column_where_it_is_known(output: Output) -> None:
+    Console().show(EpochEnded(RECORD | {"mfu": 0.3512}))
+    heading, line = (each.split() for each in output().splitlines())
+    assert line[heading.index("MFU")] == "35.1%"
+
+
 def test_a_verdict_is_printed_once_per_cause(output: Output) -> None:
     console = Console()
     verdicts = [

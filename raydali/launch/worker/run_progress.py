@@ -27,6 +27,7 @@ class RunProgress:
 
     Args:
         labels: labels of the training set, int64 (N,), if each sample has one.
+        peak_flops: the peak of this rank's device, operations a second; None if it is not known.
 
     Attributes:
         meter: the meter of the current epoch.
@@ -41,12 +42,14 @@ class RunProgress:
         broken: BrokenSamples,
         trace: SampleTrace | None,
         labels: NDArray[np.int64] | None,
+        *,
+        peak_flops: float | None = None,
     ) -> None:
         self._config, self._session, self._stream, self._state = config, session, stream, state
         self._broken, self._trace, self._worker = broken, trace, session.worker
         self._micro_batches = stream.micro_batches_of(self._worker.rank, self._worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, stream))
-        self._cursor = session.cursor
+        self._cursor, self._peak_flops = session.cursor, peak_flops
         self.meter: EpochMeter
         self._live_metrics: LiveMetrics
 
@@ -54,7 +57,12 @@ class RunProgress:
         """Return a new meter for this rank."""
         worker = self._worker
         return EpochMeter(
-            worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node, loader=loader
+            worker.device,
+            rank=worker.rank,
+            world_size=worker.world_size,
+            node=worker.node,
+            loader=loader,
+            peak_flops=self._peak_flops,
         )
 
     def begin(self, loader: Loader) -> None:
@@ -110,7 +118,9 @@ class RunProgress:
         )
         self._live_metrics.step()
 
-    def end_epoch(self, validation: Mapping[str, Any], learning_rate: float) -> dict[str, Any] | None:
+    def end_epoch(
+        self, validation: Mapping[str, Any], learning_rate: float, flops_per_image: float | None
+    ) -> dict[str, Any] | None:
         """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
 
         Returns:
@@ -130,6 +140,7 @@ class RunProgress:
             validation={**validation, "broken": self._broken.in_validation()},
             quarantined=sum(each.replaced for segment in segments for each in segment),
             ceiling_images_per_second=self._state.ceiling,
+            flops_per_image=flops_per_image,
             options=self._config,
             useful_block=self._useful_block,
         )

@@ -28,6 +28,7 @@ class StepContext:
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         allreduce: the timer of the all-reduce; None with one worker.
         learning_rate: the learning rate of the newest step.
+        counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
     """
 
     micro_batches: int
@@ -37,6 +38,8 @@ class StepContext:
     precision: Precision
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
+    counts_flops: bool = False
+    flops_per_image: float | None = None
 
 
 class Step:
@@ -106,11 +109,13 @@ class Step:
         Raises:
             UsageError: it was already called for the newest micro-batch, or there is none yet.
         """
-        batch, index = self._pending, len(self._trained)
+        batch, index, context = self._pending, len(self._trained), self._context
         if batch is None:
             raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
-        loss = differentiated(*inputs, last=index == self._context.micro_batches - 1)
-        self._context.statistics.after_micro_batch(index)
+        if context.counts_flops:
+            context.flops_per_image, context.counts_flops = differentiated.flops_per_image(*inputs), False
+        loss = differentiated(*inputs, last=index == context.micro_batches - 1)
+        context.statistics.after_micro_batch(index)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None

@@ -51,6 +51,7 @@ from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.ceiling import Ceiling
+from raydali.measure.flops import peak_flops
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
@@ -97,7 +98,16 @@ class TrainingRun:
         self._stop_signals = StopSignals(self.worker, session.notice)
         trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
-        self._progress = RunProgress(config, session, self.stream, self._state, self._broken, trace, labels)
+        self._progress = RunProgress(
+            config,
+            session,
+            self.stream,
+            self._state,
+            self._broken,
+            trace,
+            labels,
+            peak_flops=peak_flops(self.worker.device, self.precision.dtype),
+        )
         self._cursor = session.cursor
         session.steps_left = self.stream.steps - self._cursor.start
         self._parts: dict[str, Stateful] = {}
@@ -271,6 +281,7 @@ class TrainingRun:
         meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
+        self._context.counts_flops = self._on_gpu
 
         def take() -> Step:
             while newest:
@@ -326,7 +337,9 @@ class TrainingRun:
         seconds, self._validation_seconds = self._validation_seconds, None
         self._require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         self._require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
-        record = self._progress.end_epoch({**metrics, "seconds": seconds}, self._context.learning_rate)
+        record = self._progress.end_epoch(
+            {**metrics, "seconds": seconds}, self._context.learning_rate, self._context.flops_per_image
+        )
         epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
         best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)
         self._closed = Closed(record, best)

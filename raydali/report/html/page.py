@@ -4,7 +4,7 @@ import base64
 import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raydali.report.html import text
 from raydali.report.html.charts import Chart, Line, lines, stack
@@ -28,6 +28,7 @@ COLUMNS = (
     ("images", "images", count),
     ("images/s", "images_per_second", count),
     ("ceiling", "of_ceiling", percent),
+    ("MFU", "mfu", percent),
     ("wait", "loader_wait_fraction", percent),
     ("seconds", "seconds", figure),
     ("workers", "world_size", count),
@@ -64,7 +65,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         samples=_picture(history.samples),
         evaluation=evaluation_section(history.evaluation),
         worst=_picture(history.worst),
-        head=["epoch", *(name for name, _, _ in COLUMNS), *history.metrics[:MAX_METRICS]],
+        head=["epoch", *(name for name, _, _ in _columns(history)), *history.metrics[:MAX_METRICS]],
         rows=_rows(history),
         settings=text.settings(history).items(),
         environment=text.environment(history).items(),
@@ -109,6 +110,7 @@ def _speed(history: History) -> list[Chart]:
     ]
     shares = [
         _line(epochs, "of_ceiling", "of the ceiling", 0),
+        _line(epochs, "mfu", "MFU", 2),
         _line(epochs, "loader_wait_fraction", "waiting for the loader", 1),
     ]
     return [
@@ -168,13 +170,19 @@ def metric_groups(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+def _columns(history: History) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
+    """Return COLUMNS, without the MFU if no epoch has one, as on CPUs."""
+    has_mfu = any(epoch.get("mfu") is not None for epoch in history.epochs)
+    return [column for column in COLUMNS if has_mfu or column[1] != "mfu"]
+
+
 def _rows(history: History) -> list[list[str]]:
     """The newest epochs in numbers: the content of the charts, for readers who cannot see them."""
-    metrics = history.metrics[:MAX_METRICS]
+    columns, metrics = _columns(history), history.metrics[:MAX_METRICS]
     return [
         [
             str(epoch.number),
-            *(form(epoch.get(name)) for _, name, form in COLUMNS),
+            *(form(epoch.get(name)) for _, name, form in columns),
             *(figure(epoch.validation.get(name)) for name in metrics),
         ]
         for epoch in history.epochs[-MAX_EPOCHS:]

@@ -63,6 +63,7 @@ def test_it_is_measured_again_and_leaves_no_trace(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensor, undisturbed[name], err_msg=name)
     rows = folder.rows("epochs.jsonl")
     assert rows[0]["ceiling_images_per_second"] is None and rows[0]["of_ceiling"] is None
+    assert rows[0]["flops_per_image"] is None and rows[0]["mfu"] is None  # on a CPU
     assert "ceiling is not known" in rows[0]["verdict"] or "step-bound" not in rows[0]["verdict"]
     notes = [message.text for message in messages if isinstance(message, Note)]
     assert "measuring the ceiling" in notes[0] and "void" in notes[1] and len(notes) == 2

@@ -67,6 +67,13 @@ def test_one_epoch_of_one_rank() -> None:
     assert re.search(r'<path class="line c0" d="M500\.0 [\d.]+h\.01"/>', page.decode())  # a dot in the middle
 
 
+def test_the_utilisation_is_shown_where_it_is_known() -> None:
+    page = run_page(history([record(0), record(1, mfu=0.3512)]))
+    assert charts(page)["Shares, by epoch"]["lines"][1] == {"label": "MFU", "x": [0, 1], "y": [None, 0.3512]}
+    assert "MFU" in text(page) and "35.1%" in text(page)
+    assert "MFU" not in text(run_page(history([record(0)])))
+
+
 def test_nulls_are_dashes_and_gaps() -> None:
     bare = {name: None for name in record(0) if name not in ("epoch", "step")}
     page = run_page(history([record(0), bare | {"epoch": 1, "step": 20}, record(2)]))
