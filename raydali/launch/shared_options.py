@@ -102,7 +102,7 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
     @property
     def image_sizes(self) -> ImageSizes:
         """The size of training images in each epoch."""
-        return ImageSizes.parse(self.image_size or 224)
+        return ImageSizes.parse(224 if self.image_size is None else self.image_size)
 
     @property
     def validation_size(self) -> int:
