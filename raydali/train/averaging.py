@@ -1,5 +1,6 @@
 """The moving average of a model's weights."""
 
+import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -18,9 +19,11 @@ class MovingAverage(AveragedModel):
         super().__init__(model)
         self._decay, self._warmup = decay, warmup
 
+    @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Include the weights after a step."""
+        """Include the weights after a step. The host does not wait for the device, as torch's own update does."""
         step = int(self.n_averaged)  # on the CPU, on any device of the model
         decay = min(self._decay, (1 + step) / (10 + step)) if self._warmup else self._decay
-        self.multi_avg_fn = get_ema_multi_avg_fn(decay)
-        super().update_parameters(model)
+        update = get_ema_multi_avg_fn(decay if step else 0.0)
+        update([*self.module.parameters()], [*model.parameters()], self.n_averaged)
+        self.n_averaged += 1
