@@ -23,7 +23,7 @@ from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.errors import DataError, StorageAway
 
 PREFETCHED_INPUTS = 4
-"""Batches whose inputs are prefetched concurrently. This hides object-store latency."""
+"""Batches whose inputs are prefetched, concurrently to hide object-store latency."""
 CHECKED_AHEAD = 1024
 """Micro-batches whose files are checked before DALI reads them, after one on which it failed: each failure is a stall,
 and each check opens every file."""
@@ -56,18 +56,26 @@ class InputsError(Exception):
 
 
 class InputPrefetcher:
-    """Makes `pipeline.inputs` of micro-batches in threads, PREFETCHED_INPUTS at a time, and hands them out in order.
+    """Makes `pipeline.inputs` of micro-batches in threads, PREFETCHED_INPUTS ahead, and hands them out in order.
 
     Args:
         source, pipeline, quarantine, waits, python: the loader's.
+        threads: number of threads; more than one hides the latency of files, and costs time if none are read.
     """
 
     def __init__(
-        self, source: Source, pipeline: Pipeline[Any], quarantine: Quarantine, waits: WaitTimer, python: PythonCpuTime
+        self,
+        source: Source,
+        pipeline: Pipeline[Any],
+        quarantine: Quarantine,
+        waits: WaitTimer,
+        python: PythonCpuTime,
+        *,
+        threads: int = PREFETCHED_INPUTS,
     ) -> None:
         self._source, self._pipeline, self._quarantine, self._waits = source, pipeline, quarantine, waits
         self._running = python.running if pipeline.inputs_are == "python" else nullcontext
-        self._threads = ThreadPoolExecutor(PREFETCHED_INPUTS)
+        self._threads = ThreadPoolExecutor(threads)
         self._prepared: Iterator[PreparedInputs] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[PreparedInputs]]] = deque()
         self._failures = self._checks_left = 0
