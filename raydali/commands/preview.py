@@ -69,8 +69,8 @@ class Preview:
     """train: smallest and largest area of a crop, as a share of the image."""
     flip_probability: float = 0.5
     """train: probability of a horizontal flip."""
-    augment: str | None = None
-    """train: policy of augmentation, as in the job. Default: none."""
+    augment: str = "none"
+    """train: policy of augmentation, as in the job."""
     erase: float = 0.0
     """train: probability of random erasing."""
     augment_interpolation: Literal["bilinear", "nearest"] = "bilinear"
@@ -199,7 +199,7 @@ def _pipeline(options: Preview) -> "Images":
         seed=options.seed,
         random_area=options.random_area,
         flip_probability=options.flip_probability,
-        augmentation=Augmentation(options.augment or "", options.erase, warp_filter=options.augment_interpolation),
+        augmentation=Augmentation(options.augment, options.erase, warp_filter=options.augment_interpolation),
     )
 
 

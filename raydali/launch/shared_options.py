@@ -89,8 +89,8 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
     resize_size: int | None = None
     """Validation: length of the shorter side before the centre crop, in pixels. Default: that of --weights, or 8/7 of
     the size of validation images."""
-    tta: Literal["flip"] | None = None
-    """flip: validate by the mean output of each image and its mirror image. Default: by that of the image."""
+    tta: Literal["none", "flip"] = "none"
+    """flip: validate by the mean output of each image and its mirror image."""
     interpolation: Interpolation | None = None
     """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
 
@@ -119,9 +119,9 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
 class AugmentationOptions(ModelInputOptions):
     """Augmentation of training images after their random crop and flip."""
 
-    augment: str | None = None
-    """Policy: trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
-    shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +. Default: none."""
+    augment: str = "none"
+    """Policy: none, trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
+    shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +."""
     erase: float = 0.0
     """Probability that a rectangle of 2 to 33 % of the image is replaced by the mean colour (random erasing)."""
     augment_interpolation: WarpFilter = "bilinear"
@@ -135,7 +135,7 @@ class AugmentationOptions(ModelInputOptions):
     def augmentation(self) -> Augmentation:
         """The augmentation that the options ask for; it is false if they ask for none."""
         red, green, blue = (round(255 * value) for value in self.mean or IMAGENET_MEAN)
-        return Augmentation(self.augment or "", self.erase, (red, green, blue), self.augment_interpolation)
+        return Augmentation(self.augment, self.erase, (red, green, blue), self.augment_interpolation)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,13 +82,13 @@ def test_the_loader_augments_on_the_gpu() -> None:
     source = ImageFolder.scan(str(Path(digits_folder(), "val")))
     stream = Stream(samples=len(source), epochs=1, batch_size=64, global_batch_size=64, seed=0)
     batches = {}
-    for policy in ("", "trivial"):
+    for policy in ("none", "trivial"):
         pipeline = TrainImages(image_size=32, seed=1, augmentation=Augmentation(policy))
         with make_loader("dali", source, pipeline, stream, device="cuda:0", threads=2) as loader:
             resident = loader.resident_batch(64)
             assert resident.keys() == {"images", "labels"}
             batches[policy] = [(batch["images"].clone(), batch.ids) for batch in loader]
-    for (plain, ids), (augmented, _) in zip(batches[""], batches["trivial"], strict=True):
+    for (plain, ids), (augmented, _) in zip(batches["none"], batches["trivial"], strict=True):
         plans = torch.from_numpy(Augmentation("trivial").draw(1, ids * 0, ids, 32))
         expected = Augmentation("trivial").apply(plain.cpu(), plans)
         assert ((augmented.cpu().int() - expected.int()).abs() <= 1).float().mean() > 0.995

@@ -68,7 +68,7 @@ class Task:
     gpu: bool = False
     rank: int = 0
     world_size: int = 1
-    augment: str | None = None
+    augment: str = "none"
     erase: float | None = None
 
     @property
@@ -110,9 +110,7 @@ class Contender:
 
 
 def _crops(task: Task) -> TrainImages:
-    return TrainImages(
-        seed=0, image_size=task.image_size, augmentation=Augmentation(task.augment or "", task.erase or 0)
-    )
+    return TrainImages(seed=0, image_size=task.image_size, augmentation=Augmentation(task.augment, task.erase or 0))
 
 
 def _resize(task: Task) -> Pipeline[Any]:

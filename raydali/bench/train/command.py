@@ -41,8 +41,8 @@ class TrainBench(TrainingOptions):
     """Compile the model with torch.compile, on GPUs."""
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
-    augment: str | None = None
-    """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none. Default: none."""
+    augment: str = "none"
+    """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none."""
     erase: float | None = None
     """Probability of random erasing of raydali's batches. Default: 0."""
     split: bool = True
@@ -63,7 +63,7 @@ def main(options: TrainBench) -> dict[str, Any]:
     from raydali.bench.train.plot import plot
 
     common.check(options, loaders=CHOICE)
-    Augmentation(options.augment or "", options.erase or 0)
+    Augmentation(options.augment, options.erase or 0)
     if not common.names(options.models):
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in common.names(options.models):

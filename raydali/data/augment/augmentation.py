@@ -36,7 +36,7 @@ class Augmentation:
     """A policy, and random erasing after it.
 
     Args:
-        policy: as in `--augment`; empty for none.
+        policy: as in `--augment`.
         erase: probability that a rectangle is erased (Zhong et al., AAAI 2020), with torchvision's distribution.
         colour: the mean colour in 0..255, with which rectangles, and in timm's policy corners, are filled.
         warp_filter: the filter of rotations, shears and translations.
@@ -45,7 +45,7 @@ class Augmentation:
         UsageError: the policy is unknown, or the probability is out of its range.
     """
 
-    policy: str = ""
+    policy: str = "none"
     erase: float = 0.0
     colour: tuple[int, int, int] = (124, 116, 104)
     warp_filter: WarpFilter = "bilinear"
@@ -58,7 +58,7 @@ class Augmentation:
     @property
     def parsed(self) -> Policy:
         """The policy; without stages if there is none."""
-        return parse(self.policy) if self.policy else Policy()
+        return parse(self.policy)
 
     @property
     def fill(self) -> tuple[int, int, int]:
@@ -66,7 +66,7 @@ class Augmentation:
         return self.colour if self.parsed.fills_with_mean else (0, 0, 0)
 
     def __bool__(self) -> bool:
-        return bool(self.policy or self.erase)
+        return bool(self.parsed.stages or self.erase)
 
     def draw(self, seed: int, epochs: Ids, ids: Ids, side: int) -> Rows:
         """Return the plans (N, chains * slots + 1, WIDTH) of samples (N,), for images of this height and width."""

@@ -361,11 +361,13 @@ EXAMPLES = "trivial, rand:9,2, auto, three, augmix, jitter:0.4, grey:0.2, blur:0
 
 @cache
 def parse(text: str) -> Policy:
-    """Return the policy of `--augment`: one of PRESETS or timm's own name, or several joined by `+`.
+    """Return the policy of `--augment`: none, one of PRESETS or timm's own name, or several joined by `+`.
 
     Raises:
         UsageError: an unknown name, or numbers that it does not take.
     """
+    if text == "none":
+        return Policy()
     policies = [_part(part.strip()) for part in text.split("+")]
     if len(policies) > 1 and any(policy.chains > 1 for policy in policies):
         raise UsageError(

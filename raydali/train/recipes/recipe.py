@@ -29,11 +29,11 @@ class Settings:
     val_image_size: int
     resize_size: int
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    tta: Literal["flip"] | None = None
+    tta: Literal["none", "flip"] = "none"
 
     random_area: tuple[float, float] = (0.08, 1.0)
     flip_probability: float = 0.5
-    augment: str | None = None
+    augment: str = "none"
     erase: float = 0.0
     augment_interpolation: Literal["bilinear", "nearest"] = "bilinear"
     mixup: float = 0.0

@@ -121,7 +121,7 @@ def test_hue_grey_and_blur_are_within_one_of_torchvisions(augmented: Augmented) 
         ("three", 40),
         ("augmix", 24),
         ("jitter:.4,.2+shift:3", 17),
-        ("", 9),
+        ("none", 9),
     ],
 )
 def test_kernels_do_what_torch_does_with_whole_policies(policy: str, side: int) -> None:

@@ -148,13 +148,13 @@ def test_augmix_has_chains_of_one_to_three_and_weights_that_sum_to_one() -> None
 
 
 def test_erased_rectangles_are_torchvisions() -> None:
-    rectangles = drawn("", 4000, erase=1.0)[:, -1, :4]
+    rectangles = drawn("none", 4000, erase=1.0)[:, -1, :4]
     torch.manual_seed(0)
     image, judge = torch.zeros(3, SIDE, SIDE), v2.RandomErasing(p=1.0)
     theirs = [judge.make_params([image]) for _ in range(4000)]
     for column, name in enumerate("ijhw"):
         assert ks_2samp(rectangles[:, column], [params[name] for params in theirs]).pvalue > 1e-3
-    assert abs((drawn("", 4000, erase=0.25)[:, -1, 2] > 0).mean() - 0.25) < 0.03
+    assert abs((drawn("none", 4000, erase=0.25)[:, -1, 2] > 0).mean() - 0.25) < 0.03
 
 
 def test_a_plan_depends_on_seed_epoch_and_id_alone() -> None:

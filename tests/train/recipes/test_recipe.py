@@ -70,7 +70,7 @@ def test_a_resume_keeps_the_micro_batch_and_a_given_one_wins() -> None:
 
 
 def test_differences_are_listed_as_options() -> None:
-    config = replace(config_of("fashion"), epochs=30, nesterov=False, augment=None, flip_probability=0.0, name="x")
+    config = replace(config_of("fashion"), epochs=30, nesterov=False, augment="none", flip_probability=0.0, name="x")
     phrases = [*find_recipe("fashion").differences(asdict(config))]
     assert phrases == [
         "--epochs 30 instead of 100",
