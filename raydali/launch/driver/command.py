@@ -43,7 +43,10 @@ def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Conf
     recipe = _given_recipe() if hasattr(config, "recipe") else None
     if recipe is not None:
         settings = {"recipe": recipe, **find_recipe(recipe).options()}
-        parsed = tyro.cli(config, default=config(**settings), config=style)
+        try:
+            parsed = tyro.cli(config, default=config(**settings), config=style)
+        except UsageError as error:
+            raise UsageError(f"{error} (options that are not given are those of --recipe {recipe})") from None
         demo = fine_tuning = None
     else:
         parsed = tyro.cli(config, config=style)
