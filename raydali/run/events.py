@@ -44,6 +44,7 @@ class Started(Event):
         step: the step at which the group began.
         versions, nodes: see `launch.worker.environment`.
         train_run: Ray Train's own id of the run.
+        phases: seconds of each phase from the command, or a worker's start, to the end of the first step, by its name.
     """
 
     event = "start"
@@ -54,6 +55,7 @@ class Started(Event):
     versions: Mapping[str, str | None] = field(default_factory=dict)
     nodes: Sequence[Mapping[str, Any]] = ()
     train_run: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

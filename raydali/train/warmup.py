@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
-from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed
+from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
 from raydali.train.checkpoint_file import snapshot
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS
@@ -55,8 +56,11 @@ def warm_up(
     """
     with _undone(modules, optimizer, precision):
         began = time.perf_counter()
-        for _ in range(steps):
+        for index in range(steps):
             yield take()
+            if index in (0, steps - 1):
+                synchronize(worker.device)
+                start_clock.mark("capture" if index else "compile")
         if not measures_ceiling:
             return Ceiling()
         on_cpu = worker.device.type == "cpu"
@@ -66,6 +70,7 @@ def warm_up(
         before = cpu_times()
         rate = yield from ceiling_images_per_second(take, images, worker.device, worker.sum)
         after = cpu_times()
+        start_clock.mark("ceiling")
         spent = after - before if before is not None and after is not None else None
         # Other processes on the host hardly affect the steps of a GPU.
         by_others = disturbed(worker.exchange(_on_host(worker, spent))) if on_cpu else ""

@@ -17,6 +17,7 @@ import tyro
 from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
+from raydali.host import start_clock
 from raydali.output import mark_warnings
 from raydali.train.recipes.published import find_recipe
 
@@ -36,6 +37,7 @@ def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Conf
     Raises:
         UsageError: an argument holds a key, or there is no such recipe.
     """
+    start_clock.mark("imports")
     mark_warnings()
     for argument in sys.argv[1:]:
         refuse_secrets(argument)

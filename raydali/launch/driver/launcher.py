@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from raydali.data.sources.source import Source
 from raydali.errors import StartError, UsageError
 from raydali.extras import require_extra
+from raydali.host import start_clock
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import (
@@ -120,6 +121,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
+    start_clock.mark("index")
     options = with_loader(options, console.print)
     folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
@@ -151,6 +153,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:
+        start_clock.mark("cluster")
         placement = resolve_placement(options, cluster)
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)

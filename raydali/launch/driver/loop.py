@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import TrainingError, UsageError
+from raydali.host import start_clock
 from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.host.interrupts import Interrupt
 from raydali.launch.driver.autoscaling_coordinator import AutoscalingCoordinatorSync
@@ -204,6 +205,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
         options=options,
         folder=folder,
         attempt=run.attempt,
+        marks=start_clock.marks(),
         channel=channel,
     )
     return Trainer(

@@ -15,6 +15,7 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 from raydali.data.loading.loader import Loader
 from raydali.data.sources.retry import retries
 from raydali.errors import DataError, DivergedError, NodeError, StorageAway, StorageError, UsageError
+from raydali.host import start_clock
 from raydali.host.checks import failed_checks
 from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.launch.options import LaunchOptions
@@ -45,6 +46,7 @@ class RaySession:
     """
 
     def __init__(self, task: "WorkerTask") -> None:
+        start_clock.mark("worker start")
         context = ray.get_runtime_context()
         self.worker = Worker.join(
             _device(),
@@ -52,12 +54,16 @@ class RaySession:
             node=context.get_node_id()[:8],
             timeout=task.options.group_timeout,
         )
+        start_clock.mark("process group")
         self._environment = environment(
             [WorkerEnvironment(**each) for each in self.worker.gather(asdict(worker_environment(self.worker)))]
         )
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
-        self.folder = self._attempt(task.attempt, folder).fenced(folder)
+        attempt = self._attempt(task.attempt, folder)
+        if attempt.group == 1:
+            start_clock.join(task.marks)
+        self.folder = attempt.fenced(folder)
         self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
@@ -118,6 +124,7 @@ class RaySession:
                     device=self.worker.device.type,
                     **self._environment,
                     train_run=get_train_context().train_run_context.run_id,
+                    phases=start_clock.phases(),
                 )
             )
 
@@ -160,6 +167,7 @@ class WorkerTask:
         data: the job's data, in Ray's object store.
         weights: what the model of a fresh run starts from, there too; None for random weights.
         attempt: the id of the driver's attempt.
+        marks: the phases of the driver's start.
     """
 
     train: Callable[..., None]
@@ -169,6 +177,7 @@ class WorkerTask:
     options: LaunchOptions
     folder: RunFolder
     attempt: str
+    marks: list[start_clock.Mark]
     channel: DriverChannel
 
 

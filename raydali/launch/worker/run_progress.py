@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from raydali.data.loading.loader import Loader
 from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.stream import MicroBatch, Stream
+from raydali.host import start_clock
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState
@@ -109,6 +110,7 @@ class RunProgress:
         self.meter.end_step()
         self._broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
+            start_clock.mark("first step")
             self._session.report_start(steps=stream.steps)
         self._session.report_progress(
             steps=stream.steps,

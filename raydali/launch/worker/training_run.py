@@ -37,6 +37,7 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.extras import default_loader
+from raydali.host import start_clock
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
@@ -154,6 +155,7 @@ class TrainingRun:
         )
         self._context = StepContext(self._micro_batches, self._config.seed, model, statistics, self.precision)
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
+        start_clock.mark("model")
 
     def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
         """Return the loss function for `step.backward`, compiled and captured in a CUDA graph if the options say so.
@@ -251,7 +253,7 @@ class TrainingRun:
         gc.freeze()
         progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
         progress.begin(loader)
-        trace, batches = progress.step_trace(), iter(loader)
+        trace, batches = progress.step_trace(), _marked(iter(loader))
         for index in range(self._cursor.start, self.stream.steps):
             trace.before(index)
             self._newest = Step(
@@ -375,3 +377,12 @@ class TrainingRun:
 
     def _error(self, text: str) -> UsageError:
         return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
+
+
+def _marked(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches; the time until the first one is a phase of the start."""
+    for first in batches:
+        start_clock.mark("first batch")
+        yield first
+        break
+    yield from batches

@@ -161,6 +161,14 @@ def _machine(node: Mapping[str, Any]) -> str:
     return f"{many(number(node.get('cores')), 'core')}, {many(number(node.get('workers')), 'worker')}{gpu}"
 
 
+def phases(row: Mapping[str, Any]) -> str:
+    """Describe how long each phase of a start took, for the end of its line; empty if it is not known."""
+    found = row.get("phases")
+    known = found.items() if isinstance(found, Mapping) else ()
+    took = [f"{name} {seconds(number(value))}" for name, value in known if number(value) is not None]
+    return f"; {', '.join(took)}" if took else ""
+
+
 def event(row: Mapping[str, Any], world_size: float | None) -> str:
     """Describe an event, a row of events.jsonl; `world_size` is the number of workers before it."""
     kind, size = row.get("event"), number(row.get("world_size"))

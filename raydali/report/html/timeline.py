@@ -7,7 +7,7 @@ from typing import Any
 
 from raydali.report.html.charts import Mark
 from raydali.report.html.history import History, number
-from raydali.report.html.text import DASH, changed_settings, event, moment, seconds
+from raydali.report.html.text import DASH, changed_settings, event, moment, phases, seconds
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 
 MAX_EVENTS = 200
@@ -88,7 +88,7 @@ def _described(history: History) -> list[tuple[Mapping[str, Any], str]]:
     """The newest events with their texts; the text of a start has the number of workers before it."""
     described, size = [], None
     for row in history.events:
-        described.append((row, event(row, size)))
+        described.append((row, event(row, size) + phases(row)))
         if row.get("event") in ("start", "resume"):
             size = number(row.get("world_size"))
     return described[-MAX_EVENTS:]

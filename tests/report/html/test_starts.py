@@ -130,3 +130,12 @@ def test_a_share_that_no_ceiling_allows_is_not_shown() -> None:
     rows[1] |= {"of_ceiling": 11.529, "ceiling_images_per_second": rows[1]["images_per_second"] / 11.529}
     assert history(rows).of_ceiling == pytest.approx(0.8)
     assert "1,152.9%" not in text(run_page(history(rows))) and "1152.9%" not in text(run_page(history(rows)))
+
+
+def test_the_phases_of_a_start_are_in_its_line() -> None:
+    made = history([record(0)], [start(5, phases={"imports": 3.2, "compile": 61.0, "odd": "x"})])
+    assert "cpu; imports 3.2 s, compile 1 min 1 s" in text(run_page(made))
+    made.add_event(start(70, step=10, seconds=70, phases={"worker start": 9.0}))
+    made.add_epoch(record(1))
+    (mark,) = marks(made)
+    assert "worker start" not in mark.label and "cpu; worker start 9.0 s" in text(run_page(made))
