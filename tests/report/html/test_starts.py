@@ -138,4 +138,4 @@ def test_the_phases_of_a_start_are_in_its_line() -> None:
     made.add_event(start(70, step=10, seconds=70, phases={"worker start": 9.0}))
     made.add_epoch(record(1))
     (mark,) = marks(made)
-    assert "worker start" not in mark.label and "cpu; worker start 9.0 s" in text(run_page(made))
+    assert "worker start" not in mark.label and "cpu; worker start 9 s" in text(run_page(made))
