@@ -1,0 +1,1 @@
+"""BatchNorm, addition and ReLU as one operation in compiled models."""

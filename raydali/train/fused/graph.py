@@ -1,0 +1,132 @@
+"""Replace BatchNorm with addition and ReLU in the graphs of a model that torch.compile compiles.
+
+The model itself stays as it is, and so do the names of its parameters and the classes of its layers, so that this works
+for any model, such as those of torchvision and timm. Two passes of Inductor do it:
+
+    before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (operators.py)
+    after gradients     gradient + another gradient -> backward -->  backward of two gradients
+
+BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
+users, layers in evaluation mode, SyncBatchNorm over ranks, and other activations are left to Inductor.
+"""
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+from raydali.train.fused import kernels, operators
+
+_RELUS = functional.relu, torch.relu
+_ADDITIONS = operator.add, operator.iadd, torch.add
+_SIGNATURE = inspect.signature(functional.batch_norm)
+_FILES = __file__, operators.__file__, kernels.__file__
+
+
+def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
+    """Return the options of torch.compile that fuse."""
+    return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_additions)}
+
+
+class _Pass(CustomGraphPass):  # type: ignore[misc]  # mypy reads nothing of Inductor
+    """A pass that lets Inductor cache what it compiles."""
+
+    def __init__(self, function: Callable[[Graph], int]) -> None:
+        self._function = function
+
+    def __call__(self, graph: Graph) -> None:
+        self._function(graph)
+
+    def uuid(self) -> tuple[str, bytes]:
+        return self._function.__name__, get_hash_for_files(_FILES)
+
+
+def fuse(graph: Graph) -> int:
+    """Replace layers of BatchNorm in training before ReLU, with an addition between them or without.
+
+    Args:
+        graph: the forward pass as Dynamo traces it.
+
+    Returns:
+        the number of layers that are replaced.
+    """
+    count = 0
+    for relu in list(graph.nodes):
+        before = relu.args[0] if relu.target in _RELUS and relu.args else None
+        if not isinstance(before, Node) or len(before.users) > 1:
+            continue
+        if _is_training(before):
+            _replace([before, relu], None)
+            count += 1
+        elif before.target in _ADDITIONS and (summands := _summands(before)):
+            norm, residual = summands
+            if _is_training(residual) and len(residual.users) == 1:
+                residual = _replace([residual], None)
+                count += 1
+            _replace([norm, before, relu], residual)
+            count += 1
+    return count
+
+
+def fuse_additions(graph: Graph) -> int:
+    """Let backward passes add two gradients, as of an output that two layers use; return how many do.
+
+    Args:
+        graph: a backward pass, after all gradients are traced.
+    """
+    count = 0
+    for node in graph.find_nodes(op="call_function", target=torch.ops.raydali.batch_norm_gradients.default):
+        total = node.args[0]
+        if total.target is torch.ops.aten.add.Tensor and len(total.users) == 1 and not total.kwargs:
+            values = [each.meta["val"] for each in (total, *total.args) if isinstance(each, Node)]
+            if len({(each.shape, each.dtype, each.stride()) for each in values}) == 1 < len(values) - 1:
+                node.args = (*total.args, *node.args[2:])
+                graph.erase_node(total)
+                count += 1
+    return count
+
+
+def _is_training(node: Node) -> bool:
+    """Return whether it is BatchNorm in training, with an average that is known."""
+    if node.target is not functional.batch_norm:
+        return False
+    arguments = _arguments(node)
+    return arguments["training"] is True and isinstance(arguments["momentum"], float)
+
+
+def _arguments(norm: Node) -> dict[str, Any]:
+    bound = _SIGNATURE.bind(*norm.args, **norm.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _summands(addition: Node) -> tuple[Node, Node] | None:
+    """Return the BatchNorm whose result only this addition uses, and the residual; None if there is none."""
+    nodes = [each for each in addition.args if isinstance(each, Node)]
+    if len(nodes) < 2 or addition.kwargs:
+        return None
+    # An addition in place changes its first summand, which others may use if it is not the result of BatchNorm.
+    for norm, residual in [nodes, nodes[::-1]][: 1 if addition.target is operator.iadd else 2]:
+        if _is_training(norm) and len(norm.users) == 1 and len(_arguments(norm)["input"].users) == 1:
+            return norm, residual
+    return None
+
+
+def _replace(nodes: Sequence[Node], residual: Node | None) -> Node:
+    """Replace nodes, of which the first is BatchNorm, with one that gives the result of the last one."""
+    norm, last = nodes[0], nodes[-1]
+    named = _arguments(norm)
+    y, *others = (named[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "momentum", "eps"))
+    with norm.graph.inserting_before(norm if residual is None else nodes[1]):
+        arguments = (y, residual, *others, last is not norm)
+        fused = norm.graph.call_function(torch.ops.raydali.batch_norm.default, arguments)
+    fused.meta = dict(last.meta)
+    last.replace_all_uses_with(fused)
+    for node in reversed(nodes):
+        norm.graph.erase_node(node)
+    return fused

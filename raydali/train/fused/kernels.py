@@ -1,0 +1,466 @@
+"""Triton kernels of BatchNorm with addition and ReLU, for images in channels-last order.
+
+A batch of images is a matrix of N*H*W rows and C columns. Four kernels sweep over it; two small ones complete sums:
+
+    forward    y                      -- _moments, _statistics -->  mean, rstd, running statistics
+               y, residual            -- _normalize            -->  output, signs
+    backward   grad, other, y, signs  -- _sums, _complete      -->  masked gradient, gradients of weight and bias
+               masked gradient, y     -- _input_gradient       -->  gradient of y
+
+What they move, in units of N*C*H*W elements. For an image, ResNet-50 has 4.1 M elements in layers of BatchNorm + ReLU,
+5.5 M in those with an addition, and 1.5 M in BatchNorm alone, which costs as much as BatchNorm + ReLU.
+
+| kernel          | BatchNorm + ReLU        | BatchNorm + addition + ReLU                              |
+|-----------------|-------------------------|----------------------------------------------------------|
+| _moments        | reads y: 1              | reads y: 1                                               |
+| _normalize      | y, writes output: 2     | y, residual, writes output, signs (1/16 in bf16): 3.06   |
+| _sums           | grad, y: 2              | grad, other, y, signs, writes masked gradient: 4.06      |
+| _input_gradient | grad, y, writes own: 3  | masked gradient, y, writes own: 3                        |
+| together        | 8                       | 11.1; `other` replaces an addition of two gradients by 3 |
+
+ReLU's mask is computed again from y, which is read anyway. After an addition it would need the residual or the output
+once more, so that one bit an element is kept instead. The masked gradient is that of the residual: the last kernel
+reads it. Each second sweep starts at the end, which the L2 cache still holds, and ends where the next kernel begins.
+
+Statistics are fp32, by Welford's algorithm on differences from the first row, so that a large mean costs no precision.
+Sums have a fixed order: results are the same in each run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+TILE = 4096
+"""Elements that a program holds at a time."""
+REDUCING = 132 * 6
+"""Largest number of programs of a reduction; an H100 or H200 has 132 multiprocessors."""
+SWEEPING = 132 * 32
+"""Largest number of programs of a kernel without a reduction, which need not be few."""
+WARPS = 8
+"""Warps of each program."""
+STAGES = 3
+"""Tiles of each program that are read at a time, asynchronously."""
+SIGNS = 8
+"""Signs that are packed into a byte, of neighbouring channels; 8 values of bf16 are what a thread reads at once."""
+
+_SIGNS = tl.constexpr(SIGNS)
+_NONE, _OF_OUTPUT, _OF_SIGNS = (tl.constexpr(each) for each in range(3))  # where ReLU's mask comes from
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How kernels divide a matrix of rows and columns."""
+
+    rows: int
+    columns: int
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """The rows and columns of a tile, and how a program reads tiles."""
+        block_c = min(128, triton.next_power_of_2(self.columns))
+        return {"block_r": TILE // block_c, "block_c": block_c, "stages": STAGES, "num_warps": WARPS}
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Number of tiles: next to each other, and one above another."""
+        return triton.cdiv(self.columns, self.tile["block_c"]), triton.cdiv(self.rows, self.tile["block_r"])
+
+    @property
+    def reduction(self) -> tuple[int, int]:
+        """The programs of a reduction, each for every `reduction[1]`-th tile of some columns."""
+        across, down = self.tiles
+        return across, max(1, min(REDUCING // across, down // STAGES))
+
+    @property
+    def height(self) -> int:
+        """Number of tiles, one above another, of each program of a kernel without a reduction."""
+        across, down = self.tiles
+        return int(triton.cdiv(across * down, SWEEPING))
+
+    @property
+    def sweep(self) -> tuple[int, int]:
+        """The programs of a kernel without a reduction."""
+        across, down = self.tiles
+        return across, int(triton.cdiv(down, self.height))
+
+    @property
+    def completion(self) -> dict[str, int]:
+        """The partial sums and columns of a program that completes sums."""
+        block_s = triton.next_power_of_2(self.reduction[1])
+        return {"block_s": block_s, "block_c": max(1, min(32, TILE // block_s)), "num_warps": WARPS}
+
+    @property
+    def completing(self) -> tuple[int]:
+        """The programs that complete sums."""
+        return (triton.cdiv(self.columns, self.completion["block_c"]),)
+
+    def partial(self, like: torch.Tensor) -> Pair:
+        """Make room for two partial sums of each program of a reduction."""
+        size = (2, self.reduction[1], self.columns)
+        first, second = like.new_empty(size, dtype=torch.float32)
+        return first, second
+
+
+def _grid(y: torch.Tensor) -> _Grid:
+    return _Grid(y.numel() // y.shape[1], y.shape[1])
+
+
+def statistics(
+    y: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, momentum: float, eps: float
+) -> Pair:
+    """Return the mean and 1 / sqrt(variance + eps) of each channel (C, fp32), and update the running statistics.
+
+    Args:
+        y: images (N, C, H, W), channels-last, as all images here.
+        running_mean: (C), fp32.
+        running_var: (C), fp32: of the unbiased variance.
+        momentum: share of this batch in the running statistics.
+        eps: is added to the variance.
+    """
+    grid = _grid(y)
+    means, squares = grid.partial(y)
+    mean, rstd = torch.empty_like(running_mean), torch.empty_like(running_mean)
+    size = grid.rows, grid.columns
+    _moments[grid.reduction](y, means, squares, *size, **grid.tile)
+    _statistics[grid.completing](
+        *(y, means, squares, mean, rstd, running_mean, running_var, *size, grid.reduction[1], momentum, eps),
+        block_r=grid.tile["block_r"],
+        **grid.completion,
+    )
+    return mean, rstd
+
+
+def normalize(
+    y: torch.Tensor,
+    residual: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    relu: bool,
+) -> Pair:
+    """Return the normalised images, or those plus the residual, through ReLU if so; and the signs of sums, packed.
+
+    Args:
+        y: images (N, C, H, W).
+        residual: images like y; C is then a multiple of SIGNS, and relu is true.
+        mean: that of each channel (C, fp32).
+        rstd: 1 / sqrt(variance + eps) of each channel (C, fp32).
+        weight: (C), fp32.
+        bias: (C), fp32.
+        relu: whether to apply ReLU.
+    """
+    grid, output = _grid(y), torch.empty_like(y)
+    size = grid.rows, grid.columns
+    signs = empty_signs(y, residual)
+    _normalize[grid.sweep](
+        *(y, y if residual is None else residual, output, signs, mean, rstd, weight, bias, *size, grid.height),
+        adds=residual is not None,
+        relu=relu,
+        **grid.tile,
+    )
+    return output, signs
+
+
+def empty_signs(y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Return bytes for the signs of y plus the residual; none without a residual."""
+    return y.new_empty(0 if residual is None else y.numel() // SIGNS, dtype=torch.uint8)
+
+
+def empty_masked(y: torch.Tensor, other: torch.Tensor | None, signs: torch.Tensor) -> torch.Tensor:
+    """Return room for the masked gradient, if it is written: to be read again is cheaper than what it is made of."""
+    return torch.empty_like(y) if other is not None or len(signs) else y.new_empty(0)
+
+
+def gradients(
+    grad: torch.Tensor,
+    other: torch.Tensor | None,
+    y: torch.Tensor,
+    signs: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    relu: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of y and of the residual (N, C, H, W; empty for none), and of weight and bias (C, fp32).
+
+    Args:
+        grad: a gradient of the output, like y.
+        other: another gradient of the output, which is added.
+        y: as in `normalize`, as are those below.
+        signs: what `normalize` returned.
+        mean: see there.
+        rstd: see there.
+        weight: see there.
+        bias: see there.
+        relu: see there.
+    """
+    grid, result = _grid(y), torch.empty_like(y)
+    size = grid.rows, grid.columns
+    sums, products = grid.partial(y)
+    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
+    mask = _NONE if not relu else _OF_SIGNS if len(signs) else _OF_OUTPUT
+    masked = empty_masked(y, other, signs)
+    writes = len(masked) > 0
+    _sums[grid.reduction](
+        *(grad, grad if other is None else other, y, signs, masked, mean, rstd, weight, bias, sums, products, *size),
+        adds=other is not None,
+        mask=mask.value,
+        writes=writes,
+        **grid.tile,
+    )
+    splits = grid.reduction[1]
+    _complete[grid.completing](sums, products, rstd, of_weight, of_bias, grid.columns, splits, **grid.completion)
+    _input_gradient[grid.sweep](
+        *(masked if writes else grad, y, result, mean, rstd, weight, bias, of_weight, of_bias, *size, grid.height),
+        masks=mask is _OF_OUTPUT and not writes,
+        **grid.tile,
+    )
+    return result, masked, of_weight, of_bias
+
+
+@triton.jit
+def _columns(columns, block_c: tl.constexpr):
+    """Return the columns of this program's tiles, and which of them exist."""
+    column = tl.program_id(0) * block_c + tl.arange(0, block_c)
+    return column, column < columns
+
+
+@triton.jit
+def _place(tile, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr):
+    """Return the places of a tile's values in the matrix, and which of them exist."""
+    row = tile.to(tl.int64) * block_r + tl.arange(0, block_r)
+    column, exists = _columns(columns, block_c)
+    return row[:, None] * columns + column[None, :], (row < rows)[:, None] & exists[None, :]
+
+
+@triton.jit
+def _place_of_signs(tile, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr):
+    """Return the places of the bytes with a tile's signs, and which of them exist."""
+    row = tile.to(tl.int64) * block_r + tl.arange(0, block_r)
+    column = tl.program_id(0) * (block_c // _SIGNS) + tl.arange(0, block_c // _SIGNS)
+    exists = (row < rows)[:, None] & (column < columns // _SIGNS)[None, :]
+    return row[:, None] * (columns // _SIGNS) + column[None, :], exists
+
+
+@triton.jit
+def _affine(value, mean, rstd, weight, bias):
+    """Return normalised values; the same arithmetic in both directions, so that ReLU's mask is the same."""
+    return (value - mean) * (weight * rstd) + bias
+
+
+@triton.jit
+def _moments(y, means, squares, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr):
+    """Write the mean and the sum of squared deviations of every n-th tile's values, less those of the first row."""
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    column, exists = _columns(columns, block_c)
+    shift = tl.load(y + column, mask=exists, other=0).to(tl.float32)[None, :]
+    mean = tl.zeros((block_r, block_c), tl.float32)
+    square = tl.zeros((block_r, block_c), tl.float32)
+    tiles = tl.cdiv(rows, block_r)
+    steps = tl.cdiv(tiles - split, splits)
+    for step in tl.range(steps, num_stages=stages):
+        place, inside = _place(split + step * splits, rows, columns, block_r, block_c)
+        value = tl.load(y + place, mask=inside, other=0).to(tl.float32) - shift
+        delta = tl.where(inside, value - mean, 0.0)
+        mean += delta * (1.0 / (step + 1))
+        square += delta * (value - mean)
+    # Only the last tile of all may have fewer rows.
+    last = (split + (steps - 1) * splits) * block_r + tl.arange(0, block_r)
+    count = (steps - tl.where(last < rows, 0, 1)).to(tl.float32)[:, None]
+    of_all = tl.sum(count * mean, 0) / tl.sum(count, 0)
+    deviation = mean - of_all[None, :]
+    total = tl.sum(square + count * deviation * deviation, 0)
+    tl.store(means + split * columns + column, of_all, mask=exists)
+    tl.store(squares + split * columns + column, total, mask=exists)
+
+
+@triton.jit
+def _partial(sums, column, exists, columns, splits, block_s: tl.constexpr):
+    """Return the partial sums of these columns; 0 where there is none."""
+    split = tl.arange(0, block_s)[:, None]
+    return tl.load(sums + split * columns + column[None, :], mask=(split < splits) & exists[None, :], other=0)
+
+
+@triton.jit
+def _statistics(
+    y,
+    means,
+    squares,
+    mean,
+    rstd,
+    running_mean,
+    running_var,
+    rows,
+    columns,
+    splits,
+    momentum,
+    eps,
+    block_r: tl.constexpr,
+    block_s: tl.constexpr,
+    block_c: tl.constexpr,
+):
+    """Write the statistics of some columns from their parts, and update the running ones."""
+    column, exists = _columns(columns, block_c)
+    split = tl.arange(0, block_s)
+    tiles = tl.cdiv(rows, block_r)
+    own = tl.where(split < splits, tl.cdiv(tiles - split, splits) * block_r, 0)
+    count = tl.where(split == (tiles - 1) % splits, own - (tiles * block_r - rows), own).to(tl.float32)[:, None]
+    part = _partial(means, column, exists, columns, splits, block_s)
+    shifted = tl.sum(part * count, 0) / rows
+    deviation = part - shifted[None, :]
+    square = tl.sum(_partial(squares, column, exists, columns, splits, block_s) + count * deviation * deviation, 0)
+    of_batch = tl.load(y + column, mask=exists, other=0).to(tl.float32) + shifted
+    tl.store(mean + column, of_batch, mask=exists)
+    tl.store(rstd + column, 1.0 / tl.sqrt_rn(square / rows + eps), mask=exists)
+    past_mean = tl.load(running_mean + column, mask=exists)
+    past_var = tl.load(running_var + column, mask=exists)
+    tl.store(running_mean + column, past_mean + momentum * (of_batch - past_mean), mask=exists)
+    tl.store(running_var + column, past_var + momentum * (square / (rows - 1) - past_var), mask=exists)
+
+
+@triton.jit
+def _normalize(
+    y,
+    residual,
+    output,
+    signs,
+    mean,
+    rstd,
+    weight,
+    bias,
+    rows,
+    columns,
+    tiles,
+    adds: tl.constexpr,
+    relu: tl.constexpr,
+    block_r: tl.constexpr,
+    block_c: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write some tiles of the output and of its signs, from the last ones to the first."""
+    column, exists = _columns(columns, block_c)
+    of_mean = tl.load(mean + column, mask=exists)[None, :]
+    of_rstd = tl.load(rstd + column, mask=exists)[None, :]
+    of_weight = tl.load(weight + column, mask=exists)[None, :]
+    of_bias = tl.load(bias + column, mask=exists)[None, :]
+    end = (tl.num_programs(1) - tl.program_id(1)) * tiles
+    for step in tl.range(tiles, num_stages=stages):
+        place, inside = _place(end - 1 - step, rows, columns, block_r, block_c)
+        value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
+        value = _affine(value, of_mean, of_rstd, of_weight, of_bias)
+        if adds:
+            value += tl.load(residual + place, mask=inside, other=0).to(tl.float32)
+            is_kept = tl.where(value <= 0, 0, 1)  # NaN is kept, as in torch
+            bits = tl.reshape(is_kept, (block_r, block_c // _SIGNS, _SIGNS)) << tl.arange(0, _SIGNS)[None, None, :]
+            of_signs, existing = _place_of_signs(end - 1 - step, rows, columns, block_r, block_c)
+            tl.store(signs + of_signs, tl.sum(bits, 2).to(tl.uint8), mask=existing)
+        if relu:
+            value = tl.where(value <= 0, 0.0, value)
+        tl.store(output + place, value.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sums(
+    grad,
+    other,
+    y,
+    signs,
+    masked,
+    mean,
+    rstd,
+    weight,
+    bias,
+    sums,
+    products,
+    rows,
+    columns,
+    adds: tl.constexpr,
+    mask: tl.constexpr,
+    writes: tl.constexpr,
+    block_r: tl.constexpr,
+    block_c: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write the sums of the gradient, and of its product with y - mean, over every n-th tile; and it, masked."""
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    column, exists = _columns(columns, block_c)
+    of_mean = tl.load(mean + column, mask=exists)[None, :]
+    of_rstd = tl.load(rstd + column, mask=exists)[None, :]
+    of_weight = tl.load(weight + column, mask=exists)[None, :]
+    of_bias = tl.load(bias + column, mask=exists)[None, :]
+    total = tl.zeros((block_r, block_c), tl.float32)
+    product = tl.zeros((block_r, block_c), tl.float32)
+    for step in tl.range(tl.cdiv(tl.cdiv(rows, block_r) - split, splits), num_stages=stages):
+        tile = split + step * splits
+        place, inside = _place(tile, rows, columns, block_r, block_c)
+        gradient = tl.load(grad + place, mask=inside, other=0).to(tl.float32)
+        value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
+        if adds:
+            gradient += tl.load(other + place, mask=inside, other=0).to(tl.float32)
+        if mask == _OF_OUTPUT:
+            gradient = tl.where(_affine(value, of_mean, of_rstd, of_weight, of_bias) <= 0, 0.0, gradient)
+        if mask == _OF_SIGNS:
+            of_signs, existing = _place_of_signs(tile, rows, columns, block_r, block_c)
+            packed = tl.load(signs + of_signs, mask=existing, other=0).to(tl.int32)
+            bits = (packed[:, :, None] >> tl.arange(0, _SIGNS)[None, None, :]) & 1
+            gradient = tl.where(tl.reshape(bits, (block_r, block_c)) == 0, 0.0, gradient)
+        if writes:
+            tl.store(masked + place, gradient.to(masked.dtype.element_ty), mask=inside)
+        total += gradient
+        product += gradient * (value - of_mean)
+    tl.store(sums + split * columns + column, tl.sum(total, 0), mask=exists)
+    tl.store(products + split * columns + column, tl.sum(product, 0), mask=exists)
+
+
+@triton.jit
+def _complete(sums, products, rstd, of_weight, of_bias, columns, splits, block_s: tl.constexpr, block_c: tl.constexpr):
+    """Write the gradients of weight and bias of some columns."""
+    column, exists = _columns(columns, block_c)
+    product = tl.sum(_partial(products, column, exists, columns, splits, block_s), 0)
+    total = tl.sum(_partial(sums, column, exists, columns, splits, block_s), 0)
+    tl.store(of_weight + column, product * tl.load(rstd + column, mask=exists), mask=exists)
+    tl.store(of_bias + column, total, mask=exists)
+
+
+@triton.jit
+def _input_gradient(
+    grad,
+    y,
+    result,
+    mean,
+    rstd,
+    weight,
+    bias,
+    of_weight,
+    of_bias,
+    rows,
+    columns,
+    tiles,
+    masks: tl.constexpr,
+    block_r: tl.constexpr,
+    block_c: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Write some tiles of the gradient of y, from the last ones to the first."""
+    column, exists = _columns(columns, block_c)
+    own_mean = tl.load(mean + column, mask=exists)[None, :]
+    own_rstd = tl.load(rstd + column, mask=exists)[None, :]
+    own_weight = tl.load(weight + column, mask=exists)[None, :]
+    own_bias = tl.load(bias + column, mask=exists)[None, :]
+    level = (tl.load(of_bias + column, mask=exists) / rows)[None, :]
+    slope = (tl.load(of_weight + column, mask=exists) / rows)[None, :] * own_rstd
+    end = (tl.num_programs(1) - tl.program_id(1)) * tiles
+    for step in tl.range(tiles, num_stages=stages):
+        place, inside = _place(end - 1 - step, rows, columns, block_r, block_c)
+        gradient = tl.load(grad + place, mask=inside, other=0).to(tl.float32)
+        value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
+        if masks:
+            gradient = tl.where(_affine(value, own_mean, own_rstd, own_weight, own_bias) <= 0, 0.0, gradient)
+        gradient = (gradient - level - (value - own_mean) * slope) * (own_weight * own_rstd)
+        tl.store(result + place, gradient.to(result.dtype.element_ty), mask=inside)

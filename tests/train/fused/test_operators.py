@@ -1,0 +1,140 @@
+"""Fused BatchNorm by Triton's interpreter against PyTorch's BatchNorm in float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from raydali.train.fused import kernels, operators
+from tests.support.batch_norms import SETTINGS, Tensors, random_images, results, tensors
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(2, 1, 1, 1), (3, 3, 5, 7), (2, 17, 4, 4), (5, 8, 25, 40), (2, 2048, 1, 2)]
+SMALL = 3, 24, 6, 7
+RELATIVE = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-7}
+"""Errors of rounding. Triton's interpreter rounds bf16 towards zero; a GPU rounds it to the nearest value."""
+
+
+@pytest.fixture(autouse=True)
+def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small images need several tiles of several programs."""
+    monkeypatch.setattr(kernels, "TILE", 1024)
+    monkeypatch.setattr(kernels, "REDUCING", 40)
+    monkeypatch.setattr(kernels, "SWEEPING", 20)
+
+
+def assert_close(found: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
+    """Images differ by their rounding, and all by 1e-5 of the largest value or of 1, for sums of fp32."""
+    assert found.keys() == exact.keys()
+    for name, expected in exact.items():
+        assert found[name].dtype == (dtype if expected.dim() == 4 else torch.float32)
+        allowed = RELATIVE[found[name].dtype] * expected.abs() + 1e-5 * expected.abs().max().clamp(min=1)
+        assert ((found[name].double() - expected).abs() <= allowed).all(), name
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [*((shape, torch.float32) for shape in SHAPES), (SMALL, torch.bfloat16)])
+def test_batch_norm_and_relu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, grad = tensors(random_images(shape, dtype, 0), residual=False), random_images(shape, dtype, 3)
+    assert_close(results(inputs, grad), results(inputs, grad, torch.float64), dtype)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [*((SMALL, dtype) for dtype in DTYPES), ((4, 64, 9, 7), torch.bfloat16)])
+def test_an_addition_before_relu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, grad = tensors(random_images(shape, dtype, 0), residual=True), random_images(shape, dtype, 3)
+    assert_close(results(inputs, grad), results(inputs, grad, torch.float64), dtype)
+
+
+def test_batch_norm_alone() -> None:
+    inputs, grad = (
+        tensors(random_images(SMALL, torch.float16, 0), residual=False),
+        random_images(SMALL, torch.float16, 3),
+    )
+    exact = results(inputs, grad, torch.float64, relu=False)
+    assert_close(results(inputs, grad, relu=False), exact, torch.float16)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_backward_adds_two_gradients(residual: bool) -> None:
+    y, grads = random_images(SMALL, torch.float32, 0), [random_images(SMALL, torch.float32, seed) for seed in (3, 4)]
+    inputs = tensors(y, residual=residual)
+    exact = results(inputs, grads[0].double() + grads[1].double(), torch.float64)
+    mean, rstd = operators.statistics(y, inputs["running_mean"], inputs["running_var"], *SETTINGS)
+    weights = inputs["weight"], inputs["bias"]
+    _, signs = operators.normalize(y, inputs.get("residual"), mean, rstd, *weights, True)
+    of_y, of_residual, *of_weights = operators.gradients(*grads, y, signs, mean, rstd, *weights, True)
+    found = dict(zip(("y", "weight", "bias", "residual"), (of_y, *of_weights, of_residual), strict=True))
+    named = {name: found[name.removeprefix("gradient of ")] for name in exact if name.startswith("gradient")}
+    assert_close(named, {name: exact[name] for name in named}, torch.float32)
+
+
+def test_a_large_mean_costs_no_precision() -> None:
+    noise = torch.randn((2, 5, 30, 20), generator=torch.Generator().manual_seed(0))
+    y = (1e3 + 1e-2 * noise).contiguous(memory_format=torch.channels_last)
+    y[0, 1, 0, 0] = 0  # an unlucky shift
+    exact, running = y.double().var((0, 2, 3), correction=0), (torch.zeros(5), torch.ones(5))
+    mean, rstd = operators.statistics(y, *running, *SETTINGS)
+    torch.testing.assert_close(rstd.double() ** -2 - SETTINGS[1], exact, rtol=1e-4, atol=0)
+    torch.testing.assert_close(mean.double(), y.double().mean((0, 2, 3)), rtol=2**-23, atol=0)
+
+
+def test_a_channel_of_one_value_gives_the_bias() -> None:
+    y = torch.full((3, 8, 4, 4), 0.7).contiguous(memory_format=torch.channels_last)
+    found = results(tensors(y, residual=False), random_images((3, 8, 4, 4), torch.float32, 3), relu=False)
+    inputs = tensors(y, residual=False)
+    assert (found["output"] == inputs["bias"][:, None, None]).all()
+    assert found["gradient of weight"].eq(0).all() and found["gradient of y"].isfinite().all()
+
+
+def test_nan_stays() -> None:
+    y = random_images(SMALL, torch.float32, 0)
+    y[1, 5, 0, 0] = torch.nan
+    found = results(tensors(y, residual=True), random_images(SMALL, torch.float32, 3))
+    assert found["output"][:, 5].isnan().all() and not found["output"][:, :5].isnan().any()
+    assert found["gradient of y"][:, 5].isnan().all()
+
+
+def test_results_are_the_same_each_time() -> None:
+    inputs, grad = (
+        tensors(random_images(SMALL, torch.float32, 0), residual=True),
+        random_images(SMALL, torch.float32, 3),
+    )
+    first, second = results(inputs, grad), results(inputs, grad)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_what_the_kernels_do_not_take_is_pytorchs() -> None:
+    y, odd = random_images(SMALL, torch.float32, 0), random_images((2, 17, 4, 4), torch.float32, 0)
+    weight, statistics = torch.ones(24), torch.zeros(24)
+    assert operators.takes(y, y, weight, statistics)
+    assert operators.takes(odd, None, torch.ones(17), torch.zeros(17))
+    assert not operators.takes(odd, odd, torch.ones(17), torch.zeros(17))
+    assert not operators.takes(y, y.contiguous(), weight, statistics)
+    assert not operators.takes(y, y.half(), weight, statistics)
+    assert not operators.takes(y.contiguous(), None, weight, statistics)
+    assert not operators.takes(y.double(), None, weight, statistics)
+    assert not operators.takes(y, None, weight.bfloat16(), statistics)
+    assert not operators.takes(y, None, None, statistics)
+    assert not operators.takes(y, None, weight, None)
+    output = torch.ops.raydali.batch_norm(y, y, None, None, None, None, *SETTINGS, True)
+    assert torch.equal(output, functional.relu(functional.batch_norm(y, None, None, training=True) + y))
+
+
+def test_one_value_per_channel_is_refused() -> None:
+    y = torch.zeros(1, 8, 1, 1)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        torch.ops.raydali.batch_norm(y, None, *torch.ones(4, 8), *SETTINGS, True)
+
+
+def test_operators_keep_their_contracts() -> None:
+    inputs, grad = tensors(random_images((2, 8, 3, 3), torch.float32, 0), residual=True), torch.ones(2, 8, 3, 3)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    y, residual, weights = inputs["y"], inputs["residual"], (inputs["weight"], inputs["bias"])
+    running = inputs["running_mean"], inputs["running_var"]
+    mean, rstd = operators.statistics(y, *running, *SETTINGS)
+    signs = operators.normalize(y, residual, mean, rstd, *weights, True)[1]
+    tests = "test_schema", "test_faketensor"
+    torch.library.opcheck(operators.statistics, (y, *running, *SETTINGS), test_utils=tests)
+    torch.library.opcheck(operators.normalize, (y, residual, mean, rstd, *weights, True), test_utils=tests)
+    for other in (None, grad):
+        torch.library.opcheck(
+            operators.gradients, (grad, other, y, signs, mean, rstd, *weights, True), test_utils=tests
+        )
