@@ -20,7 +20,7 @@ from raydali.launch.options import LaunchOptions
 from raydali.train.recipes.published import find_recipe
 from raydali.train.recipes.recipe import micro_batch
 
-CHOSEN = "precision", "compile"
+CHOSEN = "precision", "compile", "fused"
 """Options that are None until the workers choose them."""
 OF_SHUFFLING = "shuffle_block", "shuffle_window", "shuffle_apart"
 """Options that are None until the driver chooses them."""

@@ -207,6 +207,9 @@ class TrainingOptions(LaunchOptions):
     compile: bool | None = None
     """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
     10000 steps; a resume keeps it."""
+    fused: bool | None = None
+    """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
+    Default: no; a resume keeps it."""
     cuda_graph: bool = True
     """On GPUs, replay forward and backward as one CUDA graph, if each worker has one micro-batch per step."""
     ceiling: bool = True
@@ -229,6 +232,10 @@ class TrainingOptions(LaunchOptions):
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "weight_decay", least=0)
         require(self, "max_bad_fraction", least=0, below=1)
+        if self.fused and self.compile is False:
+            raise UsageError(
+                "--fused needs --compile, which puts fused operations into the model: give both, or neither"
+            )
         if self.loader == "resident" and not self.keeps_resident:
             raise UsageError("--loader resident is for classifiers of images: give --loader dali or torch")
 

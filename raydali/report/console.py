@@ -111,8 +111,8 @@ class Console:
                 self.print(f"ceiling: {rate_text(rate)} images/s with the batch already on the device")
             case OptionsChosen(options=options):
                 chosen = [f"--precision {options['precision']}"] if "precision" in options else []
-                chosen += ["--compile"] * bool(options.get("compile"))
-                if chosen:  # a CPU compiles nothing, which needs no line
+                chosen += [f"--{name}" for name in ("compile", "fused") if options.get(name)]
+                if chosen:  # a CPU compiles and fuses nothing, which needs no line
                     self.print(f"chosen for this hardware, and kept by resumes: {' '.join(chosen)}")
             case Failure():
                 self._show_failure(event)

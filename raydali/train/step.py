@@ -33,6 +33,7 @@ class ForwardBackward:
         micro_batches: number of micro-batches of all ranks in a global batch.
         compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
             compiled runs eagerly, which is logged.
+        fused: whether a compiled model gets fused BatchNorm, see fused/graph.py; None means False.
         graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
             one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the default
             one. A loss that cannot be captured runs without a graph, which is logged.
@@ -47,17 +48,23 @@ class ForwardBackward:
         *,
         micro_batches: int,
         compiled: bool | None = False,
+        fused: bool | None = False,
         graph: bool = False,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(_Loss(model, loss))
         self._uncompiled, forward = loss, self._parallel or loss
+        options: dict[str, str | int | bool | Callable[..., object]] | None = None
         if compiled:  # this import takes seconds
             import torch._dynamo.config
 
             torch._dynamo.config.suppress_errors = True
             torch._dynamo.config.recompile_limit = MAX_SHAPES
-        self._forward = torch.compile(forward, dynamic=False) if compiled else forward
+            if fused:
+                from raydali.train.fused.graph import inductor_options
+
+                options = inductor_options()
+        self._forward = torch.compile(forward, dynamic=False, options=options) if compiled else forward
         self._precision = precision
         self._share = worker.world_size / micro_batches
         self._captures = graph

@@ -130,6 +130,7 @@ def test_ranks_train_together_and_end_quietly(
         rounds=1,
         precision="fp32",
         compile=True,
+        fused=False,
         cuda_graph=True,
         split=False,
     )
@@ -292,6 +293,7 @@ def test_a_bar_above_the_ceiling_lacks_nothing() -> None:
         ({"data": "/nowhere"}, "/nowhere"),
         ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json"),
         ({"plot": "/"}, "--plot /"),
+        ({"fused": True, "compile": False}, "--fused --compile"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:

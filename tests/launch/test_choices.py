@@ -45,7 +45,8 @@ LONG = 8 * COMPILE_PAYS_FROM
 
 def begun(path: Path, **settings: Any) -> RunFolder:
     folder = folder_of(path)
-    folder.write_json("config.json", {"model": "resnet50", "precision": None, "compile": None} | settings)
+    unchosen = {"precision": None, "compile": None, "fused": None}
+    folder.write_json("config.json", {"model": "resnet50"} | unchosen | settings)
     return folder
 
 
@@ -69,7 +70,7 @@ def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> No
     folder = begun(tmp_path)
     assert choose(folder, CONFIG)[:2] == ("fp32", False)
     settings = folder.read_json("config.json")
-    assert settings == {"model": "resnet50", "precision": "fp32", "compile": False}
+    assert settings == {"model": "resnet50", "precision": "fp32", "compile": False, "fused": False}
     assert choose(folder, CONFIG, bf16=True, device="cuda") == ("fp32", False, [])  # the group that takes over
     resumed = with_kept(CONFIG, settings)
     assert (resumed.precision, resumed.compile) == ("fp32", False)
@@ -78,7 +79,7 @@ def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> No
 
 
 def test_an_older_run_keeps_its_slow_defaults_with_a_warning(tmp_path: Path) -> None:
-    folder = begun(tmp_path, precision="bf16", compile=False)
+    folder = begun(tmp_path, precision="bf16", compile=False, fused=False)
     precision, compiled, messages = choose(folder, CONFIG)
     assert (precision, compiled) == ("bf16", False)
     (warning,) = messages
@@ -101,7 +102,8 @@ def test_it_is_by_the_hardware_and_the_length_of_the_run(
     folder = begun(tmp_path)
     *values, messages = choose(folder, CONFIG, bf16=bf16, samples=samples, device=device)
     assert tuple(values) == expected
-    assert messages == [OptionsChosen(options={"precision": expected[0], "compile": expected[1]})]
+    precision, compiled = expected
+    assert messages == [OptionsChosen(options={"precision": precision, "compile": compiled, "fused": False})]
 
 
 def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.options import LaunchOptions
+from raydali.launch.options import LaunchOptions, TrainingOptions
 from tests.support.messages import mentioning
 
 
@@ -40,6 +40,12 @@ def test_ranges_without_workers(workers: str) -> None:
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
         LaunchOptions(**options)
+
+
+def test_fused_layers_need_compilation() -> None:
+    with pytest.raises(UsageError, match=mentioning("--fused --compile")):
+        TrainingOptions(fused=True, compile=False)
+    assert TrainingOptions(fused=True).compile is None
 
 
 def test_bounds_themselves_are_fine() -> None:

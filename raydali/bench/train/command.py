@@ -39,6 +39,8 @@ class TrainBench(TrainingOptions):
     """Precision of the forward and backward pass; weights are kept in fp32."""
     compile: bool = True
     """Compile the model with torch.compile, on GPUs."""
+    fused: bool = False
+    """Compute BatchNorm, addition and ReLU of compiled models in one operation, on GPUs."""
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
     augment: str = "none"
@@ -64,6 +66,8 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     common.check(options, loaders=CHOICE)
     Augmentation(options.augment, options.erase or 0)
+    if options.fused and not options.compile:
+        raise UsageError("--fused needs --compile, which puts fused operations into the model: leave --no-compile out")
     if not common.names(options.models):
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in common.names(options.models):

@@ -31,7 +31,7 @@ class TrainTask:
         steps: steps per segment.
         rounds: how often each segment is measured.
         precision: precision of the forward and the backward pass.
-        compile, cuda_graph: as in ForwardBackward; on GPUs only.
+        compile, fused, cuda_graph: as in ForwardBackward; on GPUs only.
         split: whether to also measure the segments replay, contention and host_contention of segments.py.
     """
 
@@ -41,6 +41,7 @@ class TrainTask:
     rounds: int
     precision: "PrecisionName"
     compile: bool
+    fused: bool
     cuda_graph: bool
     split: bool
 
@@ -125,6 +126,7 @@ def _make_step(task: TrainTask, feed: BatchSource, worker: "Worker", precision: 
         worker,
         precision,
         compiled=task.compile and gpu,
+        fused=task.fused,
         graph=task.cuda_graph and gpu and not uses_plain_loop(task.loading),
     )
 

@@ -1,9 +1,9 @@
-"""Options that are chosen for the hardware of all workers: precision and compilation."""
+"""Options that are chosen for the hardware of all workers: precision, compilation and fused BatchNorm."""
 
 from dataclasses import replace
 from typing import Any
 
-from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
+from raydali.host.hardware import COMPILE_PAYS_FROM, FUSED_PAYS, fastest_precision, has_bf16
 from raydali.launch.choices import CHOSEN, Options, unchosen, with_kept
 from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
@@ -30,7 +30,11 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
         if names := unchosen(options):
             pays = device == "cuda" and options.stream(samples).steps >= COMPILE_PAYS_FROM
-            here: dict[str, Any] = {"precision": fastest_precision(device, bf16=bf16), "compile": pays}
+            here: dict[str, Any] = {
+                "precision": fastest_precision(device, bf16=bf16),
+                "compile": pays,
+                "fused": device == "cuda" and FUSED_PAYS,
+            }
             values = {name: here[name] for name in names}
             options = replace(options, **values)
             if first:

@@ -178,6 +178,7 @@ class TrainingRun:
                 self.precision,
                 micro_batches=self.stream.micro_batches_per_step,
                 compiled=self._config.compile,
+                fused=self._config.fused,
                 graph=self._can_capture,
             )
         )

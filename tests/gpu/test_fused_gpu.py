@@ -1,0 +1,203 @@
+"""Fused BatchNorm on a GPU: exactness, CUDA graphs, and how long each layer of ResNet-50 takes.
+
+pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or compiled_step"     prints the times
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from raydali.bench.train.rank import optimizer_step
+from raydali.train.fused import kernels, operators
+from raydali.train.models.normalized import Normalized
+from raydali.train.precision import Precision
+from raydali.train.step import WARM_UP_STEPS
+from raydali.train.worker import Worker
+from tests.support.batch_norms import SETTINGS, random_images, results, tensors
+
+pytestmark = pytest.mark.gpu
+
+BATCH = 256
+RELU = [(64, 112, 1), (64, 56, 6), (128, 56, 1), (128, 28, 7), (256, 28, 1), (256, 14, 11), (512, 14, 1), (512, 7, 5)]
+"""Layers of ResNet-50 with BatchNorm and ReLU: channels, side of the images, number of layers."""
+ADDITION = [(256, 56, 3), (512, 28, 4), (1024, 14, 6), (2048, 7, 3)]
+"""Those with an addition between them; each shape is also once that of BatchNorm alone."""
+LAYERS = [
+    *((*layer, "relu") for layer in RELU),
+    *((*layer, "addition") for layer in ADDITION),
+    *((channels, side, 1, "alone") for channels, side, _ in ADDITION),
+]
+MOVED = {"relu": (3, 5), "addition": (4 + 1 / 16, 7 + 1 / 16), "alone": (3, 5)}
+"""Tensors that forward and backward move, see kernels.py."""
+
+
+def filled(shape: Sequence[int]) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+class Layer:
+    """A layer with inputs of its own; `forward` and `backward` run its kernels."""
+
+    def __init__(self, channels: int, side: int, kind: str, *, batch: int = BATCH) -> None:
+        shape = batch, channels, side, side
+        self.y, self.grad = filled(shape), filled(shape)
+        self.residual, self.other = (filled(shape) if kind == "addition" else None for _ in range(2))
+        self.weight, self.bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
+        self.running = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
+        self.relu = kind != "alone"
+        self.forward()
+
+    def forward(self) -> None:
+        statistics = operators.statistics(self.y, *self.running, *SETTINGS)
+        self.saved = *statistics, self.weight, self.bias
+        self.output, self.signs = operators.normalize(self.y, self.residual, *self.saved, self.relu)
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        gradients: tuple[torch.Tensor, ...] = operators.gradients(
+            self.grad, self.other, self.y, self.signs, *self.saved, self.relu
+        )
+        return gradients
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(function, return_mode="median"))
+
+
+def bandwidth() -> float:
+    """GB/s of a copy."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * 2**30 / 1e6 / milliseconds(lambda: target.copy_(source))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["relu", "addition"])
+@pytest.mark.parametrize(("channels", "side"), [(3, 33), (64, 112), (200, 9), (2048, 7)])
+def test_it_is_as_exact_as_float64(dtype: torch.dtype, kind: str, channels: int, side: int) -> None:
+    if kind == "addition" and channels % kernels.SIGNS:
+        pytest.skip("PyTorch's functions are taken")
+    y, grad = (random_images((16, channels, side, side), dtype, seed) for seed in (0, 3))
+    inputs = {name: each.cuda() for name, each in tensors(y, residual=kind == "addition").items()}
+    found, exact = (results(inputs, grad.cuda(), as_dtype) for as_dtype in (None, torch.float64))
+    assert found.keys() == exact.keys()
+    for name, expected in exact.items():
+        rounding = torch.finfo(found[name].dtype).eps / 2
+        allowed = rounding * expected.abs() + 3e-5 * expected.abs().max().clamp(min=1)
+        # Few values, whose sum is nearly 0, are on the other side of ReLU.
+        assert ((found[name].double() - expected).abs() > allowed).double().mean() < 1e-5, name
+
+
+def test_backward_adds_two_gradients() -> None:
+    layer = Layer(256, 14, "addition", batch=16)
+    apart, grad = layer.backward(), layer.grad
+    assert layer.other is not None
+    layer.grad, layer.other = (grad.float() + layer.other.float()).bfloat16(), None
+    for one, other in zip(apart, layer.backward(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+
+
+def test_each_layer_of_resnet50() -> None:
+    copied, total, moved = bandwidth(), 0.0, 0.0
+    print(f"\ncopy: {copied:.0f} GB/s\nlayer            number  forward ms  GB/s  backward ms  GB/s")
+    for channels, side, number, kind in LAYERS:
+        layer = Layer(channels, side, kind)
+        parts = []
+        for function, units in zip((layer.forward, layer.backward), MOVED[kind], strict=True):
+            gigabytes, taken = units * layer.y.numel() * 2 / 1e9, milliseconds(function)
+            total, moved = total + number * taken, moved + number * gigabytes
+            parts.append(f"{taken:10.3f} {1e3 * gigabytes / taken:5.0f}")
+        print(f"{kind:8} {channels:4}x{side:<3} {number:6}  {'  '.join(parts)}")
+    print(f"all {sum(layer[2] for layer in LAYERS)}: {total:.2f} ms, {moved:.1f} GB, {1e3 * moved / total:.0f} GB/s")
+    assert 1e3 * moved / total > copied / 2
+
+
+@pytest.mark.parametrize(("channels", "side", "kind"), [(64, 112, "relu"), (64, 56, "relu"), (256, 56, "addition")])
+def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str) -> None:
+    layer = Layer(channels, side, kind)
+    forward, backward = MOVED[kind]
+    parts: dict[str, tuple[Callable[[], object], float]] = {
+        "statistics": (partial(operators.statistics, layer.y, *layer.running, *SETTINGS), 1),
+        "normalize": (partial(operators.normalize, layer.y, layer.residual, *layer.saved, layer.relu), forward - 1),
+        "gradients": (layer.backward, backward),
+    }
+    for name, (function, moved) in parts.items():
+        taken = milliseconds(function)
+        rate = moved * layer.y.numel() * 2 / 1e6 / taken
+        print(f"\n{kind:8} {channels:4}x{side:<3} {name:10} {taken:7.3f} ms {rate:5.0f} GB/s", end="")
+        assert rate > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [2048, 4096, 8192])
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("programs", [4, 6, 8, 12])
+def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages: int, programs: int) -> None:
+    for name, value in {"TILE": tile, "WARPS": warps, "STAGES": stages, "REDUCING": 132 * programs}.items():
+        monkeypatch.setattr(kernels, name, value)
+    total = 0.0
+    for channels, side, number, kind in LAYERS:
+        if number * channels * side * side > 4e5:  # the largest three quarters
+            layer = Layer(channels, side, kind)
+            total += number * (milliseconds(layer.forward) + milliseconds(layer.backward))
+    print(f"\ntile {tile:5} warps {warps} stages {stages} programs {programs:2} x 132: {total:.2f} ms", end="")
+    assert total < 60
+
+
+def stepping(model_name: str, *, fused: bool, graph: bool = True) -> tuple[Any, torch.nn.Module]:
+    """Return a compiled step and its model, from the same weights each time."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    device = torch.device("cuda", 0)
+    worker, precision = Worker.join(device, cpus=8, node=""), Precision("bf16", device)
+    torch.cuda.set_stream(torch.cuda.Stream())
+    model = torchvision.models.get_model(model_name).to(device).to(memory_format=torch.channels_last)
+    step = optimizer_step(
+        model, Normalized(model).to(device), worker, precision, compiled=True, fused=fused, graph=graph
+    )
+    return step, model
+
+
+def batch_of(size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    images = torch.randint(0, 256, (size, 3, side, side), generator=generator, device="cuda", dtype=torch.uint8)
+    return images.contiguous(memory_format=torch.channels_last), torch.arange(size, device="cuda") % 1000
+
+
+def test_a_captured_step_updates_statistics_as_a_plain_one() -> None:
+    images, labels = batch_of(32, 64)
+    states = []
+    for fused in (False, True):
+        step, model = stepping("resnet18", fused=fused)
+        for _ in range(WARM_UP_STEPS + 5):  # the last ones replay the graph
+            step(images, labels)
+        torch.cuda.synchronize()
+        states.append({name: each.double() for name, each in model.named_buffers()})
+    for name, plain in states[0].items():
+        torch.testing.assert_close(states[1][name], plain, rtol=0.02, atol=0.02 * float(plain.abs().max()), msg=name)
+
+
+def test_a_compiled_step_of_resnet50() -> None:
+    images, labels = batch_of(BATCH, 224)
+    rates = {}
+    for fused in (False, True):
+        step, _ = stepping("resnet50", fused=fused)
+        for _ in range(WARM_UP_STEPS + 10):
+            step(images, labels)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(50):
+            step(images, labels)
+        end.record()
+        end.synchronize()
+        rates[fused] = 50 * BATCH / start.elapsed_time(end) * 1e3
+        print(f"\n{'fused' if fused else 'plain'}: {rates[fused]:.0f} images/s", end="")
+        del step
+        torch.cuda.empty_cache()
+    assert rates[True] > 0.9 * rates[False]
