@@ -32,7 +32,20 @@ context.set_forkserver_preload(
         "torchmetrics.functional.image",
         "jobs.imagenet",
         "raydali.launch.worker.training_run",
-        "tests.support.ranks",
+        # What a job imports in a worker, a test beside its job, and both for their images and tables.
+        "raydali.data.loading.dali_bisect",
+        "raydali.data.loading.dali_loader",
+        "raydali.train.averaging",
+        "raydali.train.evaluation.classification",
+        "raydali.train.evaluation.multi_label",
+        "raydali.train.losses",
+        "raydali.train.mixing",
+        "raydali.train.models.drop_path",
+        "pyarrow.pandas_compat",
+        "safetensors.torch",
+        "tests.support.broken",
+        "tests.support.job_ranks",
+        "tests.support.messages",
     ]
 )
 CPU = torch.device("cpu")
