@@ -2,8 +2,17 @@
 
 import pytest
 
+from raydali.bench.common import processes
+from tests.support.ranks import context
+
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's threads wait for each other by spinning, which on a busy machine takes longest of all."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that need not import torch and DALI, which takes each of them ten times as long as what it measures."""
+    monkeypatch.setattr(processes, "CONTEXT", context)

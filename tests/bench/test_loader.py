@@ -52,6 +52,7 @@ def size_of(picture: Path) -> tuple[int, int]:
         return image.size
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_rows_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file, picture = tmp_path / "loaders.json", tmp_path / "loaders.png"
     names = ["raydali", "native", "torchvision", "synthetic"]

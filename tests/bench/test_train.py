@@ -70,6 +70,7 @@ ROUND = rates(
 # Measured
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "train.json"), "plot": str(tmp_path / "train.png")}
     result = command.main(replace(OPTIONS, **files))

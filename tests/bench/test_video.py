@@ -62,6 +62,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
         assert made.codecs.tolist() == [codec] and made.key_frames.tolist() == [0, 30]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
     result = command.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
