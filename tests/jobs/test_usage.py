@@ -15,6 +15,7 @@ import torch
 from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
 from tests.support.messages import mentions
 from tests.support.parquets import write_parquet
+from tests.support.ranks import context
 
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
@@ -238,8 +239,8 @@ def run_jobs(commands: dict[Path, list[str]], modules: Path | None) -> None:
 
 
 def refusals(commands: dict[Path, list[str]], modules: Path | None = None) -> None:
-    """Run the jobs one after another in a new process, which imports what they need once."""
-    process = get_context("spawn").Process(target=run_jobs, args=(commands, modules))
+    """Run the jobs one after another in a process, a new one where Ray cannot be imported, else a fork."""
+    process = (get_context("spawn") if modules else context).Process(target=run_jobs, args=(commands, modules))
     process.start()
     process.join(280)
     process.kill()
