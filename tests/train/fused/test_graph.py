@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, kernels
+from raydali.train.fused import graph, kernels, operators
 from raydali.train.models.drop_path import set_drop_path
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
@@ -22,6 +22,7 @@ from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
 
 
 @pytest.fixture(autouse=True)
@@ -170,13 +171,15 @@ def test_resnet18_trains_as_in_float64() -> None:
 
 @pytest.mark.slow
 def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as inductor
+
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
     added: list[int] = []
     whole = graph.fuse_additions
     monkeypatch.setattr(graph, "fuse_additions", lambda each: added.append(whole(each)))
     model, x = blocks(), images(4, 8, 6, 6)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
-    options = graph.inductor_options() | {"force_disable_caches": True}
-    compiled = torch.compile(model, fullgraph=True, options=options)
+    compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
     assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
     assert sum(added) == 2  # the outputs of the first two blocks
 

@@ -8,6 +8,8 @@ from raydali.train.fused import kernels, operators
 from tests.support.batch_norms import SETTINGS, Tensors, random_images, results, tensors
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
+
 SHAPES = [(2, 1, 1, 1), (3, 3, 5, 7), (2, 17, 4, 4), (5, 8, 25, 40), (2, 2048, 1, 2)]
 SMALL = 3, 24, 6, 7
 RELATIVE = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-7}
