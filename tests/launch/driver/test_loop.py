@@ -1,18 +1,19 @@
 """Which error a failed run ends with: the worker's own, not its echoes."""
 
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from ray import cloudpickle
 
 from raydali.errors import TrainingError, UsageError
-from raydali.launch.driver.loop import final_error, health_check_seconds, resume_hint
+from raydali.launch.driver.loop import final_error, health_check_seconds, pickle_modules_of_torch, resume_hint
 from raydali.run.messages import WorkerError
 from tests.support.checkpoint_stores import save
 from tests.support.messages import mentions
-from tests.support.ranks import folder_of
+from tests.support.ranks import folder_of, run_ranks
 
 
 def error_of(rank: int, error: str, **facts: Any) -> WorkerError:
@@ -68,21 +69,14 @@ def test_the_controller_asks_no_more_than_400_workers_a_second(workers: int, sec
     assert health_check_seconds(workers) == seconds
 
 
-JOB_WITH_GLOBAL_TORCH = """
-import torch
-from ray import cloudpickle
-from raydali.launch.driver.loop import pickle_modules_of_torch
-
-def train(config):
-    return torch.zeros(config.classes, config.ops).shape
-
-pickle_modules_of_torch()
-class Config:
-    classes, ops = 2, 3
-print(tuple(cloudpickle.loads(cloudpickle.dumps(train))(Config())))
-"""
+def shape_of_a_job() -> tuple[int, ...]:
+    """What a copy returns of a function of the main module, as a job's, whose global is torch."""
+    main: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec("def train(config): return torch.zeros(config.classes, config.ops).shape", main)
+    pickle_modules_of_torch()
+    copy = cloudpickle.loads(cloudpickle.dumps(main["train"]))
+    return tuple(copy(SimpleNamespace(classes=2, ops=3)))
 
 
 def test_a_job_may_import_torch_and_have_an_option_classes() -> None:
-    done = subprocess.run([sys.executable, "-c", JOB_WITH_GLOBAL_TORCH], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "(2, 3)"
+    assert run_ranks(1, shape_of_a_job) == [(2, 3)]
