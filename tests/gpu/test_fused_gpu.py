@@ -13,7 +13,7 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import kernels, operators
+from raydali.train.fused import kernels, launches, operators
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -140,7 +140,7 @@ def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str
 @pytest.mark.parametrize("programs", [6, 12])
 def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages: int, programs: int) -> None:
     for name, value in {"TILE": tile, "WARPS": warps, "STAGES": stages, "REDUCING": 132 * programs}.items():
-        monkeypatch.setattr(kernels, name, value)
+        monkeypatch.setattr(launches, name, value)
     total = 0.0
     for channels, side, number, kind in LAYERS:
         if number * channels * side * side > 4e5:  # the largest three quarters
@@ -154,13 +154,13 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages
 def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The numbers of channels of the layers that kernels normalised."""
     seen: list[int] = []
-    normalize = kernels.normalize
+    normalize = launches.normalize
 
-    def counted(y: torch.Tensor, *others: Any) -> kernels.Pair:
+    def counted(y: torch.Tensor, *others: Any) -> launches.Pair:
         seen.append(y.shape[1])
         return normalize(y, *others)
 
-    monkeypatch.setattr(kernels, "normalize", counted)
+    monkeypatch.setattr(launches, "normalize", counted)
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()

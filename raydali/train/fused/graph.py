@@ -20,12 +20,12 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from raydali.train.fused import kernels, operators
+from raydali.train.fused import kernels, launches, operators
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
 _SIGNATURE = inspect.signature(functional.batch_norm)
-_FILES = __file__, operators.__file__, kernels.__file__
+_FILES = tuple(str(each) for each in (__file__, operators.__file__, launches.__file__, kernels.__file__))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:

@@ -2,21 +2,21 @@
 
 A batch of images is a matrix of N*H*W rows and C columns. Four kernels sweep over it; two small ones complete sums:
 
-    forward    y                      -- _moments, _statistics -->  mean, rstd, running statistics
-               y, residual            -- _normalize            -->  output, signs
-    backward   grad, other, y, signs  -- _sums, _complete      -->  masked gradient, gradients of weight and bias
-               masked gradient, y     -- _input_gradient       -->  gradient of y
+    forward    y                     -- moments, complete_moments -->       mean, rstd, running statistics
+               y, residual           -- normalize -->                       output, signs
+    backward   grad, other, y, signs -- sums_of_gradients, complete_sums --> masked gradient, of weight and bias
+               masked gradient, y    -- input_gradient -->                  gradient of y
 
 What they move, in units of N*C*H*W elements. For an image, ResNet-50 has 4.1 M elements in layers of BatchNorm + ReLU,
 5.5 M in those with an addition, and 1.5 M in BatchNorm alone, which costs as much as BatchNorm + ReLU.
 
-| kernel          | BatchNorm + ReLU        | BatchNorm + addition + ReLU                              |
-|-----------------|-------------------------|----------------------------------------------------------|
-| _moments        | reads y: 1              | reads y: 1                                               |
-| _normalize      | y, writes output: 2     | y, residual, writes output, signs (1/16 in bf16): 3.06   |
-| _sums           | grad, y: 2              | grad, other, y, signs, writes masked gradient: 4.06      |
-| _input_gradient | grad, y, writes own: 3  | masked gradient, y, writes own: 3                        |
-| together        | 8                       | 11.1; `other` replaces an addition of two gradients by 3 |
+| kernel            | BatchNorm + ReLU       | BatchNorm + addition + ReLU                              |
+|-------------------|------------------------|----------------------------------------------------------|
+| moments           | reads y: 1             | reads y: 1                                               |
+| normalize         | y, writes output: 2    | y, residual, writes output, signs (1/16 in bf16): 3.06   |
+| sums_of_gradients | grad, y: 2             | grad, other, y, signs, writes masked gradient: 4.06      |
+| input_gradient    | grad, y, writes own: 3 | masked gradient, y, writes own: 3                        |
+| together          | 8                      | 11.1; `other` replaces an addition of two gradients by 3 |
 
 ReLU's mask is computed again from y, which is read anyway. After an addition it would need the residual or the output
 once more, so that one bit an element is kept instead. The masked gradient is that of the residual: the last kernel
@@ -26,202 +26,17 @@ Statistics are fp32, by Welford's algorithm on differences from the first row, s
 Sums have a fixed order: results are the same in each run.
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 
-TILE = 4096
-"""Elements that a program holds at a time."""
-REDUCING = 132 * 6
-"""Largest number of programs of a reduction; an H100 or H200 has 132 multiprocessors."""
-SWEEPING = 132 * 32
-"""Largest number of programs of a kernel without a reduction, which need not be few."""
-WARPS = 8
-"""Warps of each program."""
-STAGES = 3
-"""Tiles of each program that are read at a time, asynchronously."""
 SIGNS = 8
 """Signs that are packed into a byte, of neighbouring channels; 8 values of bf16 are what a thread reads at once."""
 
+NOWHERE, OUTPUT, PACKED = range(3)
+"""Where the mask of ReLU comes from."""
+
 _SIGNS = tl.constexpr(SIGNS)
-_NONE, _OF_OUTPUT, _OF_SIGNS = (tl.constexpr(each) for each in range(3))  # where ReLU's mask comes from
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """How kernels divide a matrix of rows and columns."""
-
-    rows: int
-    columns: int
-
-    @property
-    def tile(self) -> dict[str, int]:
-        """The rows and columns of a tile, and how a program reads tiles."""
-        block_c = min(128, triton.next_power_of_2(self.columns))
-        return {"block_r": TILE // block_c, "block_c": block_c, "stages": STAGES, "num_warps": WARPS}
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """Number of tiles: next to each other, and one above another."""
-        return triton.cdiv(self.columns, self.tile["block_c"]), triton.cdiv(self.rows, self.tile["block_r"])
-
-    @property
-    def reduction(self) -> tuple[int, int]:
-        """The programs of a reduction, each for every `reduction[1]`-th tile of some columns."""
-        across, down = self.tiles
-        return across, max(1, min(REDUCING // across, down // STAGES))
-
-    @property
-    def height(self) -> int:
-        """Number of tiles, one above another, of each program of a kernel without a reduction."""
-        across, down = self.tiles
-        return int(triton.cdiv(across * down, SWEEPING))
-
-    @property
-    def sweep(self) -> tuple[int, int]:
-        """The programs of a kernel without a reduction."""
-        across, down = self.tiles
-        return across, int(triton.cdiv(down, self.height))
-
-    @property
-    def completion(self) -> dict[str, int]:
-        """The partial sums and columns of a program that completes sums."""
-        block_s = triton.next_power_of_2(self.reduction[1])
-        return {"block_s": block_s, "block_c": max(1, min(32, TILE // block_s)), "num_warps": WARPS}
-
-    @property
-    def completing(self) -> tuple[int]:
-        """The programs that complete sums."""
-        return (triton.cdiv(self.columns, self.completion["block_c"]),)
-
-    def partial(self, like: torch.Tensor) -> Pair:
-        """Make room for two partial sums of each program of a reduction."""
-        size = (2, self.reduction[1], self.columns)
-        first, second = like.new_empty(size, dtype=torch.float32)
-        return first, second
-
-
-def _grid(y: torch.Tensor) -> _Grid:
-    return _Grid(y.numel() // y.shape[1], y.shape[1])
-
-
-def statistics(
-    y: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, momentum: float, eps: float
-) -> Pair:
-    """Return the mean and 1 / sqrt(variance + eps) of each channel (C, fp32), and update the running statistics.
-
-    Args:
-        y: images (N, C, H, W), channels-last, as all images here.
-        running_mean: (C), fp32.
-        running_var: (C), fp32: of the unbiased variance.
-        momentum: share of this batch in the running statistics.
-        eps: is added to the variance.
-    """
-    grid = _grid(y)
-    means, squares = grid.partial(y)
-    mean, rstd = torch.empty_like(running_mean), torch.empty_like(running_mean)
-    size = grid.rows, grid.columns
-    _moments[grid.reduction](y, means, squares, *size, **grid.tile)
-    _statistics[grid.completing](
-        *(y, means, squares, mean, rstd, running_mean, running_var, *size, grid.reduction[1], momentum, eps),
-        block_r=grid.tile["block_r"],
-        **grid.completion,
-    )
-    return mean, rstd
-
-
-def normalize(
-    y: torch.Tensor,
-    residual: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    relu: bool,
-) -> Pair:
-    """Return the normalised images, or those plus the residual, through ReLU if so; and the signs of sums, packed.
-
-    Args:
-        y: images (N, C, H, W).
-        residual: images like y; C is then a multiple of SIGNS, and relu is true.
-        mean: that of each channel (C, fp32).
-        rstd: 1 / sqrt(variance + eps) of each channel (C, fp32).
-        weight: (C), fp32.
-        bias: (C), fp32.
-        relu: whether to apply ReLU.
-    """
-    grid, output = _grid(y), torch.empty_like(y)
-    size = grid.rows, grid.columns
-    signs = empty_signs(y, residual)
-    _normalize[grid.sweep](
-        *(y, y if residual is None else residual, output, signs, mean, rstd, weight, bias, *size, grid.height),
-        adds=residual is not None,
-        relu=relu,
-        **grid.tile,
-    )
-    return output, signs
-
-
-def empty_signs(y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """Return bytes for the signs of y plus the residual; none without a residual."""
-    return y.new_empty(0 if residual is None else y.numel() // SIGNS, dtype=torch.uint8)
-
-
-def empty_masked(y: torch.Tensor, other: torch.Tensor | None, signs: torch.Tensor) -> torch.Tensor:
-    """Return room for the masked gradient, if it is written: to be read again is cheaper than what it is made of."""
-    return torch.empty_like(y) if other is not None or len(signs) else y.new_empty(0)
-
-
-def gradients(
-    grad: torch.Tensor,
-    other: torch.Tensor | None,
-    y: torch.Tensor,
-    signs: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    relu: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of y and of the residual (N, C, H, W; empty for none), and of weight and bias (C, fp32).
-
-    Args:
-        grad: a gradient of the output, like y.
-        other: another gradient of the output, which is added.
-        y: as in `normalize`, as are those below.
-        signs: what `normalize` returned.
-        mean: see there.
-        rstd: see there.
-        weight: see there.
-        bias: see there.
-        relu: see there.
-    """
-    grid, result = _grid(y), torch.empty_like(y)
-    size = grid.rows, grid.columns
-    sums, products = grid.partial(y)
-    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
-    mask = _NONE if not relu else _OF_SIGNS if len(signs) else _OF_OUTPUT
-    masked = empty_masked(y, other, signs)
-    writes = len(masked) > 0
-    _sums[grid.reduction](
-        *(grad, grad if other is None else other, y, signs, masked, mean, rstd, weight, bias, sums, products, *size),
-        adds=other is not None,
-        mask=mask.value,
-        writes=writes,
-        **grid.tile,
-    )
-    splits = grid.reduction[1]
-    _complete[grid.completing](sums, products, rstd, of_weight, of_bias, grid.columns, splits, **grid.completion)
-    _input_gradient[grid.sweep](
-        *(masked if writes else grad, y, result, mean, rstd, weight, bias, of_weight, of_bias, *size, grid.height),
-        masks=mask is _OF_OUTPUT and not writes,
-        **grid.tile,
-    )
-    return result, masked, of_weight, of_bias
+_OUTPUT, _PACKED = tl.constexpr(OUTPUT), tl.constexpr(PACKED)
 
 
 @triton.jit
@@ -255,7 +70,7 @@ def _affine(value, mean, rstd, weight, bias):
 
 
 @triton.jit
-def _moments(y, means, squares, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr):
+def moments(y, means, squares, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr):
     """Write the mean and the sum of squared deviations of every n-th tile's values, less those of the first row."""
     split, splits = tl.program_id(1), tl.num_programs(1)
     column, exists = _columns(columns, block_c)
@@ -288,7 +103,7 @@ def _partial(sums, column, exists, columns, splits, block_s: tl.constexpr):
 
 
 @triton.jit
-def _statistics(
+def complete_moments(
     y,
     means,
     squares,
@@ -325,7 +140,7 @@ def _statistics(
 
 
 @triton.jit
-def _normalize(
+def normalize(
     y,
     residual,
     output,
@@ -366,7 +181,7 @@ def _normalize(
 
 
 @triton.jit
-def _sums(
+def sums_of_gradients(
     grad,
     other,
     y,
@@ -403,9 +218,9 @@ def _sums(
         value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
         if adds:
             gradient += tl.load(other + place, mask=inside, other=0).to(tl.float32)
-        if mask == _OF_OUTPUT:
+        if mask == _OUTPUT:
             gradient = tl.where(_affine(value, of_mean, of_rstd, of_weight, of_bias) <= 0, 0.0, gradient)
-        if mask == _OF_SIGNS:
+        if mask == _PACKED:
             of_signs, existing = _place_of_signs(tile, rows, columns, block_r, block_c)
             packed = tl.load(signs + of_signs, mask=existing, other=0).to(tl.int32)
             bits = (packed[:, :, None] >> tl.arange(0, _SIGNS)[None, None, :]) & 1
@@ -419,7 +234,9 @@ def _sums(
 
 
 @triton.jit
-def _complete(sums, products, rstd, of_weight, of_bias, columns, splits, block_s: tl.constexpr, block_c: tl.constexpr):
+def complete_sums(
+    sums, products, rstd, of_weight, of_bias, columns, splits, block_s: tl.constexpr, block_c: tl.constexpr
+):
     """Write the gradients of weight and bias of some columns."""
     column, exists = _columns(columns, block_c)
     product = tl.sum(_partial(products, column, exists, columns, splits, block_s), 0)
@@ -429,7 +246,7 @@ def _complete(sums, products, rstd, of_weight, of_bias, columns, splits, block_s
 
 
 @triton.jit
-def _input_gradient(
+def input_gradient(
     grad,
     y,
     result,

@@ -1,7 +1,7 @@
 """Fused BatchNorm as operators of torch, which torch.compile and CUDA graphs take as they are.
 
-`raydali::batch_norm` decomposes while a model is traced, when shapes and strides are known: into the three operators of
-kernels.py, or into PyTorch's own functions for what these do not take. Statistics and normalisation are two operators,
+`raydali::batch_norm` decomposes while a model is traced, when shapes and strides are known: into the three operators
+below, or into PyTorch's own functions for what these do not take. Statistics and normalisation are two operators,
 because one that changes its inputs, as running statistics are, cannot have a gradient.
 """
 
@@ -11,7 +11,7 @@ import torch
 import triton
 from torch.nn import functional
 
-from raydali.train.fused import kernels
+from raydali.train.fused import kernels, launches
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets its kernels on the host, as in tests."""
@@ -77,8 +77,8 @@ def batch_norm(
 def statistics(
     y: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and 1 / sqrt(variance + eps) of channels, as kernels.statistics does."""
-    return kernels.statistics(y, running_mean, running_var, momentum, eps)
+    """Return mean and 1 / sqrt(variance + eps) of channels, as launches.statistics does."""
+    return launches.statistics(y, running_mean, running_var, momentum, eps)
 
 
 @statistics.register_fake
@@ -90,15 +90,15 @@ def _(y: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps
 def normalize(
     y: Tensor, residual: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the signs, as kernels.normalize does."""
-    return kernels.normalize(y, residual, mean, rstd, weight, bias, relu)
+    """Return the output and the signs, as launches.normalize does."""
+    return launches.normalize(y, residual, mean, rstd, weight, bias, relu)
 
 
 @normalize.register_fake
 def _(
     y: Tensor, residual: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(y), kernels.empty_signs(y, residual)
+    return torch.empty_like(y), launches.empty_signs(y, residual)
 
 
 @torch.library.custom_op("raydali::batch_norm_gradients", mutates_args=())
@@ -113,8 +113,8 @@ def gradients(
     bias: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of y, the residual, weight and bias, as kernels.gradients does."""
-    return kernels.gradients(grad, other, y, signs, mean, rstd, weight, bias, relu)
+    """Return the gradients of y, the residual, weight and bias, as launches.gradients does."""
+    return launches.gradients(grad, other, y, signs, mean, rstd, weight, bias, relu)
 
 
 @gradients.register_fake
@@ -129,7 +129,7 @@ def _(
     bias: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.empty_like(y), kernels.empty_masked(y, other, signs), torch.empty_like(mean), torch.empty_like(mean)
+    return torch.empty_like(y), launches.empty_masked(y, other, signs), torch.empty_like(mean), torch.empty_like(mean)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, kernels, operators
+from raydali.train.fused import graph, launches, operators
 from raydali.train.models.drop_path import set_drop_path
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
@@ -171,29 +171,29 @@ def test_resnet18_trains_as_in_float64() -> None:
 
 @pytest.mark.slow
 def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import config as inductor
+    from torch._inductor.utils import fresh_cache
 
-    monkeypatch.setattr(inductor, "force_disable_caches", True)
     added: list[int] = []
     whole = graph.fuse_additions
     monkeypatch.setattr(graph, "fuse_additions", lambda each: added.append(whole(each)))
     model, x = blocks(), images(4, 8, 6, 6)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
     compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
-    assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
+    with fresh_cache():
+        assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
     assert sum(added) == 2  # the outputs of the first two blocks
 
 
 @pytest.mark.slow
 def test_a_compiled_step_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    normalize = kernels.normalize
+    normalize = launches.normalize
 
-    def counted(*inputs: Any) -> kernels.Pair:
+    def counted(*inputs: Any) -> launches.Pair:
         calls.append(inputs)
         return normalize(*inputs)
 
-    monkeypatch.setattr(kernels, "normalize", counted)
+    monkeypatch.setattr(launches, "normalize", counted)
     x, labels = images(16, 3, 32, 32), torch.arange(16) % 10
     losses: list[list[float]] = []
     for is_fused in (False, True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from raydali.train.fused import kernels, operators
+from raydali.train.fused import launches, operators
 from tests.support.batch_norms import SETTINGS, Tensors, random_images, results, tensors
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -19,9 +19,9 @@ RELATIVE = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-7}
 @pytest.fixture(autouse=True)
 def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small images need several tiles of several programs."""
-    monkeypatch.setattr(kernels, "TILE", 1024)
-    monkeypatch.setattr(kernels, "REDUCING", 40)
-    monkeypatch.setattr(kernels, "SWEEPING", 20)
+    monkeypatch.setattr(launches, "TILE", 1024)
+    monkeypatch.setattr(launches, "REDUCING", 40)
+    monkeypatch.setattr(launches, "SWEEPING", 20)
 
 
 def assert_close(found: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
