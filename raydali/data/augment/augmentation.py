@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.augment.operations import WIDTH, Floats, Rows
-from raydali.data.augment.policies import Policy, parse
+from raydali.data.augment.policies import parse
+from raydali.data.augment.stages import Policy
 from raydali.data.stream.counter_rng import uniforms
 from raydali.errors import UsageError
 
