@@ -5,24 +5,26 @@ they are undone. All sizes are rehearsed before the first step, the last one fir
 then, and nothing is compiled later.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
-from raydali.data.loading.loader import Loader
+from torch import nn
+from torch.optim import Optimizer
+
+from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.launch.options import TrainingOptions
-from raydali.launch.worker.checkpointing import RunState
+from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.run_ceiling import RunCeiling
+from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step
+from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.ceiling import Ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
 from raydali.train.step import ForwardBackward
-from raydali.train.warmup import warm_up_steps
-
-WarmUp = Callable[[int, int, bool], Generator[Step, None, Ceiling]]
-"""Yields warm-up steps: an epoch, whose image size they have; their number; whether the ceiling is measured after."""
+from raydali.train.warmup import warm_up, warm_up_steps
 
 
 class Rehearsal:
@@ -30,7 +32,9 @@ class Rehearsal:
 
     Args:
         loader: the loader of the training set, whose order is a Stream.
-        warm_up: yields the warm-up steps, and undoes them.
+        context: what all steps share.
+        progress: makes the meters of warm-up steps.
+        parts: the parts of the run's state, by their names in checkpoints.
         differentiated: the functions that the steps call, whose CUDA graphs are of one size.
         captures: whether steps are captured as a CUDA graph.
     """
@@ -41,16 +45,19 @@ class Rehearsal:
         config: TrainingOptions,
         state: RunState,
         loader: Loader,
-        warm_up: WarmUp,
+        context: StepContext,
+        progress: RunProgress,
+        parts: Mapping[str, Stateful],
         differentiated: Sequence[ForwardBackward],
         *,
         captures: bool,
     ) -> None:
         assert isinstance(loader.order, Stream)
         self._session, self._config, self._state, self._stream = session, config, state, loader.order
-        self._pipeline, self._warm_up, self._differentiated = loader.pipeline, warm_up, differentiated
+        self._loader, self._pipeline, self._differentiated = loader, loader.pipeline, differentiated
+        self._context, self._progress, self._parts = context, progress, parts
         self._epoch = self._stream.epoch_of(session.cursor.start)
-        self._ceiling = RunCeiling(session, state, lambda steps, measures: warm_up(self._epoch, steps, measures))
+        self._ceiling = RunCeiling(session, state, lambda steps, measures: self._warm_up(self._epoch, steps, measures))
         self._steps = warm_up_steps(session.worker.device)
         self._doing = ["compiling"] * bool(config.compile) + ["capturing a CUDA graph"] * captures
         self._prepares = session.worker.device.type == "cuda" or bool(config.compile)
@@ -87,6 +94,33 @@ class Rehearsal:
 
     def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
         return self._ceiling.begin(self._steps, measures=measures, what=", ".join(self._doing), event=event)
+
+    def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
+        """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
+        context, worker, size = self._context, self._session.worker, self._config.batch_size
+        batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.rank))
+        meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
+        assert isinstance(optimizer, Optimizer)
+        newest: list[Step] = []
+        context.counts_flops = worker.device.type == "cuda"
+
+        def take() -> Step:
+            while newest:
+                newest.pop().check_end()
+            newest.append(Step(context, repeat(batch), meter))
+            return newest[0]
+
+        measured = yield from warm_up(
+            take,
+            [part for part in self._parts.values() if isinstance(part, nn.Module)],
+            optimizer,
+            context.precision,
+            worker,
+            steps=steps,
+            images=context.micro_batches * size,
+            measures_ceiling=measures,
+        )
+        return measured
 
     def _forget(self) -> None:
         for each in self._differentiated:

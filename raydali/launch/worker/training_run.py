@@ -18,9 +18,8 @@ An omitted or misplaced call ends the run with an error that names the call.
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,6 @@ from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.measure.allreduce_wait import AllReduceTimer
-from raydali.measure.ceiling import Ceiling
 from raydali.measure.flops import peak_flops
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
@@ -60,7 +58,6 @@ from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
-from raydali.train.warmup import warm_up
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
@@ -114,7 +111,6 @@ class TrainingRun:
         self._parts: dict[str, Stateful] = {}
         self._differentiated: list[ForwardBackward] = []
         self._context: StepContext
-        self._loader: Loader
         self._validation_seconds: float | None = None
         self._newest: Step | None = None
         self._closed: Closed | None = None
@@ -236,14 +232,15 @@ class TrainingRun:
         self._require(self._parts, "call `run.register_state` before `run.steps`")
         is_ours = loader.order is self.stream and loader.start == self._cursor.start
         self._require(is_ours, "take the training loader from `run.loaders`")
-        self._loader = loader
         check_samples(loader, self.worker)
         rehearsal = Rehearsal(
             self._session,
             self._config,
             self._state,
             loader,
-            self._warm_up,
+            self._context,
+            self._progress,
+            self._parts,
             self._differentiated,
             captures=self._can_capture,
         )
@@ -276,33 +273,6 @@ class TrainingRun:
             if notice := self._stop_signals.poll():
                 self._leave(notice)
             self._session.steps_left = self.stream.steps - cursor.done
-
-    def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
-        """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
-        micro_batch = self.stream.micro_batch(0, self.worker.rank)
-        batch = Batch(self._loader.resident_batch(self._config.batch_size, epoch), micro_batch)
-        meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
-        assert isinstance(optimizer, Optimizer)
-        newest: list[Step] = []
-        self._context.counts_flops = self._on_gpu
-
-        def take() -> Step:
-            while newest:
-                newest.pop().check_end()
-            newest.append(Step(self._context, repeat(batch), meter))
-            return newest[0]
-
-        measured = yield from warm_up(
-            take,
-            [part for part in self._parts.values() if isinstance(part, nn.Module)],
-            optimizer,
-            self.precision,
-            self.worker,
-            steps=steps,
-            images=self._micro_batches * self._config.batch_size,
-            measures_ceiling=measures,
-        )
-        return measured
 
     # The end of an epoch.
 
