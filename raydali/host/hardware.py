@@ -13,7 +13,7 @@ COMPILE_PAYS_FROM = 10_000
 """Minimum steps on GPUs. torch.compile takes about 40 s. It saves 16 ms in each step of ResNet-50 with batches
 of 256 on an H200, so 2,500 steps are enough there; shorter steps save less (docs/performance.md)."""
 FUSED_PAYS = False
-"""Whether fused BatchNorm saves time in compiled models on GPUs. It is not measured yet."""
+"""True if fused BatchNorm saves time in compiled models on GPUs. It is not measured yet."""
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 

@@ -31,7 +31,7 @@ INPUTS: Mapping[str, Any] = {
     "interpolation": "bilinear",
 }
 """The inputs of a model, if neither an option nor the weights that it starts from say more."""
-OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False} | {
+OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False, "fused": False} | {
     name: INPUTS[name] for name in ("mean", "std", "interpolation")
 }
 """Settings of runs of earlier versions, which did not know these options."""

@@ -191,7 +191,7 @@ class TrainingOptions(LaunchOptions):
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""
     keeps_resident: ClassVar[bool] = False
-    """Whether the job's images may stay on the device: `--loader resident`."""
+    """True if the job's images may stay on the device (`--loader resident`)."""
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
     """The usual inputs of the job's models, where they differ from `INPUTS` of launch/choices.py."""
 

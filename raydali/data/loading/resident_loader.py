@@ -150,7 +150,7 @@ class _WithoutFiles:
 
 @dataclass(frozen=True)
 class _Draws(Pipeline[LabeledSource]):
-    """What a pipeline does on the host for images of one size (height, width): tensors, with the ids first."""
+    """It makes the tensors that a pipeline draws on the host for images of one size (height, width), ids first."""
 
     pipeline: Pipeline[Any]
     size: tuple[int, int]

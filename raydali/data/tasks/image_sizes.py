@@ -63,11 +63,6 @@ class ImageSizes:
             )
         return cls(*map(int, form.groups()))
 
-    @property
-    def largest(self) -> int:
-        """The largest size, in pixels."""
-        return max(self.first, self.last)
-
     def at(self, epoch: int) -> int:
         """Return the size of the epoch, counted from 0, in pixels."""
         if epoch <= self.begin:

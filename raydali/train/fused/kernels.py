@@ -33,7 +33,7 @@ SIGNS = 8
 """Signs that are packed into a byte, of neighbouring channels; 8 values of bf16 are what a thread reads at once."""
 
 NOWHERE, OUTPUT, PACKED = range(3)
-"""Where the mask of ReLU comes from."""
+"""They say where the mask of ReLU comes from."""
 
 _SIGNS = tl.constexpr(SIGNS)
 _OUTPUT, _PACKED = tl.constexpr(OUTPUT), tl.constexpr(PACKED)
