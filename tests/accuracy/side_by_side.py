@@ -5,6 +5,8 @@
 What follows `--` are options of jobs/imagenet.py. Each seed is a process, on GPU number seed modulo their number, or on
 CPUs. It prints the accuracies after the last epoch with their mean and deviation, and the seconds of training: those of
 the epochs without validation, from the first step to the last. The same command again resumes what was interrupted.
+
+To choose options, validate on images of the training set with --hold-out, never on the test set.
 """
 
 import argparse
@@ -22,7 +24,9 @@ from typing import Any
 RESULT = "result.json"
 
 
-def side_by_side(runs: Mapping[str, Sequence[str]], folder: Path, *, seeds: int, at_once: int) -> None:
+def side_by_side(
+    runs: Mapping[str, Sequence[str]], folder: Path, *, seeds: int, at_once: int, hold_out: int = 0
+) -> None:
     """Train all runs with all seeds, some at once, and print a line for each run.
 
     Args:
@@ -30,6 +34,7 @@ def side_by_side(runs: Mapping[str, Sequence[str]], folder: Path, *, seeds: int,
         folder: where the runs are saved.
         seeds: number of seeds, from 0 on.
         at_once: number of processes at a time, which share the CPU cores.
+        hold_out: number of training images, the last ones, that validate in place of the validation set.
     """
     cpus = max(1, (os.cpu_count() or 1) // at_once)
 
@@ -37,6 +42,7 @@ def side_by_side(runs: Mapping[str, Sequence[str]], folder: Path, *, seeds: int,
         where = folder / f"{name}-{seed}"
         where.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tests.accuracy.side_by_side", "--only", str(seed), "--cpus", str(cpus)]
+        command += ["--hold-out", str(hold_out)]
         with (where / "log.txt").open("a") as log:
             done = subprocess.run([*command, "--folder", where, "--", *runs[name]], stdout=log, stderr=log, check=False)
         if done.returncode:
@@ -67,7 +73,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str]) -> None:
+def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], hold_out: int = 0) -> None:
     """Train one seed in this process, or resume it, and write its result."""
     import torch
 
@@ -84,11 +90,14 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str]) ->
     config = with_loader(with_kept(parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING), {}), print)
     config = with_micro_batch(replace(config, global_batch_size=config.global_batch_size or config.batch_size), {})
     data = Data(*train_and_val(config.data or digits_folder(), **config.reading))
+    if hold_out:
+        first = len(data.train) - hold_out
+        data = Data(data.train.drop(range(first, len(data.train))), data.train.drop(range(first)))
     torch.set_num_threads(1)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", seed % gpus) if gpus else torch.device("cpu")
     run = folder_of(folder)
-    session = LocalSession(run, device=device, cpus=cpus)
+    session = LocalSession(run, device=device, cpus=cpus, waits_for_saves=False)
     if not Path(run.path(CONFIG)).exists():
         run.write_json(CONFIG, {})
     train(chosen(config, session, samples=len(data.train)), data, session)
@@ -111,12 +120,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the runs are saved")
     parser.add_argument("--at-once", type=int, help="number of processes at a time; default: all seeds")
     parser.add_argument("--cpus", type=int, default=1, help="with --only: CPU cores of the process")
+    parser.add_argument("--hold-out", type=int, default=0, help="number of training images that validate")
     parser.add_argument("options", nargs="*", help="of jobs/imagenet.py, after --")
     given = parser.parse_args()
     if given.only is None:
-        side_by_side({"run": given.options}, given.folder, seeds=given.seeds, at_once=given.at_once or given.seeds)
+        at_once = given.at_once or given.seeds
+        runs = {"run": given.options}
+        side_by_side(runs, given.folder, seeds=given.seeds, at_once=at_once, hold_out=given.hold_out)
     else:
-        train_here(given.only, given.folder, cpus=given.cpus, options=given.options)
+        train_here(given.only, given.folder, cpus=given.cpus, options=given.options, hold_out=given.hold_out)
 
 
 if __name__ == "__main__":

@@ -41,5 +41,7 @@ def test_pixels_are_those_on_the_cpu_and_nothing_waits(source: IdxImages, pipeli
         for batch, expected in zip(found, theirs, strict=True):
             assert batch["images"].is_contiguous(memory_format=torch.channels_last)
             difference = (batch["images"].cpu().int() - expected["images"].int()).abs()
-            assert difference.max() <= (0 if pipeline is WHOLE else 1)
+            # Both roundings of a resized pixel may meet a tie, which the order of additions decides.
+            assert difference.max() <= (0 if pipeline is WHOLE else 2)
+            assert (difference > 1).float().mean() < 0.001
             assert torch.equal(batch["labels"].cpu(), expected["labels"])
