@@ -12,6 +12,7 @@ tracking.json   with --track: the ids of the run in other programs (report/track
 samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)
 report.html     a report of the run as one page, updated during the run; written by the driver (report/html/live.py)
 evaluation.json what `raydali evaluate` found last, and worst.png (commands/evaluate.py)
+compile_cache/  what torch.compile has made, for nodes that lack it (compile_cache.py)
 best/           the weights with the best validation score so far (model_file.py)
 checkpoint_*/   checkpoints (checkpoints.py)
 

@@ -12,6 +12,8 @@ from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
+from raydali.run.compile_cache import use_node_folders
+
 if TYPE_CHECKING:
     from ray.train._internal.base_worker_group import BaseWorkerGroup
 
@@ -35,7 +37,7 @@ class WorkerProcesses(TorchConfig):
 class _Backend(_TorchBackend):
     def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
         try:
-            worker_group.execute(listen_at_node_address)
+            worker_group.execute(_prepare_process)
             super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
             # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
@@ -43,6 +45,11 @@ class _Backend(_TorchBackend):
 
     def on_shutdown(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]
         """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
+
+
+def _prepare_process() -> None:
+    use_node_folders()
+    listen_at_node_address()
 
 
 def listen_at_node_address() -> None:

@@ -21,6 +21,7 @@ from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.ceiling import Ceiling
+from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
 from raydali.train.step import ForwardBackward
@@ -58,12 +59,15 @@ class Rehearsal:
         self._context, self._progress, self._parts = context, progress, parts
         self._epoch = self._stream.epoch_of(session.cursor.start)
         self._ceiling = RunCeiling(session, state, lambda steps, measures: self._warm_up(self._epoch, steps, measures))
+        self._cache = CompileCache(session.folder, session.worker, session.warn)
         self._steps = warm_up_steps(session.worker.device)
         self._doing = ["compiling"] * bool(config.compile) + ["capturing a CUDA graph"] * captures
         self._prepares = session.worker.device.type == "cuda" or bool(config.compile)
 
     def before_first_step(self) -> Iterator[Step]:
         """Yield warm-up steps for all sizes of the epochs that remain."""
+        if self._config.compile:
+            self._cache.load()
         later = self._later_epochs() if self._prepares else []
         for epoch in reversed(later):
             if self._session.worker.rank == 0:
@@ -73,6 +77,12 @@ class Rehearsal:
         measures = self._config.ceiling and not self._state.is_resumed
         if self._prepares or measures:
             yield from self._begin(measures, Rehearsed)
+        if self._config.compile:
+            self._cache.save()
+
+    def finish(self) -> None:
+        """Wait for what is written in the background."""
+        self._cache.finish()
 
     def after_epoch(self, record: Mapping[str, Any] | None) -> Iterator[Step]:
         """Yield warm-up steps if the next epoch has another size, or if the ceiling cannot be right.

@@ -273,6 +273,7 @@ class TrainingRun:
             if notice := self._stop_signals.poll():
                 self._leave(notice)
             self._session.steps_left = self.stream.steps - cursor.done
+        rehearsal.finish()
 
     # The end of an epoch.
 
