@@ -38,6 +38,7 @@ class _Unsaved:
     state: dict[str, Any]
     best: BestWeights | None
     is_blocked: bool
+    before_writing: Callable[[], None]
 
 
 class CheckpointStore:
@@ -65,16 +66,26 @@ class CheckpointStore:
 
     # -- Saving
 
-    def save(self, step: int, state: dict[str, Any], *, best: BestWeights | None = None, save_error: str = "") -> None:
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        best: BestWeights | None = None,
+        save_error: str = "",
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> None:
         """Begin to save a state. Only rank 0 may call it.
 
-        It first waits until the previous state is saved, so that at most one snapshot is in memory.
+        It first waits until the previous state is saved, so that at most two are in memory.
 
         Args:
             step: number of global batches that the checkpoint covers.
-            state: a snapshot; it must not change afterwards.
+            state: a snapshot; it must not change after `before_writing`.
             best: weights to save in `best/`; if this fails, they are saved with the next checkpoint.
             save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
+            before_writing: called on the background thread before each attempt to write. After an OSError the
+                checkpoint counts as a failed one; `check` and later calls raise other errors.
 
         Raises:
             StorageError: MAX_FAILURES consecutive checkpoints could not be saved for MAX_SECONDS.
@@ -86,7 +97,7 @@ class CheckpointStore:
             raise self._error(f"{self._failures} checkpoints in a row could not be written, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
-        self._unsaved = _Unsaved(step, state, best, bool(save_error))
+        self._unsaved = _Unsaved(step, state, best, bool(save_error), before_writing)
         if save_error:
             self._failed(save_error)
         else:
@@ -98,6 +109,10 @@ class CheckpointStore:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error that has ended the background thread, if any; cheap enough to call after every step."""
         if self._bug is not None:
             raise self._bug
 
@@ -138,6 +153,7 @@ class CheckpointStore:
 
     def _write(self, unsaved: _Unsaved) -> None:
         name = _name(unsaved.step)
+        unsaved.before_writing()
         if unsaved.best is not None:
             unsaved.best.write(self._folder)
         files = {FILE_NAME: checkpoint_file.serialize(unsaved.state)}

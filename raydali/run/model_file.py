@@ -22,7 +22,7 @@ class BestWeights:
     """The weights with the best validation score so far.
 
     Attributes:
-        state: the model's state dict, on the CPU.
+        state: the model's state dict; on the CPU when it is written.
         epoch: the epoch after which they were validated.
         metric: the name of the score.
         score: its value; higher is better.
@@ -38,7 +38,12 @@ class BestWeights:
         import torch  # slow, and the driver does not need it
         from safetensors.torch import save
 
-        tensors = {name: value.contiguous() for name, value in self.state.items() if isinstance(value, torch.Tensor)}
+        # The format needs contiguous tensors that share no memory.
+        tensors = {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in self.state.items()
+            if isinstance(value, torch.Tensor)
+        }
         folder.write(BEST, save(tensors, {"format": "pt"}))
         if folder.exists(BEST_OF_EARLIER_VERSIONS):
             folder.remove(BEST_OF_EARLIER_VERSIONS)

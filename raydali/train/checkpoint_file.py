@@ -18,14 +18,6 @@ class BadCheckpointError(Exception):
     """A checkpoint that cannot be used; the message says why."""
 
 
-def snapshot(state: State) -> State:
-    """Copy a nested state to the CPU, so that later steps do not change it. It waits for the device once."""
-    copy = map_tensors(state, _copy)
-    if torch.cuda.is_available():
-        torch.cuda.current_stream().synchronize()
-    return copy
-
-
 def is_finite(state: State) -> bool:
     """Return whether all tensors of a nested state are finite. It waits for the device once."""
     # One number per tensor suffices: a NaN or an infinity makes the sum NaN or infinite.
@@ -53,14 +45,6 @@ def map_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(item, change) for item in value)
     return value
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 def serialize(state: dict[str, Any]) -> memoryview:

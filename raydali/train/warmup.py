@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
-from raydali.train.checkpoint_file import snapshot
 from raydali.train.precision import Precision
+from raydali.train.snapshot import snapshot
 from raydali.train.step import WARM_UP_STEPS
 from raydali.train.worker import Worker
 
@@ -99,6 +99,7 @@ def _undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Preci
     scale = precision.scaler.state_dict()
     try:
         yield
+        snapshot(optimizer.state_dict())  # allocates pinned memory for momenta, which checkpoints use again
     finally:
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):

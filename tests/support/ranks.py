@@ -85,10 +85,16 @@ class LocalSession:
         return self.weights
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
+        self,
+        step: int,
+        state: dict[str, Any] | None,
+        *,
+        best: BestWeights | None = None,
+        save_error: str = "",
+        before_writing: Callable[[], None] = lambda: None,
     ) -> None:
         if state is not None:
-            self._checkpoints.save(step, state, best=best, save_error=save_error)
+            self._checkpoints.save(step, state, best=best, save_error=save_error, before_writing=before_writing)
         if self._waits_for_saves:
             self._checkpoints.wait()  # so that a test knows what is saved when it stops a rank
         self.worker.barrier()
@@ -116,6 +122,7 @@ class LocalSession:
             raise Stopped
 
     def notice(self) -> Notice | None:
+        self._checkpoints.check()
         return self.noticed
 
     def publish(self, figures: Figures) -> None:

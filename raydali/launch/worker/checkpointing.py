@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
@@ -17,8 +18,9 @@ from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples
-from raydali.train.checkpoint_file import is_finite, snapshot
+from raydali.train.checkpoint_file import is_finite
 from raydali.train.optim import load_optimizer
+from raydali.train.snapshot import Snapshot, Snapshots
 
 
 class Stateful(Protocol):
@@ -42,6 +44,7 @@ class RunState:
 
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
+        before_update: call it before each update of the weights; see `Snapshots.before_update`.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class RunState:
         self._unwritten: list[dict[str, Any]] = []
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
+        self._snapshots = Snapshots(self._worker.device)
+        self.before_update = self._snapshots.before_update
         self._best: float | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
@@ -120,70 +125,82 @@ class RunState:
         self._unwritten.append(record)
 
     def best_of(self, score: float, weights: nn.Module, *, metric: str, epoch: int) -> BestWeights | None:
-        """Return a copy of the weights on rank 0 if the score is the highest so far; otherwise None."""
+        """Return the weights on rank 0, not copied yet, if the score is the highest so far; otherwise None."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
-        return BestWeights(snapshot(weights.state_dict()), epoch, metric, score) if self._worker.rank == 0 else None
+        return BestWeights(weights.state_dict(), epoch, metric, score) if self._worker.rank == 0 else None
 
-    def save(self, record: RankRecord, best: BestWeights | None) -> None:
+    def save(self, measured: Callable[[], RankRecord], best: BestWeights | None) -> None:
         """Save a checkpoint of all completed steps, after the records that it covers are written.
 
-        Args:
-            record: this rank's record of the current epoch.
-            best: see `best_of`.
+        The state is copied and written while training goes on. If weights, momenta or averages are not finite, it is
+        not written, and the session raises a DivergedError at a later step.
 
-        Raises:
-            DivergedError: the weights are not finite.
+        Args:
+            measured: returns this rank's record of the current epoch; it may wait for the device.
+            best: see `best_of`.
         """
         done = self._cursor.done
         self._broken.exchange()
         self._prepare()  # it may gather values from other ranks
-        self._check_weights(done)
-        why = self._write_rows()
-        gathered = self._worker.gather((asdict(record), why))
-        partial = segment_of(row for row, _ in gathered)
+        copy = self._copy(best) if self._worker.rank == 0 else None
+        why = self._flush_trace()
+        gathered = self._worker.gather((asdict(measured()), why))
+        partial_epoch = segment_of(row for row, _ in gathered)
         save_error = next((why for _, why in gathered if why), "")
-        segments = [*self._segments, partial] if any(record.images for record in partial) else self._segments
-        state = None
-        if self._worker.rank == 0:
-            state = snapshot(
-                {
-                    "state": {name: part.state_dict() for name, part in self._parts.items()},
-                    "stream": self._stream.state(done),
-                    "quarantine": self._broken.state(),
-                    "segments": [[asdict(record) for record in segment] for segment in segments],
-                    "best": self._best,
-                    "ceiling": self.ceiling,
-                    "ceiling_of": self._ceiling_of,
-                }
-            )
-        self._session.commit(done, state, best=best, save_error=save_error)
+        has_images = any(record.images for record in partial_epoch)
+        segments = [*self._segments, partial_epoch] if has_images else self._segments
+        if copy is None:
+            self._session.commit(done, None)
+        else:
+            state = {
+                "state": copy.state["state"],
+                "stream": self._stream.state(done),
+                "quarantine": self._broken.state(),
+                "segments": [[asdict(record) for record in segment] for segment in segments],
+                "best": self._best,
+                "ceiling": self.ceiling,
+                "ceiling_of": self._ceiling_of,
+            }
+            best = best and replace(best, state=copy.state["best"])
+            complete = partial(self._complete, copy, done, self._cursor.saved)
+            self._session.commit(done, state, best=best, save_error=save_error, before_writing=complete)
         self._cursor.saved = done
 
-    def _check_weights(self, done: int) -> None:
-        """Raise an error on rank 0 if a run could not resume from this state.
+    def _copy(self, best: BestWeights | None) -> Snapshot:
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        modules = [part for part in self._parts.values() if isinstance(part, nn.Module)]
+        return self._snapshots.take({"state": state, "best": best and best.state}, modules)
+
+    def _complete(self, copy: Snapshot, done: int, saved: int) -> None:
+        """Wait for the copy of the state, check it, and write the rows of epochs before the checkpoint.
+
+        Args:
+            copy: the state after `done` steps.
+            done: number of steps that the checkpoint covers.
+            saved: number of steps that the previous one covers.
 
         Raises:
-            DivergedError: weights, momenta or averages are infinite or NaN.
+            DivergedError: weights, momenta or averages are infinite or NaN, so that a run could not resume from them.
+            OSError: a row cannot be written. The next checkpoint retries it.
         """
-        if self._worker.rank:
-            return
-        if bad := [name for name, part in self._parts.items() if not is_finite(part.state_dict())]:
+        copy.wait()
+        if bad := [name for name, part in copy.state["state"].items() if not is_finite(part)]:
             what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
-                f"the {what} are not finite after step {done} (they were at step {self._cursor.saved}): lower "
+                f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"
             )
+        while self._unwritten and self._unwritten[0]["step"] <= done:
+            self._folder.append(EPOCHS, self._unwritten[0])
+            del self._unwritten[0]
 
-    def _write_rows(self) -> str:
-        """Write the records before a checkpoint; return the error, or an empty text. The next checkpoint retries it."""
+    def _flush_trace(self) -> str:
+        """Write the trace of samples before a checkpoint; return the error, or an empty text."""
         try:
             if self._trace is not None:
                 self._trace.flush()
-            while self._unwritten:
-                self._folder.append(EPOCHS, self._unwritten[0])
-                del self._unwritten[0]
         except OSError as error:
             return reason(error)
         return ""

@@ -94,11 +94,17 @@ class RaySession:
         return ray.get(self._weights)
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
+        self,
+        step: int,
+        state: dict[str, Any] | None,
+        *,
+        best: BestWeights | None = None,
+        save_error: str = "",
+        before_writing: Callable[[], None] = lambda: None,
     ) -> None:
         """See this method of Session."""
         if state is not None:
-            self._checkpoints.save(step, state, best=best, save_error=save_error)
+            self._checkpoints.save(step, state, best=best, save_error=save_error, before_writing=before_writing)
 
     def finish(self) -> None:
         """See this method of Session."""
@@ -142,6 +148,7 @@ class RaySession:
 
     def notice(self) -> Notice | None:
         """See this method of Session."""
+        self._checkpoints.check()
         if get_train_context().preemption_context.preemption_info is not None:
             return "preemption"
         return self._channel.notice() if self.worker.rank == 0 else None

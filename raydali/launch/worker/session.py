@@ -1,5 +1,6 @@
 """The training function's interface to the launcher: worker, run folder, checkpoints, messages to the driver."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,7 +66,13 @@ class Session(Protocol):
         ...
 
     def commit(
-        self, step: int, state: dict[str, Any] | None, *, best: BestWeights | None = None, save_error: str = ""
+        self,
+        step: int,
+        state: dict[str, Any] | None,
+        *,
+        best: BestWeights | None = None,
+        save_error: str = "",
+        before_writing: Callable[[], None] = lambda: None,
     ) -> None:
         """Save a checkpoint of rank 0's state in the background. All ranks must call it, the others with None.
 
@@ -73,9 +80,10 @@ class Session(Protocol):
 
         Args:
             step: number of global batches that the checkpoint covers; unique among the checkpoints of a run.
-            state: a snapshot; it must not change afterwards.
+            state: a snapshot; it must not change after `before_writing`.
             best: the best weights so far, to be saved in the run's `best/`.
             save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
+            before_writing: called on rank 0, in the background; `notice` raises its error if it is no OSError.
 
         Raises:
             StorageError: several consecutive checkpoints could not be saved (see `CheckpointStore.save`).
@@ -111,7 +119,11 @@ class Session(Protocol):
         ...
 
     def notice(self) -> Notice | None:
-        """Return the reason if this rank should leave between two steps; cheap enough to call at every step."""
+        """Return the reason if this rank should leave between two steps; cheap enough to call at every step.
+
+        Raises:
+            DivergedError: the state of the newest checkpoint is not finite.
+        """
         ...
 
     def publish(self, figures: Figures) -> None:

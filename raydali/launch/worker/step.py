@@ -26,6 +26,7 @@ class StepContext:
 
     Attributes:
         micro_batches: number of micro-batches of a global batch that this rank trains on.
+        before_update: called before each update; a checkpoint may still copy the weights.
         allreduce: the timer of the all-reduce; None with one worker.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
@@ -36,6 +37,7 @@ class StepContext:
     model: nn.Module
     statistics: RunningStatistics
     precision: Precision
+    before_update: Callable[[], None]
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
     counts_flops: bool = False
@@ -143,6 +145,7 @@ class Step:
         if self.is_warm_up:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0  # the weights do not change, so losses remain finite
+        context.before_update()
         if max_norm is not None:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)

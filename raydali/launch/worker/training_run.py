@@ -149,7 +149,9 @@ class TrainingRun:
         statistics = RunningStatistics(
             model, micro_batches=self._micro_batches, all_micro_batches=self.stream.micro_batches_per_step
         )
-        self._context = StepContext(self._micro_batches, self._config.seed, model, statistics, self.precision)
+        self._context = StepContext(
+            self._micro_batches, self._config.seed, model, statistics, self.precision, self._state.before_update
+        )
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
         start_clock.mark("model")
 
@@ -331,7 +333,7 @@ class TrainingRun:
 
     def _checkpoint(self, best: BestWeights | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):
-            self._state.save(self._progress.meter.record(), best)
+            self._state.save(self._progress.meter.record, best)
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""

@@ -1,5 +1,6 @@
 """A run whose weights are no numbers any more ends, and its newest checkpoint is one from before."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState
+from raydali.measure.meter import EpochMeter
+from raydali.run.checkpoints import CheckpointStore
 from raydali.train.checkpoint_file import is_finite
 from tests.support.digits import digits_data
 from tests.support.messages import mentioning
@@ -25,8 +28,7 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
             digits_data(),
             session,
         )
-    session.finish()
-    state = session.latest()
+    state = LocalSession(session.folder).latest()
     assert state is None or is_finite(state["state"]["model"])
     assert not [row for row in session.folder.rows("epochs.jsonl") if row["loss"] != row["loss"]]
 
@@ -55,6 +57,12 @@ def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
     assert best == [False, True, False, False, True]
 
 
+def saves(state: RunState, step: int) -> None:
+    """Save a checkpoint of a run that has trained on no image since the last one."""
+    state._cursor.done = step
+    state.save(EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="").record, None)
+
+
 @pytest.mark.parametrize("part", ["optimizer", "ema"])
 def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_path: Path) -> None:
     state, model, ema = state_of(tmp_path), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -62,9 +70,30 @@ def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_p
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     state.keep({"model": model, "optimizer": optimizer, "ema": ema}, lambda: None)
-    state._check_weights(1)
+    saves(state, 1)
     bad = ema.weight if part == "ema" else optimizer.state[model.weight]["exp_avg_sq"]
     with torch.no_grad():
         bad[0, 1] = float("inf")
-    with pytest.raises(DivergedError, match=mentioning(f"{part} step 2")):
-        state._check_weights(2)
+    state.add_epoch({"epoch": 0, "step": 2})
+    with pytest.raises(DivergedError, match=mentioning(f"{part} step 2 1")):
+        saves(state, 2)
+    assert folder_of(tmp_path).rows("epochs.jsonl") == []
+    assert folder_of(tmp_path).folders() == ["checkpoint_000000001"]
+
+
+def test_a_run_ends_at_the_next_step_after_it_has_diverged(tmp_path: Path) -> None:
+    """Where the step does not wait for the checkpoint, a notice raises its error, and so does the end of the run."""
+    store = CheckpointStore(folder_of(tmp_path), LocalSession(folder_of(tmp_path)).worker, print)
+    found = threading.Event()
+
+    def diverged() -> None:
+        found.wait()
+        raise DivergedError("not finite")
+
+    store.save(1, {}, before_writing=diverged)
+    store.check()
+    found.set()
+    for ending in (store.wait, store.check, store.finish):
+        with pytest.raises(DivergedError, match="not finite"):
+            ending()
+    assert not folder_of(tmp_path).folders()

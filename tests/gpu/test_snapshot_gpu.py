@@ -1,0 +1,63 @@
+"""Snapshots that a side stream makes: they have the values of their time, and steps do not wait for them.
+
+pytest -s tests/gpu/test_snapshot_gpu.py     prints for how long a checkpoint of ResNet-50 stops the steps
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from jobs.imagenet import DIGITS, train
+from raydali.run.folder import EPOCHS
+from raydali.train.averaging import MovingAverage
+from raydali.train.snapshot import Snapshots
+from tests.support.digits import digits_data
+from tests.support.ranks import LocalSession, folder_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+DEVICE = torch.device("cuda", 0)
+
+
+def test_what_changes_at_once_is_copied_before() -> None:
+    model = torchvision.models.resnet50().to(DEVICE)
+    average = MovingAverage(model, 0.9)
+    expected = [value.clone() for value in model.state_dict().values()]
+    snapshots = Snapshots(DEVICE)
+    with torch.cuda.stream(torch.cuda.Stream(DEVICE)), torch.no_grad():
+        for _ in range(3):
+            torch.cuda.synchronize()
+            copy = snapshots.take({"model": model.state_dict(), "ema": average.state_dict()}, [model, average])
+            for buffer in model.buffers():  # as the next forward pass does
+                buffer.add_(1)
+            snapshots.before_update()
+            for parameter in model.parameters():
+                parameter.add_(1)
+            copy.wait()
+            for host, value in zip(copy.state["model"].values(), expected, strict=True):
+                assert host.is_pinned() and torch.equal(host, value.cpu())
+            torch._foreach_add_(expected, 1)
+
+
+class Unhurried(LocalSession):
+    """A session whose checkpoints are written before the next one begins, as in longer epochs."""
+
+    def report_progress(self, **facts: Any) -> None:
+        if self.cursor.done == self.cursor.saved + 5:
+            self._checkpoints.wait()
+
+
+def test_a_checkpoint_stops_the_steps_only_shortly(tmp_path: Path) -> None:
+    """Of SGD with momentum and a moving average; each epoch but the first has one checkpoint before and one inside."""
+    config = replace(DIGITS, model="resnet50", image_size=224, resize_size=224, precision="bf16", ceiling=False)
+    config = replace(config, epochs=5, batch_size=64, global_batch_size=64, checkpoint_every=11, ema_decay=0.9)
+    session = Unhurried(folder_of(tmp_path), device=DEVICE, cpus=4, waits_for_saves=False)
+    train(config, digits_data(), session)
+    session.finish()
+    rows = session.folder.rows(EPOCHS)
+    stalls = [row["ranks"][0]["checkpoint_seconds"] * 1000 / 2 for row in rows[1:]]
+    print("\nmilliseconds of a checkpoint:", *(f"{stall:.1f}" for stall in stalls))
+    assert min(stalls) < 15
