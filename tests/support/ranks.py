@@ -66,8 +66,9 @@ class LocalSession:
         device: torch.device = CPU,
         cpus: int = 1,
         waits_for_saves: bool = True,
+        node_cache: Path | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder, self.node_cache = folder, node_cache
         self.worker = Worker.join(device, cpus=cpus, node="local")
         self.messages: list[Message] = []
         self.steps_left = 0

@@ -16,7 +16,7 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.checkpointing import RunState, Stateful
-from raydali.launch.worker.run_ceiling import RunCeiling
+from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
@@ -58,7 +58,12 @@ class Rehearsal:
         self._loader, self._pipeline, self._differentiated = loader, loader.pipeline, differentiated
         self._context, self._progress, self._parts = context, progress, parts
         self._epoch = self._stream.epoch_of(session.cursor.start)
-        self._ceiling = RunCeiling(session, state, lambda steps, measures: self._warm_up(self._epoch, steps, measures))
+        self._ceiling = RunCeiling(
+            session,
+            state,
+            lambda steps, measures: self._warm_up(self._epoch, steps, measures),
+            ceiling_conditions(config, session.worker) | {"model": str(context.model)},
+        )
         self._cache = CompileCache(session.folder, session.worker, session.warn)
         self._steps = warm_up_steps(session.worker.device)
         self._doing = ["compiling"] * bool(config.compile) + ["capturing a CUDA graph"] * captures
@@ -103,7 +108,10 @@ class Rehearsal:
             yield from self._begin(self._config.ceiling, CeilingMeasured)
 
     def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
-        return self._ceiling.begin(self._steps, measures=measures, what=", ".join(self._doing), event=event)
+        sample = self._loader.resident_batch(1, self._epoch) if measures else {}
+        inputs = ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sample.items())
+        doing = ", ".join(self._doing)
+        return self._ceiling.begin(self._steps, measures=measures, what=doing, inputs=inputs, event=event)
 
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""

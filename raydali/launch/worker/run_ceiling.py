@@ -1,5 +1,9 @@
-"""The ceiling of a run, which is measured before the first step, and again if it cannot be right."""
+"""The ceiling of a run, which is measured before the first step, and again if it cannot be right.
 
+The node of rank 0 keeps it, so that the next command under the same conditions does not measure it (KeptCeiling).
+"""
+
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
@@ -7,11 +11,13 @@ from typing import Any
 
 import torch
 
+from raydali.host.facts import versions
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
+from raydali.measure.kept_ceiling import KeptCeiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
 from raydali.text import rate_text
@@ -33,6 +39,9 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
 }
 """Options that do not change the duration of a step if its batch is already on the device."""
 
+OF_OTHER_COMMANDS = {"seed", "epochs", "learning_rate"}
+"""Options in which a later command may differ and still has the same ceiling; the size of its images is known apart."""
+
 MAX_MEASURED_AGAIN = 3
 """Maximum number of repeated measurements per worker group: other processes may always keep the machine busy."""
 
@@ -53,35 +62,49 @@ class RunCeiling:
 
     Args:
         warm_up: yields a number of warm-up steps, then measures the ceiling if requested, and undoes all these steps.
+        conditions: what the ceiling depends on, as text, besides versions and hosts.
     """
 
     def __init__(
-        self, session: Session, state: RunState, warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]]
+        self,
+        session: Session,
+        state: RunState,
+        warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]],
+        conditions: Mapping[str, str],
     ) -> None:
-        self._session, self._state, self._warm_up = session, state, warm_up
+        self._session, self._state, self._warm_up, self._conditions = session, state, warm_up, conditions
+        self._kept: KeptCeiling | None = None
         self._is_void = False
         self._measured_again = 0
 
-    def begin(self, steps: int, *, measures: bool, what: str, event: type[Rehearsed] = Rehearsed) -> Iterator[Step]:
+    def begin(
+        self, steps: int, *, measures: bool, what: str, inputs: str, event: type[Rehearsed] = Rehearsed
+    ) -> Iterator[Step]:
         """Yield the warm-up steps before the first step, or the first one of another size, and report their purpose.
 
         Args:
             steps: number of steps before the measurement.
             measures: whether the ceiling is measured.
             what: other purposes of the warm-up steps; may be empty.
+            inputs: describes the images, which the ceiling depends on.
             event: the event that reports their end.
         """
+        known = self._find(inputs) if measures else None
+        measures = measures and known is None
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
-        self._state.ceiling = measured.images_per_second or self._state.ceiling
+        rate, measured_at = known or (measured.images_per_second, None)
+        self._state.ceiling = rate or self._state.ceiling
+        if measures:
+            self._keep(rate)
         self._is_void, self._measured_again = measured.void, 0
         if measured.void:
             self._note(f"the ceiling is void: {measured.why}; it is measured again after the epoch")
         elif measured.why:
             self._note(f"the ceiling is not measured: {measured.why}")
-        self._report(event, measured.images_per_second, began)
+        self._report(event, rate, began, measured_at)
 
     def doubt(self, record: Mapping[str, Any] | None) -> Iterator[Step]:
         """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
@@ -94,6 +117,7 @@ class RunCeiling:
         known = self._state.ceiling
         if known is not None and self._session.worker.from_first(_disproves(record, known)):
             self._state.ceiling = None
+            self._keep(None)
             if not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
                 self._note(f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again")
@@ -102,16 +126,41 @@ class RunCeiling:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
+            self._keep(self._state.ceiling)
             self._report(CeilingMeasured, self._state.ceiling, began)
+
+    def _find(self, inputs: str) -> tuple[float, float] | None:
+        """Return the ceiling that the node of rank 0 has kept, and when it was measured. All ranks must call it."""
+        worker, cache = self._session.worker, self._session.node_cache
+        hosts = worker.exchange([socket.gethostname(), self._conditions.get("on")])
+        found: tuple[float, float] | None = None
+        if worker.rank == 0 and cache is not None:
+            options = {name: value for name, value in self._conditions.items() if name not in OF_OTHER_COMMANDS}
+            self._kept = KeptCeiling.of(cache, {**options, **versions(), "inputs": inputs, "hosts": hosts})
+            found = self._kept.read()
+        found = worker.from_first(found)
+        if found is not None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[1]))
+            self._note(f"the ceiling is kept from {when}, with the same options on the same hosts")
+        return found
+
+    def _keep(self, rate: float | None) -> None:
+        if self._kept is not None:
+            self._kept.write(rate) if rate else self._kept.forget()
 
     def _note(self, text: str) -> None:
         if self._session.worker.rank == 0:
             self._session.emit(Note(text))
 
-    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
+    def _report(
+        self, event: type[Rehearsed], ceiling: float | None, began: float, measured_at: float | None = None
+    ) -> None:
         if self._session.worker.rank == 0:
             seconds = round(time.perf_counter() - began, 3)
-            self._session.emit(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
+            at = round(measured_at, 3) if measured_at else None
+            self._session.emit(
+                event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds, ceiling_measured_at=at)
+            )
 
 
 def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:

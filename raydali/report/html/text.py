@@ -181,7 +181,9 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         ceiling = number(row.get("ceiling_images_per_second"))
         again = " again" if kind == "ceiling" else ""
         took = f"warm-up steps{again} for {seconds(number(row.get('rehearsal_seconds')))}"
-        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
+        kept = number(row.get("ceiling_measured_at"))
+        of = f", kept from an earlier run, which measured it at {moment(kept)}" if kept is not None else ""
+        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s{of}"
     if kind == "failure":
         ranks = row.get("ranks")
         named = (
