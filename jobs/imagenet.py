@@ -129,8 +129,9 @@ def train(config: Config, data: Data, session: "Session") -> None:
     evaluate, score = (multi_label.evaluate, "map") if config.multi_label else (classification.evaluate, "top1")
     normalized = partial(Normalized, mean=config.mean, std=config.std, mirrored=config.tta == "flip")
     network = normalized(model).to(device)
-    evaluated = normalized(ema.module).to(device) if ema else network
     differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
+    weights = ema.module if ema else model
+    evaluated = run.inference(normalized(weights).to(device))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
@@ -140,7 +141,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             if step.ends_epoch:
                 with run.validation():
                     metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
-                run.close_epoch(metrics, score=score, weights=evaluated.model)
+                run.close_epoch(metrics, score=score, weights=weights)
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":

@@ -125,6 +125,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(device)
     differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(from_8_bits(inputs), targets))
+    evaluated = run.inference(from_8_bits, inputs="inputs")
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         examples = Examples(session.folder, val_loader)
         for step in run.steps(loader):
@@ -136,7 +137,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 with run.validation():
                     if run.worker.rank == 0:
                         examples.draw(lambda inputs: restore(from_8_bits, inputs.to(device), run.precision))
-                    metrics = evaluate(from_8_bits, val_loader, run.worker, run.precision)
+                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
                 run.close_epoch(metrics, score="psnr", weights=model)
 
 

@@ -131,6 +131,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     network = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD).to(device)
     criterion = classification_loss(data.train.all_labels, classes, **config.weighting).to(device)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
+    evaluated = run.inference(network, inputs="clips")
     make = partial(make_video_loader, decoders=config.decoders)
     with run.loaders(data, (train_pipeline(config), val_pipeline(config)), make=make) as (loader, val_loader):
         for step in run.steps(loader):
@@ -140,7 +141,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
-                    metrics = evaluate(network, val_loader, run.worker, run.precision, inputs="clips")
+                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision, inputs="clips")
                 run.close_epoch(metrics, score="top1", weights=model)
 
 

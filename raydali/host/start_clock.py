@@ -1,7 +1,8 @@
 """The time from the command to the first step, by phase: the driver and rank 0 mark where each phase ends.
 
     driver    imports, index, cluster
-    rank 0    workers, worker start, process group, model, compile, capture, ceiling, first batch, first step
+    rank 0    workers, worker start, process group, model, compile, capture, ceiling, validation, first batch,
+              first step
 
 The marks belong to the process, since the driver has begun before any object exists. They are wall-clock times, so that
 those of two processes can be joined; clocks of two nodes may differ.

@@ -7,15 +7,13 @@ import torch
 from torch import nn
 
 from raydali.measure.flops import flops_per_image
+from raydali.train.compilation import compile_function
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
 WARM_UP_STEPS = 11
 """Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
 10) must be complete."""
-
-MAX_SHAPES = 64
-"""Number of shapes of inputs for which torch.compile compiles a model; beyond it, the model would run eagerly."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +52,7 @@ class ForwardBackward:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._parallel = worker.parallel(_Loss(model, loss))
         self._uncompiled, forward = loss, self._parallel or loss
-        options: dict[str, str | int | bool | Callable[..., object]] | None = None
-        if compiled:  # this import takes seconds
-            import torch._dynamo.config
-
-            torch._dynamo.config.suppress_errors = True
-            torch._dynamo.config.recompile_limit = MAX_SHAPES
-            if fused:
-                from raydali.train.fused.graph import inductor_options
-
-                options = inductor_options()
-        self._forward = torch.compile(forward, dynamic=False, options=options) if compiled else forward
+        self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
         self._share = worker.world_size / micro_batches
         self._captures = graph

@@ -5,7 +5,7 @@ they are undone. All sizes are rehearsed before the first step, the last one fir
 then, and nothing is compiled later.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -37,6 +37,7 @@ class Rehearsal:
         progress: makes the meters of warm-up steps.
         parts: the parts of the run's state, by their names in checkpoints.
         differentiated: the functions that the steps call, whose CUDA graphs are of one size.
+        warm_up_inference: compiles and captures what the validation computes.
         captures: whether steps are captured as a CUDA graph.
     """
 
@@ -50,12 +51,14 @@ class Rehearsal:
         progress: RunProgress,
         parts: Mapping[str, Stateful],
         differentiated: Sequence[ForwardBackward],
+        warm_up_inference: Callable[[], None],
         *,
         captures: bool,
     ) -> None:
         assert isinstance(loader.order, Stream)
         self._session, self._config, self._state, self._stream = session, config, state, loader.order
         self._loader, self._pipeline, self._differentiated = loader, loader.pipeline, differentiated
+        self._warm_up_inference = warm_up_inference
         self._context, self._progress, self._parts = context, progress, parts
         self._epoch = self._stream.epoch_of(session.cursor.start)
         self._ceiling = RunCeiling(
@@ -82,6 +85,7 @@ class Rehearsal:
         measures = self._config.ceiling and not self._state.is_resumed
         if self._prepares or measures:
             yield from self._begin(measures, Rehearsed)
+        self._warm_up_inference()
         if self._config.compile:
             self._cache.save()
 

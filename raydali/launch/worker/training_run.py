@@ -55,6 +55,7 @@ from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
+from raydali.train.evaluation.forward import Inference
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -110,6 +111,8 @@ class TrainingRun:
         session.steps_left = self.stream.steps - self._cursor.start
         self._parts: dict[str, Stateful] = {}
         self._differentiated: list[ForwardBackward] = []
+        self._inferences: list[tuple[Inference, str]] = []
+        self._val_loader: Loader
         self._context: StepContext
         self._validation_seconds: float | None = None
         self._newest: Step | None = None
@@ -182,6 +185,29 @@ class TrainingRun:
         )
         return self._differentiated[-1]
 
+    def inference(self, model: nn.Module, *, inputs: str = "images") -> nn.Module:
+        """Return the model for the validation, compiled and captured in a CUDA graph if the options say so.
+
+        Weights and statistics are those of the model at each call.
+
+        Args:
+            model: see `Inference`; without DDP.
+            inputs: name of the tensor of a validation batch that the model takes.
+        """
+        captures = self._config.cuda_graph and self._on_gpu
+        inference = Inference(model, self.precision, compiled=self._config.compile, graph=captures)
+        self._inferences.append((inference, inputs))
+        return inference
+
+    def _warm_up_inference(self) -> None:
+        faster = [(inference, inputs) for inference, inputs in self._inferences if inference.is_faster]
+        if faster:
+            loader = self._val_loader
+            batch = loader.resident_batch(min(self._config.batch_size, loader.order.samples))
+            for inference, inputs in faster:
+                inference.warm_up(batch[inputs])
+            start_clock.mark("validation")
+
     @property
     def _can_capture(self) -> bool:
         """True if a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
@@ -213,6 +239,7 @@ class TrainingRun:
             make(name, data.train, train, self.stream, start=self._cursor.start, **options) as loader,
             make(name, data.val, val, in_order, **options) as val_loader,
         ):
+            self._val_loader = val_loader
             yield loader, val_loader
 
     # The training loop.
@@ -244,6 +271,7 @@ class TrainingRun:
             self._progress,
             self._parts,
             self._differentiated,
+            self._warm_up_inference,
             captures=self._can_capture,
         )
         yield from rehearsal.before_first_step()

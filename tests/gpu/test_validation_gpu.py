@@ -1,0 +1,86 @@
+"""A captured validation against one that is launched kernel by kernel, on one GPU.
+
+pytest -s tests/gpu/test_validation_gpu.py -k images_a_second     prints images a second of ResNet-50, before and now
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from raydali.data.loading.loader import Batch
+from raydali.data.stream.stream import OrderedPass
+from raydali.train.averaging import MovingAverage
+from raydali.train.evaluation.classification import Validation, evaluate
+from raydali.train.evaluation.forward import Inference
+from raydali.train.models.normalized import Normalized
+from raydali.train.models.small_images import digits_network
+from raydali.train.precision import Precision
+from raydali.train.worker import Worker
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+def images_of(count: int, side: int) -> torch.Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    images = torch.randint(256, (count, 3, side, side), generator=generator, dtype=torch.uint8, device="cuda")
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def validated(model: nn.Module, worker: Worker, images: torch.Tensor, samples: int, batch_size: int) -> Validation:
+    """Validate on these images, again and again; each rank of the labels has an image."""
+    labels = torch.arange(len(images), device="cuda") % 10
+
+    def batches() -> Iterator[Batch]:
+        for micro_batch in OrderedPass(samples=samples, batch_size=batch_size).micro_batches(0, 1):
+            chosen = images[: len(micro_batch.ids)], labels[: len(micro_batch.ids)]
+            yield Batch(dict(zip(("images", "labels"), chosen, strict=True)), micro_batch)
+
+    return evaluate(model, batches(), worker, Precision("bf16", worker.device))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_metrics_are_those_of_a_launched_validation(compiled: bool) -> None:
+    """Of the average, after each of several updates, with a smaller last batch."""
+    worker, images = Worker.join(torch.device("cuda", 0), cpus=1, node=""), images_of(64, 32)
+    torch.manual_seed(0)
+    model = digits_network(10).cuda().to(memory_format=torch.channels_last)
+    average = MovingAverage(model, 0.5)
+    network = Normalized(average.module).cuda()
+    inference = Inference(network, Precision("bf16", worker.device), compiled=compiled, graph=True)
+    inference.warm_up(images)
+    assert inference._graph is not None
+    losses = []
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+        average.update_parameters(model)
+        fast, slow = (validated(each, worker, images, 150, 64) for each in (inference, network))
+        assert fast["images"] == 150
+        assert fast["loss"] == pytest.approx(slow["loss"], rel=0.02)
+        assert fast["top1"] == pytest.approx(slow["top1"], abs=0.03)
+        losses.append(slow["loss"])
+    assert len(set(np.round(losses, 3))) == 3
+
+
+def images_a_second(model: nn.Module, worker: Worker, images: torch.Tensor, samples: Sequence[int]) -> list[float]:
+    """Of validations of so many samples each."""
+    results = (validated(model, worker, images, count, len(images)) for count in samples)
+    return [result["images"] / result["seconds"] for result in results]
+
+
+def test_images_a_second() -> None:
+    worker, images = Worker.join(torch.device("cuda", 0), cpus=1, node=""), images_of(256, 224)
+    torch.backends.cudnn.benchmark = True
+    network = Normalized(torchvision.models.resnet50()).cuda().to(memory_format=torch.channels_last)
+    inference = Inference(network, Precision("bf16", worker.device), compiled=True, graph=True)
+    inference.warm_up(images)
+    few, many = 5_000, 25_600
+    before, now = (images_a_second(each, worker, images, (few, many, many)) for each in (network, inference))
+    for name, (first, *others) in (("launched", before), ("captured", now)):
+        print(f"\n{name}: {max(others):.0f} images/s; the first {few} in {few / first:.2f} s")
+    assert max(now[1:]) > 1.2 * max(before[1:]) and few / now[0] < 1
