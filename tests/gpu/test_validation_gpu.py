@@ -1,9 +1,11 @@
 """A captured validation against one that is launched kernel by kernel, on one GPU.
 
-pytest -s tests/gpu/test_validation_gpu.py -k images_a_second     prints images a second of ResNet-50, before and now
+pytest -s tests/gpu/test_validation_gpu.py -k "images_a_second or first_batch"     prints times, before and now
 """
 
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import torch
 import torchvision
 from torch import nn
 
+from raydali.data.loading.dali_loader import DaliLoader
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.classification import ValidationImages
 from raydali.train.averaging import MovingAverage
 from raydali.train.evaluation.classification import Validation, evaluate
 from raydali.train.evaluation.forward import Inference
@@ -20,6 +24,7 @@ from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
+from tests.support.pictures import encoded, files, photograph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -84,3 +89,30 @@ def test_images_a_second() -> None:
     for name, (first, *others) in (("launched", before), ("captured", now)):
         print(f"\n{name}: {max(others):.0f} images/s; the first {few} in {few / first:.2f} s")
     assert max(now[1:]) > 1.2 * max(before[1:]) and few / now[0] < 1
+
+
+def test_the_first_batch_of_a_warm_loader(tmp_path: Path) -> None:
+    """The loader of the training has begun before, as in a run; so what a process allocates once is allocated."""
+    photographs = {str(i): encoded(photograph(("china", "flower")[i % 2], (500, 400 + i))) for i in range(64)}
+    source, seconds = files(tmp_path, **photographs), list[float]()
+    order, pipeline = OrderedPass(samples=64, batch_size=64), ValidationImages(image_size=224, resize_size=256)
+
+    def loader() -> DaliLoader:
+        return DaliLoader(source, pipeline, order, device="cuda", threads=8)
+
+    def first(of: DaliLoader) -> Batch:
+        began = time.perf_counter()
+        batch = next(iter(of))
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+        return batch
+
+    with loader() as training, loader() as cold, loader() as warm:
+        next(iter(training))
+        warm.warm_up()
+        assert warm._warming is not None
+        warm._warming.join()
+        expected, batch = first(cold), first(warm)
+        assert torch.equal(expected["images"], batch["images"]) and batch.ids.tolist() == [*range(64)]
+    print(f"\nthe first batch: cold {seconds[0]:.3f} s, warm {seconds[1]:.3f} s")
+    assert seconds[1] < seconds[0]

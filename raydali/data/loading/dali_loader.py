@@ -1,9 +1,11 @@
 """The DALI loader: each rank has a DALI pipeline that reads and one that decodes, fed with inputs from Python."""
 
 import gc
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
@@ -36,6 +38,8 @@ PREFETCHED_BATCHES = 4
 READ_BATCHES = 2
 """Batches whose files are read ahead of their decoding."""
 READING_THREADS = 4
+_DEFINING = threading.Lock()
+"""Held to define a graph: meanwhile DALI's module has other functions (python_timing.py)."""
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 """The operator that reads files, as DALI's errors name it. Its failure is no sign of broken contents."""
 
@@ -84,6 +88,30 @@ class DaliLoader(Loader):
         self._batch_size = 0
         self._in_python = 0.0
         self._at_last_run = 0.0, 0.0  # `_in_python` and the time
+        self._warming: threading.Thread | None = None
+
+    def warm_up(self) -> None:
+        """Build DALI's pipelines and decode the first batch in the background. The first iteration waits for the end.
+
+        Errors are left to the iteration, which meets them again.
+        """
+        self._warming = threading.Thread(target=self._load_first, daemon=True, name="loader warm-up")
+        self._warming.start()
+
+    def _load_first(self) -> None:
+        stream = torch.cuda.Stream(self.device) if self._dali_device == "gpu" else None
+        with suppress(Exception), torch.cuda.stream(stream):
+            batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+            next(batches, None)
+            batches.close()
+            if stream is not None:
+                stream.synchronize()
+
+    def _end_iteration(self) -> None:
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+        super()._end_iteration()
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         if self._dali is not None:
@@ -221,7 +249,7 @@ class DaliLoader(Loader):
             return self.pipeline.graph(self.source, *nodes(), device=self._dali_device)
 
         define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
-        with timed_python(self._add_python, self.python), conditionals_hint():
+        with _DEFINING, timed_python(self._add_python, self.python), conditionals_hint():
             self._dali = define(
                 batch_size=self._batch_size,
                 num_threads=self.threads,

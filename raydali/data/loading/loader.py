@@ -167,6 +167,9 @@ class Loader(ABC):
         """
         return None
 
+    def warm_up(self) -> None:  # noqa: B027 (most loaders have nothing to do)
+        """Begin in the background to allocate what the first batch needs, before the first iteration waits for it."""
+
     @abstractmethod
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         """The batches of these micro-batches, in order. Called again once the last call's generator is closed."""

@@ -281,6 +281,8 @@ class TrainingRun:
         gc.freeze()
         progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
         progress.begin(loader)
+        if self._on_gpu:
+            self._val_loader.warm_up()  # while the training's first batch is loaded
         trace, batches = progress.step_trace(), _marked(iter(loader))
         for index in range(self._cursor.start, self.stream.steps):
             trace.before(index)

@@ -16,7 +16,7 @@ import torch
 from nvidia.dali import fn
 
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
+from raydali.data.loading.dali_loader import PREFETCHED_BATCHES, DaliLoader
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.prefetch import PREFETCHED_INPUTS
@@ -83,6 +83,29 @@ def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
             assert (labels.shape, labels.dtype) == ((4,), torch.int64)
             if name != "synthetic":
                 assert labels.tolist() == source.labels[batch.ids].tolist()
+
+
+def test_a_warm_loader_gives_the_same_batches(source: ImageFolder) -> None:
+    with DaliLoader(source, VALIDATION, PASS) as cold, DaliLoader(source, VALIDATION, PASS) as warm:
+        warm.warm_up()
+        for _ in range(2):
+            for expected, batch in zip(cold, warm, strict=True):
+                assert ids([expected]) == ids([batch]) and torch.equal(expected["images"], batch["images"])
+
+
+def test_a_loader_warms_up_before_it_is_asked(source: ImageFolder) -> None:
+    with DaliLoader(source, VALIDATION, PASS) as loader:
+        loader.warm_up()
+        assert loader._warming is not None
+        loader._warming.join()
+        assert loader._under_way  # batches that DALI has begun
+
+
+def test_an_error_while_a_loader_warms_up_is_one_of_the_iteration(tmp_path: Path) -> None:
+    with DaliLoader(files(tmp_path, broken=b"no image"), VALIDATION, OrderedPass(samples=1, batch_size=8)) as loader:
+        loader.warm_up()
+        with pytest.raises(DataError, match="broken"):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("resident", 4), ("synthetic", None)])
