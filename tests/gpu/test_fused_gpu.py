@@ -1,6 +1,6 @@
 """Fused BatchNorm on a GPU: exactness, CUDA graphs, and how long each layer of ResNet-50 takes.
 
-pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or compiled_step"     prints the times
+pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or stem or compiled_step"     prints the times
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import kernels, launches, operators
+from raydali.train.fused import graph, kernels, launches, operators
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -78,14 +78,15 @@ def bandwidth() -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["relu", "addition"])
+@pytest.mark.parametrize("kind", ["relu", "addition", "pooling"])
 @pytest.mark.parametrize(("channels", "side"), [(3, 33), (64, 112), (200, 9), (2048, 7)])
 def test_it_is_as_exact_as_float64(dtype: torch.dtype, kind: str, channels: int, side: int) -> None:
     if kind == "addition" and channels % kernels.SIGNS:
         pytest.skip("PyTorch's functions are taken")
-    y, grad = (random_images((16, channels, side, side), dtype, seed) for seed in (0, 3))
+    y, pool = random_images((16, channels, side, side), dtype, 0), kind == "pooling"
+    grad = random_images((16, channels, *2 * [(side + 1) // 2 if pool else side]), dtype, 3)
     inputs = {name: each.cuda() for name, each in tensors(y, residual=kind == "addition").items()}
-    found, exact = (results(inputs, grad.cuda(), as_dtype) for as_dtype in (None, torch.float64))
+    found, exact = (results(inputs, grad.cuda(), as_dtype, pool=pool) for as_dtype in (None, torch.float64))
     assert found.keys() == exact.keys()
     for name, expected in exact.items():
         rounding = torch.finfo(found[name].dtype).eps / 2
@@ -134,6 +135,31 @@ def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str
         assert rate > 500
 
 
+def test_max_pooling_of_the_stem() -> None:
+    layer, windows = Layer(64, 112, "relu"), (BATCH, 64, 56, 56)
+    grad, other = filled(windows), filled(windows)
+    kept = operators.normalize_and_pool(layer.y, *layer.saved)[1:]
+    settings = [3, 3], [2, 2], [1, 1], [1, 1], False
+    indices = torch.ops.aten.max_pool2d_with_indices(layer.output, *settings)[1]
+    parts: dict[str, tuple[Callable[[], object], float]] = {
+        "normalize": (partial(operators.normalize, layer.y, None, *layer.saved, True), 2),
+        "max_pool2d of PyTorch": (partial(torch.ops.aten.max_pool2d_with_indices, layer.output, *settings), 2.25),
+        "both, fused": (partial(operators.normalize_and_pool, layer.y, *layer.saved), 1.625),
+        "gradients": (layer.backward, 5),
+        "gradient of max_pool2d": (
+            partial(torch.ops.aten.max_pool2d_with_indices_backward, grad, layer.output, *settings, indices),
+            3.25,
+        ),
+        "both, fused ": (partial(operators.gradients_of_pool, grad, None, layer.y, *kept, *layer.saved), 2.875),
+        "both, two gradients": (partial(operators.gradients_of_pool, grad, other, layer.y, *kept, *layer.saved), 3.375),
+    }
+    for name, (function, moved) in parts.items():
+        taken = milliseconds(function)
+        print(f"\n{name:22} {taken:7.3f} ms {moved * layer.y.numel() * 2 / 1e6 / taken:5.0f} GB/s", end="")
+    fused, apart = (sum(milliseconds(parts[name][0]) for name in list(parts)[at : at + 6 : 3]) for at in (2, 0))
+    assert fused < apart
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("tile", "warps"), [(2048, 4), (4096, 4), (4096, 8), (8192, 8)])
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -154,13 +180,13 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages
 def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The numbers of channels of the layers that kernels normalised."""
     seen: list[int] = []
-    normalize = launches.normalize
+    statistics = launches.statistics
 
     def counted(y: torch.Tensor, *others: Any) -> launches.Pair:
         seen.append(y.shape[1])
-        return normalize(y, *others)
+        return statistics(y, *others)
 
-    monkeypatch.setattr(launches, "normalize", counted)
+    monkeypatch.setattr(launches, "statistics", counted)
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()
@@ -208,13 +234,26 @@ def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monke
         assert error < 1e-3, (name, error)
 
 
-def test_a_compiled_step_of_resnet50(layers: list[int]) -> None:
+STEPS: dict[str, list[str] | None] = {"plain": None, "fused": [], "fused without max-pooling": ["fuse_pooling"]}
+"""The passes that a step leaves out."""
+
+
+def test_a_compiled_step_of_resnet50(layers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._functorch.config
+
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # it does not know what is left out
     rates = {}
-    for fused in (False, True):
+    for name, left_out in STEPS.items():
+        for each in left_out or []:
+            monkeypatch.setattr(graph, each, lambda _: 0)
+        torch._dynamo.reset()
         model, normalized, worker = network("resnet50")
         images, labels = batch_of(BATCH, 224)
         step = optimizer_step(
-            model, normalized, worker, Precision("bf16", worker.device), compiled=True, fused=fused, graph=True
+            *(model, normalized, worker, Precision("bf16", worker.device)),
+            compiled=True,
+            fused=left_out is not None,
+            graph=True,
         )
         for _ in range(WARM_UP_STEPS + 10):
             step(images, labels)
@@ -224,8 +263,8 @@ def test_a_compiled_step_of_resnet50(layers: list[int]) -> None:
             step(images, labels)
         end.record()
         end.synchronize()
-        rates[fused] = 50 * BATCH / start.elapsed_time(end) * 1e3
-        print(f"\n{'fused' if fused else 'plain'}: {rates[fused]:.0f} images/s")
+        rates[name] = 50 * BATCH / start.elapsed_time(end) * 1e3
+        print(f"\n{name}: {rates[name]:.0f} images/s")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(5):
                 step(images, labels)
@@ -233,5 +272,5 @@ def test_a_compiled_step_of_resnet50(layers: list[int]) -> None:
         print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=80))
         del model, normalized, step
         torch.cuda.empty_cache()
-    assert len(layers) == 53 * (WARM_UP_STEPS + 1)
-    assert rates[True] > 0.9 * rates[False]
+    assert len(layers) == 53 * (WARM_UP_STEPS + 1) * (len(STEPS) - 1)
+    assert rates["fused"] > 0.9 * rates["plain"]

@@ -31,16 +31,19 @@ def tensors(y: torch.Tensor, *, residual: bool) -> Tensors:
     return inputs | ({"residual": random_images(y.shape, y.dtype, 2)} if residual else {})
 
 
-def results(inputs: Tensors, grad: torch.Tensor, dtype: torch.dtype | None = None, *, relu: bool = True) -> Tensors:
+def results(
+    inputs: Tensors, grad: torch.Tensor, dtype: torch.dtype | None = None, *, relu: bool = True, pool: bool = False
+) -> Tensors:
     """Return the output, the running statistics and the gradients; of PyTorch's functions in another dtype."""
     own = {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in inputs.items()}
     trained = {name: own[name].requires_grad_() for name in ("y", "weight", "bias", "residual") if name in own}
     y, statistics, weights = own["y"], (own["running_mean"], own["running_var"]), (own["weight"], own["bias"])
     if dtype is None:
-        output = torch.ops.raydali.batch_norm(y, own.get("residual"), *statistics, *weights, *SETTINGS, relu)
+        output = torch.ops.raydali.batch_norm(y, own.get("residual"), *statistics, *weights, *SETTINGS, relu, pool)
     else:
         output = functional.batch_norm(y, *statistics, *weights, True, *SETTINGS) + own.get("residual", 0)
         output = functional.relu(output) if relu else output
+        output = functional.max_pool2d(output, 3, 2, 1) if pool else output
     output.backward(grad.to(output.dtype))
     gradients = {f"gradient of {name}": tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
     return {"output": output.detach(), "mean": statistics[0], "variance": statistics[1]} | gradients

@@ -1,9 +1,10 @@
-"""Replace BatchNorm with addition and ReLU in the graphs of a model that torch.compile compiles.
+"""Replace BatchNorm with addition, ReLU and max-pooling in the graphs of a model that torch.compile compiles.
 
 The model itself stays as it is, and so do the names of its parameters and the classes of its layers, so that this works
 for any model, such as those of torchvision and timm. Two passes of Inductor do it:
 
     before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (operators.py)
+                        batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
@@ -19,13 +20,20 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 from torch.nn import functional
+from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import kernels, launches, operators
+from raydali.train.fused import kernels, launches, operators, pooling, pooling_kernels
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
-_SIGNATURE = inspect.signature(functional.batch_norm)
-_FILES = tuple(str(each) for each in (__file__, operators.__file__, launches.__file__, kernels.__file__))
+_SIGNATURES: dict[object, inspect.Signature] = {
+    functional.batch_norm: inspect.signature(functional.batch_norm),
+    functional.max_pool2d: inspect.signature(functional.max_pool2d_with_indices),  # the other one has no names
+}
+_WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
+_FUSED = torch.ops.raydali.batch_norm.default
+_GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
+_FILES = __file__, *(str(each.__file__) for each in (operators, launches, kernels, pooling, pooling_kernels))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -70,6 +78,24 @@ def fuse(graph: Graph) -> int:
                 count += 1
             _replace([norm, before, relu], residual)
             count += 1
+    fuse_pooling(graph)
+    return count
+
+
+def fuse_pooling(graph: Graph) -> int:
+    """Let layers of BatchNorm and ReLU that are replaced do the max-pooling after them; return how many do."""
+    count = 0
+    for pool in graph.find_nodes(op="call_function", target=functional.max_pool2d):
+        norm, *sizes, ceil_mode, return_indices = _arguments(pool).values()
+        windows = [*(_pair(each) for each in sizes), ceil_mode, return_indices]
+        if norm.target is _FUSED and len(norm.users) == 1 and windows == _WINDOWS:
+            y, residual, *others, relu, is_pooled = norm.args
+            if relu and residual is None and not is_pooled:
+                norm.args = (y, residual, *others, relu, True)
+                norm.meta = dict(pool.meta)
+                pool.replace_all_uses_with(norm)
+                graph.erase_node(pool)
+                count += 1
     return count
 
 
@@ -80,7 +106,7 @@ def fuse_additions(graph: Graph) -> int:
         graph: a backward pass, after all gradients are traced.
     """
     count = 0
-    for node in graph.find_nodes(op="call_function", target=torch.ops.raydali.batch_norm_gradients.default):
+    for node in [each for each in graph.nodes if each.target in _GRADIENTS]:
         total = node.args[0]
         if total.target is torch.ops.aten.add.Tensor and len(total.users) == 1 and not total.kwargs:
             values = [each.meta["val"] for each in (total, *total.args) if isinstance(each, Node)]
@@ -99,8 +125,9 @@ def _is_training(node: Node) -> bool:
     return arguments["training"] is True and isinstance(arguments["momentum"], float)
 
 
-def _arguments(norm: Node) -> dict[str, Any]:
-    bound = _SIGNATURE.bind(*norm.args, **norm.kwargs)
+def _arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of a function by name."""
+    bound = _SIGNATURES[node.target].bind(*node.args, **node.kwargs)
     bound.apply_defaults()
     return bound.arguments
 
@@ -123,8 +150,8 @@ def _replace(nodes: Sequence[Node], residual: Node | None) -> Node:
     named = _arguments(norm)
     y, *others = (named[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "momentum", "eps"))
     with norm.graph.inserting_before(norm if residual is None else nodes[1]):
-        arguments = (y, residual, *others, last is not norm)
-        fused = norm.graph.call_function(torch.ops.raydali.batch_norm.default, arguments)
+        arguments = (y, residual, *others, last is not norm, False)
+        fused = norm.graph.call_function(_FUSED, arguments)
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)
     for node in reversed(nodes):

@@ -40,17 +40,17 @@ _OUTPUT, _PACKED = tl.constexpr(OUTPUT), tl.constexpr(PACKED)
 
 
 @triton.jit
-def _columns(columns, block_c: tl.constexpr):
+def own_columns(columns, block_c: tl.constexpr):
     """Return the columns of this program's tiles, and which of them exist."""
     column = tl.program_id(0) * block_c + tl.arange(0, block_c)
     return column, column < columns
 
 
 @triton.jit
-def _place(tile, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr):
+def place_of_tile(tile, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr):
     """Return the places of a tile's values in the matrix, and which of them exist."""
     row = tile.to(tl.int64) * block_r + tl.arange(0, block_r)
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     return row[:, None] * columns + column[None, :], (row < rows)[:, None] & exists[None, :]
 
 
@@ -64,7 +64,7 @@ def _place_of_signs(tile, rows, columns, block_r: tl.constexpr, block_c: tl.cons
 
 
 @triton.jit
-def _affine(value, mean, rstd, weight, bias):
+def affine(value, mean, rstd, weight, bias):
     """Return normalised values; the same arithmetic in both directions, so that ReLU's mask is the same."""
     return (value - mean) * (weight * rstd) + bias
 
@@ -73,14 +73,14 @@ def _affine(value, mean, rstd, weight, bias):
 def moments(y, means, squares, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr):
     """Write the mean and the sum of squared deviations of every n-th tile's values, less those of the first row."""
     split, splits = tl.program_id(1), tl.num_programs(1)
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     shift = tl.load(y + column, mask=exists, other=0).to(tl.float32)[None, :]
     mean = tl.zeros((block_r, block_c), tl.float32)
     square = tl.zeros((block_r, block_c), tl.float32)
     tiles = tl.cdiv(rows, block_r)
     steps = tl.cdiv(tiles - split, splits)
     for step in tl.range(steps, num_stages=stages):
-        place, inside = _place(split + step * splits, rows, columns, block_r, block_c)
+        place, inside = place_of_tile(split + step * splits, rows, columns, block_r, block_c)
         value = tl.load(y + place, mask=inside, other=0).to(tl.float32) - shift
         delta = tl.where(inside, value - mean, 0.0)
         mean += delta * (1.0 / (step + 1))
@@ -121,7 +121,7 @@ def complete_moments(
     block_c: tl.constexpr,
 ):
     """Write the statistics of some columns from their parts, and update the running ones."""
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     split = tl.arange(0, block_s)
     tiles = tl.cdiv(rows, block_r)
     own = tl.where(split < splits, tl.cdiv(tiles - split, splits) * block_r, 0)
@@ -159,16 +159,16 @@ def normalize(
     stages: tl.constexpr,
 ):
     """Write some tiles of the output and of its signs, from the last ones to the first."""
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     of_mean = tl.load(mean + column, mask=exists)[None, :]
     of_rstd = tl.load(rstd + column, mask=exists)[None, :]
     of_weight = tl.load(weight + column, mask=exists)[None, :]
     of_bias = tl.load(bias + column, mask=exists)[None, :]
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
-        place, inside = _place(end - 1 - step, rows, columns, block_r, block_c)
+        place, inside = place_of_tile(end - 1 - step, rows, columns, block_r, block_c)
         value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
-        value = _affine(value, of_mean, of_rstd, of_weight, of_bias)
+        value = affine(value, of_mean, of_rstd, of_weight, of_bias)
         if adds:
             value += tl.load(residual + place, mask=inside, other=0).to(tl.float32)
             is_kept = tl.where(value <= 0, 0, 1)  # NaN is kept, as in torch
@@ -204,7 +204,7 @@ def sums_of_gradients(
 ):
     """Write the sums of the gradient, and of its product with y - mean, over every n-th tile; and it, masked."""
     split, splits = tl.program_id(1), tl.num_programs(1)
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     of_mean = tl.load(mean + column, mask=exists)[None, :]
     of_rstd = tl.load(rstd + column, mask=exists)[None, :]
     of_weight = tl.load(weight + column, mask=exists)[None, :]
@@ -213,13 +213,13 @@ def sums_of_gradients(
     product = tl.zeros((block_r, block_c), tl.float32)
     for step in tl.range(tl.cdiv(tl.cdiv(rows, block_r) - split, splits), num_stages=stages):
         tile = split + step * splits
-        place, inside = _place(tile, rows, columns, block_r, block_c)
+        place, inside = place_of_tile(tile, rows, columns, block_r, block_c)
         gradient = tl.load(grad + place, mask=inside, other=0).to(tl.float32)
         value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
         if adds:
             gradient += tl.load(other + place, mask=inside, other=0).to(tl.float32)
         if mask == _OUTPUT:
-            gradient = tl.where(_affine(value, of_mean, of_rstd, of_weight, of_bias) <= 0, 0.0, gradient)
+            gradient = tl.where(affine(value, of_mean, of_rstd, of_weight, of_bias) <= 0, 0.0, gradient)
         if mask == _PACKED:
             of_signs, existing = _place_of_signs(tile, rows, columns, block_r, block_c)
             packed = tl.load(signs + of_signs, mask=existing, other=0).to(tl.int32)
@@ -238,7 +238,7 @@ def complete_sums(
     sums, products, rstd, of_weight, of_bias, columns, splits, block_s: tl.constexpr, block_c: tl.constexpr
 ):
     """Write the gradients of weight and bias of some columns."""
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     product = tl.sum(_partial(products, column, exists, columns, splits, block_s), 0)
     total = tl.sum(_partial(sums, column, exists, columns, splits, block_s), 0)
     tl.store(of_weight + column, product * tl.load(rstd + column, mask=exists), mask=exists)
@@ -265,7 +265,7 @@ def input_gradient(
     stages: tl.constexpr,
 ):
     """Write some tiles of the gradient of y, from the last ones to the first."""
-    column, exists = _columns(columns, block_c)
+    column, exists = own_columns(columns, block_c)
     own_mean = tl.load(mean + column, mask=exists)[None, :]
     own_rstd = tl.load(rstd + column, mask=exists)[None, :]
     own_weight = tl.load(weight + column, mask=exists)[None, :]
@@ -274,10 +274,10 @@ def input_gradient(
     slope = (tl.load(of_weight + column, mask=exists) / rows)[None, :] * own_rstd
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
-        place, inside = _place(end - 1 - step, rows, columns, block_r, block_c)
+        place, inside = place_of_tile(end - 1 - step, rows, columns, block_r, block_c)
         gradient = tl.load(grad + place, mask=inside, other=0).to(tl.float32)
         value = tl.load(y + place, mask=inside, other=0).to(tl.float32)
         if masks:
-            gradient = tl.where(_affine(value, own_mean, own_rstd, own_weight, own_bias) <= 0, 0.0, gradient)
+            gradient = tl.where(affine(value, own_mean, own_rstd, own_weight, own_bias) <= 0, 0.0, gradient)
         gradient = (gradient - level - (value - own_mean) * slope) * (own_weight * own_rstd)
         tl.store(result + place, gradient.to(result.dtype.element_ty), mask=inside)

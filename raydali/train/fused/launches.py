@@ -78,7 +78,8 @@ class _Grid:
         return first, second
 
 
-def _grid(y: torch.Tensor) -> _Grid:
+def grid_of(y: torch.Tensor) -> _Grid:
+    """Return how kernels divide images."""
     return _Grid(y.numel() // y.shape[1], y.shape[1])
 
 
@@ -94,7 +95,7 @@ def statistics(
         momentum: share of this batch in the running statistics.
         eps: is added to the variance.
     """
-    grid = _grid(y)
+    grid = grid_of(y)
     means, squares = grid.partial(y)
     mean, rstd = torch.empty_like(running_mean), torch.empty_like(running_mean)
     size = grid.rows, grid.columns
@@ -127,7 +128,7 @@ def normalize(
         bias: (C), fp32.
         relu: whether to apply ReLU.
     """
-    grid, output = _grid(y), torch.empty_like(y)
+    grid, output = grid_of(y), torch.empty_like(y)
     size = grid.rows, grid.columns
     signs = empty_signs(y, residual)
     kernels.normalize[grid.sweep](
@@ -173,27 +174,55 @@ def gradients(
         bias: see there.
         relu: see there.
     """
-    grid, result = _grid(y), torch.empty_like(y)
-    size = grid.rows, grid.columns
-    sums, products = grid.partial(y)
-    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
+    grid, result = grid_of(y), torch.empty_like(y)
     mask = kernels.NOWHERE if not relu else kernels.PACKED if len(signs) else kernels.OUTPUT
-    masked = empty_masked(y, other, signs)
-    writes = len(masked) > 0
-    kernels.sums_of_gradients[grid.reduction](
-        *(grad, grad if other is None else other, y, signs, masked, mean, rstd, weight, bias, sums, products, *size),
-        adds=other is not None,
-        mask=mask,
-        writes=writes,
-        **grid.tile,
-    )
-    splits = grid.reduction[1]
-    kernels.complete_sums[grid.completing](
-        sums, products, rstd, of_weight, of_bias, grid.columns, splits, **grid.completion
-    )
+    masked, of_weight, of_bias = weight_gradients(grad, other, y, signs, mean, rstd, weight, bias, mask)
+    is_masked = len(masked) > 0
     kernels.input_gradient[grid.sweep](
-        *(masked if writes else grad, y, result, mean, rstd, weight, bias, of_weight, of_bias, *size, grid.height),
-        masks=mask == kernels.OUTPUT and not writes,
+        *(masked if is_masked else grad, y, result, mean, rstd, weight, bias, of_weight, of_bias),
+        *(grid.rows, grid.columns, grid.height),
+        masks=mask == kernels.OUTPUT and not is_masked,
         **grid.tile,
     )
     return result, masked, of_weight, of_bias
+
+
+def weight_gradients(
+    grad: torch.Tensor,
+    other: torch.Tensor | None,
+    y: torch.Tensor,
+    signs: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mask: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the masked gradient, if `empty_masked` has room for it, and the gradients of weight and bias (C, fp32).
+
+    Args:
+        grad: see `gradients`, as for those below.
+        other: see there.
+        y: see there.
+        signs: see there.
+        mean: see there.
+        rstd: see there.
+        weight: see there.
+        bias: see there.
+        mask: where the mask of ReLU comes from, see kernels.
+    """
+    grid, masked = grid_of(y), empty_masked(y, other, signs)
+    sums, products = grid.partial(y)
+    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
+    kernels.sums_of_gradients[grid.reduction](
+        *(grad, grad if other is None else other, y, signs, masked, mean, rstd, weight, bias, sums, products),
+        *(grid.rows, grid.columns),
+        adds=other is not None,
+        mask=mask,
+        writes=len(masked) > 0,
+        **grid.tile,
+    )
+    kernels.complete_sums[grid.completing](
+        sums, products, rstd, of_weight, of_bias, grid.columns, grid.reduction[1], **grid.completion
+    )
+    return masked, of_weight, of_bias

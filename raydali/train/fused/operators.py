@@ -11,7 +11,7 @@ import torch
 import triton
 from torch.nn import functional
 
-from raydali.train.fused import kernels, launches
+from raydali.train.fused import kernels, launches, pooling, pooling_kernels
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets its kernels on the host, as in tests."""
@@ -47,8 +47,9 @@ def batch_norm(
     momentum: float,
     eps: float,
     relu: bool,
+    pool: bool = False,
 ) -> Tensor:
-    """Return BatchNorm of y in training, plus the residual if any, through ReLU if so.
+    """Return BatchNorm of y in training, plus the residual if any, through ReLU and max-pooling if so.
 
     Args:
         y: images (N, C, H, W).
@@ -60,17 +61,22 @@ def batch_norm(
         momentum: share of this batch in the running statistics.
         eps: is added to the variance.
         relu: whether to apply ReLU, as after every addition.
+        pool: whether max-pooling follows; then there is ReLU, and no residual.
 
     Raises:
         ValueError: y has one value per channel.
     """
     if takes(y, residual, weight, running_mean):
         mean, rstd = statistics(y.detach(), running_mean, running_var, momentum, eps)
-        output: Tensor = normalize(y, residual, mean, rstd, weight, bias, relu)[0]
+        of_channels = mean, rstd, weight, bias
+        output: Tensor = (normalize_and_pool(y, *of_channels) if pool else normalize(y, residual, *of_channels, relu))[
+            0
+        ]
         return output
     output = functional.batch_norm(y, running_mean, running_var, weight, bias, True, momentum, eps)
     output = output if residual is None else output + residual
-    return functional.relu(output) if relu else output
+    output = functional.relu(output) if relu else output
+    return functional.max_pool2d(output, *pooling_kernels.WINDOWS) if pool else output
 
 
 @torch.library.custom_op("raydali::batch_norm_statistics", mutates_args=("running_mean", "running_var"))
@@ -146,6 +152,64 @@ def _backward(ctx: Any, grad: Tensor, _of_signs: Tensor) -> tuple[Tensor | None,
 
 
 normalize.register_autograd(_backward, setup_context=_keep)
+
+
+@torch.library.custom_op("raydali::batch_norm_pool", mutates_args=())
+def normalize_and_pool(
+    y: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, the winners and their positions, as pooling.normalize_and_pool does."""
+    return pooling.normalize_and_pool(y, mean, rstd, weight, bias)
+
+
+@normalize_and_pool.register_fake
+def _(y: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return pooling.empty_windows(y)
+
+
+@torch.library.custom_op("raydali::batch_norm_pool_gradients", mutates_args=())
+def gradients_of_pool(
+    grad: Tensor,
+    other: Tensor | None,
+    y: Tensor,
+    winners: Tensor,
+    positions: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of y, weight and bias, as pooling.gradients does."""
+    return pooling.gradients(grad, other, y, winners, positions, mean, rstd, weight, bias)
+
+
+@gradients_of_pool.register_fake
+def _(
+    grad: Tensor,
+    other: Tensor | None,
+    y: Tensor,
+    winners: Tensor,
+    positions: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
+
+
+def _keep_windows(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ANN401
+    y, *statistics_and_weights = inputs
+    ctx.save_for_backward(y, *output[1:], *statistics_and_weights)
+
+
+def _backward_of_pool(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    of_y, of_weight, of_bias = gradients_of_pool(grad, None, *ctx.saved_tensors)
+    return of_y, None, None, of_weight, of_bias
+
+
+normalize_and_pool.register_autograd(_backward_of_pool, setup_context=_keep_windows)
 
 _LIBRARY = torch.library.Library("raydali", "FRAGMENT")
 _LIBRARY.define("batch_norm" + torch.library.infer_schema(batch_norm, mutates_args=("running_mean", "running_var")))

@@ -118,6 +118,35 @@ def test_patterns(add: Callable[..., torch.Tensor], options: dict[str, Any], cou
     assert found_in(_Sum(add, **options), 2, 8, 4, 4)[0] == count
 
 
+class _Stem(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), *layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("layers", "count"),
+    [
+        ([nn.MaxPool2d(3, 2, 1)], 1),
+        ([nn.MaxPool2d((3, 3), (2, 2), (1, 1))], 1),
+        ([nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1)], 1),
+        ([nn.MaxPool2d(3, 2, 1, ceil_mode=True)], 0),
+        ([nn.MaxPool2d(2, 2)], 0),
+        ([nn.MaxPool2d(3, 2)], 0),
+        ([nn.Identity(), nn.AvgPool2d(3, 2, 1)], 0),
+    ],
+)
+def test_max_pooling(layers: list[nn.Module], count: int) -> None:
+    found, code = found_in(_Stem(*layers), 2, 8, 9, 9)
+    assert found == 1
+    assert code.count(", True, True)") == count
+    assert code.count("pool2d") == len(layers) - count - isinstance(layers[0], nn.Identity)
+
+
 def test_frozen_layers_and_branches_with_drop_path_are_left() -> None:
     frozen = nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 8))
     freeze(frozen, r"0\.")
@@ -148,12 +177,14 @@ def errors(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> di
 def blocks() -> nn.Module:
     torch.manual_seed(0)
     downsample = nn.Sequential(nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16))
-    model = nn.Sequential(Bottleneck(8, 4, downsample=downsample), Bottleneck(16, 4), BasicBlock(16, 16))
+    stem = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    rest = Bottleneck(8, 4, downsample=downsample), Bottleneck(16, 4), BasicBlock(16, 16)
+    model = nn.Sequential(*stem, *rest)
     return model.to(memory_format=torch.channels_last)
 
 
 def test_blocks_train_as_in_float64() -> None:
-    model, x = blocks(), images(4, 8, 6, 6)
+    model, x = blocks(), images(4, 8, 13, 13)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
     assert max(errors(trained(model, fused(model), x), exact).values()) < 1e-5
 
@@ -176,24 +207,24 @@ def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPat
     added: list[int] = []
     whole = graph.fuse_additions
     monkeypatch.setattr(graph, "fuse_additions", lambda each: added.append(whole(each)))
-    model, x = blocks(), images(4, 8, 6, 6)
+    model, x = blocks(), images(4, 8, 13, 13)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
     compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
     with fresh_cache():
         assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
-    assert sum(added) == 2  # the outputs of the first two blocks
+    assert sum(added) == 3  # the outputs of the stem and of the first two blocks
 
 
 @pytest.mark.slow
 def test_a_compiled_step_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    normalize = launches.normalize
+    statistics = launches.statistics
 
     def counted(*inputs: Any) -> launches.Pair:
         calls.append(inputs)
-        return normalize(*inputs)
+        return statistics(*inputs)
 
-    monkeypatch.setattr(launches, "normalize", counted)
+    monkeypatch.setattr(launches, "statistics", counted)
     x, labels = images(16, 3, 32, 32), torch.arange(16) % 10
     losses: list[list[float]] = []
     for is_fused in (False, True):

@@ -1,5 +1,7 @@
 """Fused BatchNorm by Triton's interpreter against PyTorch's BatchNorm in float64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch.nn import functional
@@ -22,6 +24,15 @@ def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "TILE", 1024)
     monkeypatch.setattr(launches, "REDUCING", 40)
     monkeypatch.setattr(launches, "SWEEPING", 20)
+
+
+def windows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return random images with a pixel for each window of max-pooling."""
+    return random_images((*shape[:2], *((side + 1) // 2 for side in shape[2:])), dtype, seed)
+
+
+def weights_of(inputs: Tensors) -> launches.Pair:
+    return inputs["weight"], inputs["bias"]
 
 
 def assert_close(found: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
@@ -54,18 +65,49 @@ def test_batch_norm_alone() -> None:
     assert_close(results(inputs, grad, relu=False), exact, torch.float16)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((2, 1, 1, 2), torch.float32),
+        ((2, 17, 5, 8), torch.float32),  # sides odd and even
+        *(((2, 24, 13, 11), dtype) for dtype in DTYPES),
+    ],
+)
+def test_max_pooling_after_relu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, grad = tensors(random_images(shape, dtype, 0), residual=False), windows(shape, dtype, 3)
+    assert_close(results(inputs, grad, pool=True), results(inputs, grad, torch.float64, pool=True), dtype)
+
+
+def test_of_equal_pixels_the_first_gets_the_gradient() -> None:
+    y = random_images((2, 8, 9, 10), torch.float32, 0).round()
+    inputs, grad = tensors(y, residual=False), windows(y.shape, torch.float32, 3)
+    exact = results(inputs, grad, torch.float64, pool=True)
+    assert len(y.unique()) < 10
+    assert_close(results(inputs, grad, pool=True), exact, torch.float32)
+
+
 @pytest.mark.parametrize("residual", [True, False])
 def test_backward_adds_two_gradients(residual: bool) -> None:
     y, grads = random_images(SMALL, torch.float32, 0), [random_images(SMALL, torch.float32, seed) for seed in (3, 4)]
     inputs = tensors(y, residual=residual)
     exact = results(inputs, grads[0].double() + grads[1].double(), torch.float64)
     mean, rstd = operators.statistics(y, inputs["running_mean"], inputs["running_var"], *SETTINGS)
-    weights = inputs["weight"], inputs["bias"]
+    weights = weights_of(inputs)
     _, signs = operators.normalize(y, inputs.get("residual"), mean, rstd, *weights, True)
     of_y, of_residual, *of_weights = operators.gradients(*grads, y, signs, mean, rstd, *weights, True)
     found = dict(zip(("y", "weight", "bias", "residual"), (of_y, *of_weights, of_residual), strict=True))
     named = {name: found[name.removeprefix("gradient of ")] for name in exact if name.startswith("gradient")}
     assert_close(named, {name: exact[name] for name in named}, torch.float32)
+
+
+def test_backward_adds_two_gradients_of_windows() -> None:
+    inputs = tensors(y := random_images(SMALL, torch.float32, 0), residual=False)
+    grads = [windows(SMALL, torch.float32, seed) for seed in (3, 4)]
+    exact = results(inputs, grads[0].double() + grads[1].double(), torch.float64, pool=True)
+    channels = *operators.statistics(y, inputs["running_mean"], inputs["running_var"], *SETTINGS), *weights_of(inputs)
+    kept = operators.normalize_and_pool(y, *channels)[1:]
+    found = dict(zip(("y", "weight", "bias"), operators.gradients_of_pool(*grads, y, *kept, *channels), strict=True))
+    assert_close(found, {name: exact[f"gradient of {name}"] for name in found}, torch.float32)
 
 
 def test_a_large_mean_costs_no_precision() -> None:
@@ -92,6 +134,8 @@ def test_nan_stays() -> None:
     found = results(tensors(y, residual=True), random_images(SMALL, torch.float32, 3))
     assert found["output"][:, 5].isnan().all() and not found["output"][:, :5].isnan().any()
     assert found["gradient of y"][:, 5].isnan().all()
+    pooled = results(tensors(y, residual=False), windows(SMALL, torch.float32, 3), pool=True)
+    assert pooled["output"][:, 5].isnan().all() and not pooled["output"][:, :5].isnan().any()
 
 
 def test_results_are_the_same_each_time() -> None:
@@ -117,7 +161,10 @@ def test_what_the_kernels_do_not_take_is_pytorchs() -> None:
     assert not operators.takes(y, None, None, statistics)
     assert not operators.takes(y, None, weight, None)
     output = torch.ops.raydali.batch_norm(y, y, None, None, None, None, *SETTINGS, True)
-    assert torch.equal(output, functional.relu(functional.batch_norm(y, None, None, training=True) + y))
+    expected = functional.relu(functional.batch_norm(y, None, None, training=True) + y)
+    assert torch.equal(output, expected)
+    pooled = torch.ops.raydali.batch_norm(y, y, None, None, None, None, *SETTINGS, True, True)
+    assert torch.equal(pooled, functional.max_pool2d(expected, 3, 2, 1))
 
 
 def test_one_value_per_channel_is_refused() -> None:
@@ -129,7 +176,7 @@ def test_one_value_per_channel_is_refused() -> None:
 def test_operators_keep_their_contracts() -> None:
     inputs, grad = tensors(random_images((2, 8, 3, 3), torch.float32, 0), residual=True), torch.ones(2, 8, 3, 3)
     grad = grad.contiguous(memory_format=torch.channels_last)
-    y, residual, weights = inputs["y"], inputs["residual"], (inputs["weight"], inputs["bias"])
+    y, residual, weights = inputs["y"], inputs["residual"], weights_of(inputs)
     running = inputs["running_mean"], inputs["running_var"]
     mean, rstd = operators.statistics(y, *running, *SETTINGS)
     signs = operators.normalize(y, residual, mean, rstd, *weights, True)[1]
@@ -140,3 +187,9 @@ def test_operators_keep_their_contracts() -> None:
         torch.library.opcheck(
             operators.gradients, (grad, other, y, signs, mean, rstd, *weights, True), test_utils=tests
         )
+    of_windows = torch.ones(2, 8, 2, 2).contiguous(memory_format=torch.channels_last)
+    kept = operators.normalize_and_pool(y, mean, rstd, *weights)[1:]
+    torch.library.opcheck(operators.normalize_and_pool, (y, mean, rstd, *weights), test_utils=tests)
+    for other in (None, of_windows):
+        arguments = of_windows, other, y, *kept, mean, rstd, *weights
+        torch.library.opcheck(operators.gradients_of_pool, arguments, test_utils=tests)
