@@ -1,5 +1,6 @@
 """Checkpoints of one process: what counts, what is refused, and what is kept."""
 
+import io
 import os
 import pickle
 import re
@@ -17,6 +18,7 @@ from raydali.run.checkpoints import KEPT, CheckpointStore
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights, read_model
 from raydali.train import checkpoint_file
+from raydali.train.checkpoint_file import serialize
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
@@ -206,3 +208,15 @@ def test_a_state_that_cannot_be_saved_at_all_is_its_own_error(tmp_path: Path) ->
     store.save(5, {"state": (number for number in range(3))})
     with pytest.raises(TypeError, match="generator"):
         store.wait()
+
+
+@pytest.mark.parametrize("length", [0, 100_000])
+def test_a_state_with_few_tensors_and_many_values(length: int) -> None:
+    state: dict[str, Any] = {
+        "weight": torch.arange(1000.0),
+        "half": torch.ones(7, dtype=torch.bfloat16),
+        "values": [*range(length)],
+    }
+    read = torch.load(io.BytesIO(serialize(state)), weights_only=True)
+    assert torch.equal(read["weight"], state["weight"]) and torch.equal(read["half"], state["half"])
+    assert read["values"] == state["values"]
