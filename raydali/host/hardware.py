@@ -14,6 +14,8 @@ COMPILE_PAYS_FROM = 10_000
 of 256 on an H200, so 2,500 steps are enough there; shorter steps save less (docs/performance.md)."""
 FUSED_PAYS = False
 """True if fused BatchNorm saves time in compiled models on GPUs. It is not measured yet."""
+OVERLAP_PAYS = frozenset({"cuda"})
+"""Types of devices on which training is faster if the all-reduce of gradients overlaps with the backward pass."""
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 

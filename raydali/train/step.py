@@ -6,8 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from raydali.host.hardware import OVERLAP_PAYS
 from raydali.measure.flops import flops_per_image
 from raydali.train.compilation import compile_function
+from raydali.train.gradients import GradientSums
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -22,7 +24,7 @@ class ForwardBackward:
     """A function that computes the loss of a micro-batch and adds its gradients to those of the model.
 
     It is called as `loss = forward_backward(images, labels)`. Gradients are scaled: each rank sums over its
-    micro-batches, DDP averages over ranks, and the result is the mean over the global batch. The loss is the
+    micro-batches, the all-reduce sums over ranks, and the result is the mean over the global batch. The loss is the
     micro-batch's own, a scalar on the device, and valid until the next call.
 
     Args:
@@ -35,6 +37,11 @@ class ForwardBackward:
         graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
             one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the default
             one. A loss that cannot be captured runs without a graph, which is logged.
+        overlap: whether DDP all-reduces gradients during the backward pass; otherwise one all-reduce follows the pass,
+            see gradients.py. None: what is faster on this device.
+
+    Attributes:
+        apart: whether an all-reduce of this rank's gradients follows the backward pass, see `all_reduce`.
     """
 
     def __init__(
@@ -48,13 +55,16 @@ class ForwardBackward:
         compiled: bool | None = False,
         fused: bool | None = False,
         graph: bool = False,
+        overlap: bool | None = None,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._parallel = worker.parallel(_Loss(model, loss))
+        self.apart = worker.world_size > 1 and not (worker.device.type in OVERLAP_PAYS if overlap is None else overlap)
+        self._sums = GradientSums(model, worker) if self.apart else None
+        self._parallel = None if self.apart else worker.parallel(_Loss(model, loss))
         self._uncompiled, forward = loss, self._parallel or loss
         self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
-        self._share = worker.world_size / micro_batches
+        self._share = (1 if self.apart else worker.world_size) / micro_batches  # DDP averages over ranks
         self._captures = graph
         self.expect_other_shapes()
 
@@ -67,6 +77,17 @@ class ForwardBackward:
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
+        loss = self._local(*inputs, last=last)
+        if last:
+            self.all_reduce()
+        return loss
+
+    def all_reduce(self) -> None:
+        """Sum the gradients of a step over ranks, unless the backward pass of its last micro-batch has done so."""
+        if self._sums is not None:
+            self._sums.all_reduce()
+
+    def _local(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1

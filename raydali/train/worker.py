@@ -5,7 +5,7 @@ Nothing is sent as a pickle: otherwise anybody who can connect to the port of a 
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
@@ -115,6 +115,12 @@ class Worker:
             return whole
 
         return map_tensors(state, broadcast)
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Set these tensors on the device to their values on rank 0. All ranks must call it."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), 0, group=self.gradients)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""

@@ -134,6 +134,7 @@ def test_ranks_train_together_and_end_quietly(
         compile=True,
         fused=False,
         cuda_graph=True,
+        overlap=None,
         split=False,
     )
     measured, _ = run_ranks(measure, task, 2, timeout=200)

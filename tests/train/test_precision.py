@@ -1,28 +1,34 @@
 """Mixed precision on the CPU: the GPU's is in tests/gpu."""
 
+import pytest
 import torch
 from torch import nn
 
 from raydali.train.precision import Precision
+from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
 
-def overflow_on_rank_1() -> tuple[float, float, list[float]]:
-    """Two fp16 steps; in the first, rank 1's loss overflows. Scales after each, and the weights after the first."""
+def overflow_on_rank_1(overlap: bool) -> tuple[float, float, list[float]]:
+    """Two fp16 steps; in the first, rank 1's loss overflows. Scales after each, and the change of the weights."""
     worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
     precision = Precision("fp16", worker.device)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    parallel = worker.parallel(model)
-    assert parallel is not None
+    step = ForwardBackward(
+        model,
+        lambda factor: (model(torch.ones(2, 4)) * factor).mean(),
+        worker,
+        precision,
+        micro_batches=2,
+        overlap=overlap,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
     scales, moved = [], []
-    for step in range(2):
-        factor = 1e38 if step == 0 and worker.rank == 1 else 1.0
-        loss = (parallel(torch.ones(2, 4)) * factor).mean()
-        precision.scaler.scale(loss).backward()
+    for overflows in (worker.rank == 1, False):
+        step(torch.tensor(1e38 if overflows else 1.0))
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad()
@@ -31,8 +37,9 @@ def overflow_on_rank_1() -> tuple[float, float, list[float]]:
     return scales[0], scales[1], moved
 
 
-def test_all_ranks_skip_the_step_that_one_overflows_in() -> None:
-    first, second = run_ranks(2, overflow_on_rank_1)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_all_ranks_skip_the_step_that_one_overflows_in(overlap: bool) -> None:
+    first, second = run_ranks(2, overflow_on_rank_1, overlap)
     assert first == second
     after_overflow, after_good_step, moved = first
     assert after_overflow == after_good_step == 2.0**15  # halved once

@@ -43,6 +43,8 @@ class TrainBench(TrainingOptions):
     """Compute BatchNorm, addition and ReLU of compiled models in one operation, on GPUs."""
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
+    overlap: bool | None = None
+    """All-reduce gradients during the backward pass, as DDP does, or after it. Default: during it on GPUs."""
     augment: str = "none"
     """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none."""
     erase: float | None = None

@@ -32,6 +32,7 @@ class TrainTask:
         rounds: how often each segment is measured.
         precision: precision of the forward and the backward pass.
         compile, fused, cuda_graph: as in ForwardBackward; on GPUs only.
+        overlap: as in ForwardBackward.
         split: whether to also measure the segments replay, contention and host_contention of segments.py.
     """
 
@@ -43,6 +44,7 @@ class TrainTask:
     compile: bool
     fused: bool
     cuda_graph: bool
+    overlap: bool | None
     split: bool
 
 
@@ -128,11 +130,18 @@ def _make_step(task: TrainTask, feed: BatchSource, worker: "Worker", precision: 
         compiled=task.compile and gpu,
         fused=task.fused,
         graph=task.cuda_graph and gpu and not uses_plain_loop(task.loading),
+        overlap=task.overlap,
     )
 
 
 def optimizer_step(
-    model: "torch.nn.Module", wrapped: "torch.nn.Module", worker: "Worker", precision: "Precision", **options: bool
+    model: "torch.nn.Module",
+    wrapped: "torch.nn.Module",
+    worker: "Worker",
+    precision: "Precision",
+    *,
+    overlap: bool | None = None,
+    **options: bool,
 ) -> "Step":
     """Return a function that takes an optimizer step on a batch, at learning rate 0: the weights do not change.
 
@@ -141,7 +150,8 @@ def optimizer_step(
         wrapped: the model, or a wrapper of it, that is called with images.
         worker: this rank.
         precision: precision of the forward and the backward pass.
-        options: options of ForwardBackward.
+        overlap: an option of ForwardBackward.
+        options: its other options.
     """
     import torch
 
@@ -157,6 +167,7 @@ def optimizer_step(
         worker,
         precision,
         micro_batches=worker.world_size,  # one per rank
+        overlap=overlap,
         **options,
     )
 

@@ -27,7 +27,7 @@ class StepContext:
     Attributes:
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         before_update: called before each update; a checkpoint may still copy the weights.
-        allreduce: the timer of the all-reduce; None with one worker.
+        allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
     """
@@ -116,7 +116,11 @@ class Step:
             raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
         if context.counts_flops:
             context.flops_per_image, context.counts_flops = differentiated.flops_per_image(*inputs), False
-        loss = differentiated(*inputs, last=index == context.micro_batches - 1)
+        last = index == context.micro_batches - 1
+        loss = differentiated(*inputs, last=last and not differentiated.apart)
+        if last and differentiated.apart:
+            self._meter.exchange()
+            differentiated.all_reduce()
         context.statistics.after_micro_batch(index)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)

@@ -169,21 +169,20 @@ class TrainingRun:
             UsageError: the state is not registered yet.
         """
         self._require(self._parts, "call `run.register_state` before `run.differentiated`")
-        if self.worker.world_size > 1:
-            self._context.allreduce = AllReduceTimer(model)
-        self._differentiated.append(
-            ForwardBackward(
-                model,
-                loss,
-                self.worker,
-                self.precision,
-                micro_batches=self.stream.micro_batches_per_step,
-                compiled=self._config.compile,
-                fused=self._config.fused,
-                graph=self._can_capture,
-            )
+        differentiated = ForwardBackward(
+            model,
+            loss,
+            self.worker,
+            self.precision,
+            micro_batches=self.stream.micro_batches_per_step,
+            compiled=self._config.compile,
+            fused=self._config.fused,
+            graph=self._can_capture,
         )
-        return self._differentiated[-1]
+        if self.worker.world_size > 1 and not differentiated.apart:
+            self._context.allreduce = AllReduceTimer(model)
+        self._differentiated.append(differentiated)
+        return differentiated
 
     def inference(self, model: nn.Module, *, inputs: str = "images") -> nn.Module:
         """Return the model for the validation, compiled and captured in a CUDA graph if the options say so.

@@ -1,0 +1,79 @@
+"""The sum of gradients over all ranks: one all-reduce after a step's last backward pass, outside of all passes.
+
+DistributedDataParallel all-reduces parts of the gradients during this pass instead. Here the pass has no communication,
+so it cannot fail because another rank is lost, a CUDA graph of it stays valid when the number of ranks changes, and
+this rank's own gradients are still there if the all-reduce fails.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from raydali.train.worker import Worker
+
+_ALIGNMENT = 16
+"""Elements at which each tensor in a flat buffer begins: kernels read aligned tensors faster."""
+
+
+class FlatSums:
+    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it.
+
+    Args:
+        like: tensors of the same shapes, strides, dtypes and devices as those that will be summed.
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor], worker: Worker) -> None:
+        self._worker = worker
+        self._flat: list[torch.Tensor] = []
+        self._views = [torch.empty(0)] * len(like)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in like):
+            here = [index for index, tensor in enumerate(like) if tensor.dtype == dtype]
+            sizes = [-(-like[index].numel() // _ALIGNMENT) * _ALIGNMENT for index in here]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=like[here[0]].device)
+            for index, part in zip(here, flat.split(sizes), strict=True):
+                self._views[index] = _like(part, like[index])
+            self._flat.append(flat)
+
+    @torch.no_grad()
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the sums, which are valid until the next call. The tensors stay as they are."""
+        torch._foreach_copy_(self._views, tensors)
+        for flat in self._flat:
+            dist.all_reduce(flat, group=self._worker.gradients)
+        return self._views
+
+
+class GradientSums:
+    """The sums of the gradients of a model over all ranks. All ranks must call the same methods.
+
+    Args:
+        model: a model with trained parameters. Its parameters and buffers get the values of rank 0, as in DDP.
+    """
+
+    def __init__(self, model: nn.Module, worker: Worker) -> None:
+        worker.broadcast([*model.parameters(), *model.buffers()])
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
+        self._sums = FlatSums([*self._parameters, self._has_gradient], worker)
+
+    def all_reduce(self) -> None:
+        """Set each gradient to its sum over ranks. None counts as zeros, and stays None if it is None on all ranks."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+        has_gradient = self._has_gradient.clone()
+        has_gradient[missing] = 0
+        given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
+        *sums, ranks = self._sums([*given, has_gradient])
+        for parameter, gradient in zip(self._parameters, sums, strict=True):
+            parameter.grad = gradient
+        for index in missing:
+            if not ranks[index]:  # a device's value: the host waits for it only where a gradient is None
+                self._parameters[index].grad = None
+
+
+def _like(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a part of a flat buffer with a tensor's shape, and with its strides if it is dense."""
+    dense = torch.empty_like(tensor, device="meta")  # keeps the strides of dense tensors only
+    return part[: tensor.numel()].as_strided(dense.shape, dense.stride(), part.storage_offset())
