@@ -62,14 +62,14 @@ def test_the_metrics_are_those_of_a_launched_validation(compiled: bool) -> None:
     for _ in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
         average.update_parameters(model)
         fast, slow = (validated(each, worker, images, 150, 64) for each in (inference, network))
         assert fast["images"] == 150
         assert fast["loss"] == pytest.approx(slow["loss"], rel=0.02)
         assert fast["top1"] == pytest.approx(slow["top1"], abs=0.03)
         losses.append(slow["loss"])
-    assert len(set(np.round(losses, 3))) == 3
+    assert max(abs(np.diff(losses)) / losses[0]) > 0.1  # the updates matter
 
 
 def images_a_second(model: nn.Module, worker: Worker, images: torch.Tensor, samples: Sequence[int]) -> list[float]:
