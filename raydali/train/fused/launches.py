@@ -25,17 +25,19 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
     """How kernels divide a matrix of rows and columns."""
 
     rows: int
     columns: int
+    elements: int
+    """Elements of a tile."""
 
     @property
     def tile(self) -> dict[str, int]:
         """The rows and columns of a tile, and how a program reads tiles."""
         block_c = min(128, triton.next_power_of_2(self.columns))
-        return {"block_r": TILE // block_c, "block_c": block_c, "stages": STAGES, "num_warps": WARPS}
+        return {"block_r": self.elements // block_c, "block_c": block_c, "stages": STAGES, "num_warps": WARPS}
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -78,9 +80,9 @@ class _Grid:
         return first, second
 
 
-def grid_of(y: torch.Tensor) -> _Grid:
-    """Return how kernels divide images."""
-    return _Grid(y.numel() // y.shape[1], y.shape[1])
+def grid_of(y: torch.Tensor, elements: int | None = None) -> Grid:
+    """Return how kernels divide images, into tiles of TILE elements or of others."""
+    return Grid(y.numel() // y.shape[1], y.shape[1], elements or TILE)
 
 
 def statistics(

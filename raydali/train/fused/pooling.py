@@ -17,6 +17,11 @@ def empty_windows(y: torch.Tensor) -> Tensors:
     return output, winners, positions
 
 
+def _grid_of(windows: torch.Tensor) -> launches.Grid:
+    """Return tiles of half the elements, since a window needs several pixels: two programs fit on a multiprocessor."""
+    return launches.grid_of(windows, launches.TILE // 2)
+
+
 def normalize_and_pool(
     y: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> Tensors:
@@ -30,7 +35,7 @@ def normalize_and_pool(
         bias: see there.
     """
     windows = empty_windows(y)
-    grid = launches.grid_of(windows[0])
+    grid = _grid_of(windows[0])
     pooling_kernels.pool[grid.sweep](
         *(y, *windows, mean, rstd, weight, bias, grid.rows, grid.columns, *y.shape[2:], grid.height),
         **grid.tile | {"stages": 1},
@@ -62,7 +67,7 @@ def gradients(
         weight: see there.
         bias: see there.
     """
-    grid, result = launches.grid_of(winners), torch.empty_like(y)
+    grid, result = _grid_of(winners), torch.empty_like(y)
     no_signs = launches.empty_signs(winners, None)
     masked, of_weight, of_bias = launches.weight_gradients(
         grad, other, winners, no_signs, mean, rstd, weight, bias, kernels.OUTPUT
