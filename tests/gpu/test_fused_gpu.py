@@ -13,12 +13,12 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import graph, kernels, launches, operators
+from raydali.train.fused import graph, kernels, launches, operators, stem
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
-from tests.support.batch_norms import SETTINGS, random_images, results, tensors
+from tests.support.batch_norms import SETTINGS, random_bits, random_images, results, tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -160,6 +160,36 @@ def test_max_pooling_of_the_stem() -> None:
     assert fused < apart
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 18, 16), (1, 3, 17, 19)])
+def test_the_convolution_of_the_stem_is_exact(shape: tuple[int, ...]) -> None:
+    images, weight = random_bits(shape, 0).cuda(), random_bits((64, 3, 7, 7), 1).cuda().requires_grad_()
+    output = stem.convolution(images, weight, None)
+    grad = random_bits(output.shape, 2).cuda()
+    exact = functional.conv2d(images.double(), weight.double(), None, *stem.SETTINGS)
+    assert torch.equal(output.double(), exact)
+    found, expected = (torch.autograd.grad(each, weight, grad.to(each.dtype))[0] for each in (output, exact))
+    assert torch.equal(found, expected)
+
+
+def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    images, weight, grad = filled((BATCH, 3, 224, 224)), filled((64, 3, 7, 7)), filled((BATCH, 64, 112, 112))
+    forms = {
+        "as it is": (images, weight, [2, 2], [3, 3]),
+        "of squares": (stem._squares(images, 4, 2, 2), stem._squares(weight, 1, 0, 0), [1, 1], [0, 0]),
+    }
+    times = []
+    for name, (x, w, stride, padding) in forms.items():
+        settings = stride, padding, [1, 1], False, [0, 0], 1
+        convolve = partial(torch.ops.aten.convolution, x, w, None, *settings)
+        gradient = partial(
+            torch.ops.aten.convolution_backward, grad, x, w, None, *settings, output_mask=[False, True, False]
+        )
+        times.append([milliseconds(convolve), milliseconds(gradient)])
+        print(f"\n{name:10}: {times[-1][0]:.3f} ms, gradient of the weight {times[-1][1]:.3f} ms", end="")
+    assert sum(times[1]) < sum(times[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("tile", "warps"), [(2048, 4), (4096, 4), (4096, 8), (8192, 8)])
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -234,7 +264,12 @@ def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monke
         assert error < 1e-3, (name, error)
 
 
-STEPS: dict[str, list[str] | None] = {"plain": None, "fused": [], "fused without max-pooling": ["fuse_pooling"]}
+STEPS: dict[str, list[str] | None] = {
+    "plain": None,
+    "fused": [],
+    "fused without max-pooling": ["fuse_pooling"],
+    "fused without the stem": ["replace_stem"],
+}
 """The passes that a step leaves out."""
 
 
@@ -242,10 +277,9 @@ def test_a_compiled_step_of_resnet50(layers: list[int], monkeypatch: pytest.Monk
     import torch._functorch.config
 
     monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # it does not know what is left out
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     rates = {}
     for name, left_out in STEPS.items():
-        for each in left_out or []:
-            monkeypatch.setattr(graph, each, lambda _: 0)
         torch._dynamo.reset()
         model, normalized, worker = network("resnet50")
         images, labels = batch_of(BATCH, 224)
@@ -255,8 +289,11 @@ def test_a_compiled_step_of_resnet50(layers: list[int], monkeypatch: pytest.Monk
             fused=left_out is not None,
             graph=True,
         )
-        for _ in range(WARM_UP_STEPS + 10):
-            step(images, labels)
+        with monkeypatch.context() as patched:
+            for each in left_out or []:
+                patched.setattr(graph, each, lambda _: 0)
+            for _ in range(WARM_UP_STEPS + 10):
+                step(images, labels)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(50):

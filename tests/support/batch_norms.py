@@ -18,6 +18,12 @@ def random_images(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.
     return images.contiguous(memory_format=torch.channels_last)
 
 
+def random_bits(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """Return zeros, ones and minus ones in bf16."""
+    bits = torch.randint(-1, 2, tuple(shape), generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return bits.contiguous(memory_format=torch.channels_last) if bits.dim() == 4 else bits
+
+
 def tensors(y: torch.Tensor, *, residual: bool) -> Tensors:
     """Return the inputs of a layer."""
     generator, channels = torch.Generator().manual_seed(1), y.shape[1]

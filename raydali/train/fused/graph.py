@@ -5,6 +5,7 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
 
     before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (operators.py)
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
+                        conv2d with a stride of 2               -->  raydali::stem_convolution (stem.py)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
@@ -22,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import kernels, launches, operators, pooling, pooling_kernels
+from raydali.train.fused import kernels, launches, operators, pooling, pooling_kernels, stem
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
@@ -33,7 +34,7 @@ _SIGNATURES: dict[object, inspect.Signature] = {
 _WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
 _GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
-_FILES = __file__, *(str(each.__file__) for each in (operators, launches, kernels, pooling, pooling_kernels))
+_FILES = __file__, *(str(each.__file__) for each in (operators, launches, kernels, pooling, pooling_kernels, stem))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -79,6 +80,7 @@ def fuse(graph: Graph) -> int:
             _replace([norm, before, relu], residual)
             count += 1
     fuse_pooling(graph)
+    replace_stem(graph)
     return count
 
 
@@ -97,6 +99,16 @@ def fuse_pooling(graph: Graph) -> int:
                 graph.erase_node(pool)
                 count += 1
     return count
+
+
+def replace_stem(graph: Graph) -> int:
+    """Replace convolutions that may be the stem's; return how many are replaced."""
+    found = [
+        each for each in graph.find_nodes(op="call_function", target=torch.conv2d) if each.args[3:] == stem.SETTINGS
+    ]
+    for each in found:
+        each.target, each.args = torch.ops.raydali.stem_convolution.default, each.args[:3]
+    return len(found)
 
 
 def fuse_additions(graph: Graph) -> int:

@@ -14,8 +14,9 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, launches, operators
+from raydali.train.fused import graph, launches, operators, stem
 from raydali.train.models.drop_path import set_drop_path
+from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -145,6 +146,42 @@ def test_max_pooling(layers: list[nn.Module], count: int) -> None:
     assert found == 1
     assert code.count(", True, True)") == count
     assert code.count("pool2d") == len(layers) - count - isinstance(layers[0], nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [((7, 2, 3), 1), ((7, 2, (3, 3)), 1), ((7, 1, 3), 0), ((7, 2, 3, 2), 0)]
+)
+def test_convolutions_of_a_stem(settings: tuple[Any, ...], count: int) -> None:
+    found, code = found_in(nn.Sequential(nn.Conv2d(3, 8, *settings), nn.BatchNorm2d(8), nn.ReLU()), 2, 3, 16, 16)
+    assert found == 1
+    assert code.count("raydali.stem_convolution") == count == 1 - code.count("torch.conv2d")
+
+
+def test_the_stem_of_a_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, ...]] = set()
+    whole = stem._squares
+
+    def counted(images: torch.Tensor, *sides: int) -> torch.Tensor:
+        seen.add(tuple(images.shape))
+        return whole(images, *sides)
+
+    monkeypatch.setattr(stem, "_squares", counted)
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
+    model = nn.Sequential(convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    x = torch.randint(0, 256, (2, 3, 33, 32), dtype=torch.uint8)
+    compiled, double = fused(Normalized(model)), Normalized(copy.deepcopy(model)).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = compiled(x)
+    output.float().square().sum().backward()
+    exact = double(x)
+    exact.square().sum().backward()
+    found, expected = ({name: each.grad for name, each in of.named_parameters()} for of in (model, double.model))
+    for name, weight in {"output": output, **found}.items():
+        right = {"output": exact, **expected}[name]
+        assert weight is not None and right is not None
+        assert (weight.double() - right).norm() < 0.05 * right.norm(), name
+    assert seen == {(2, 3, 33, 32), (8, 3, 7, 7)}
 
 
 def test_frozen_layers_and_branches_with_drop_path_are_left() -> None:
