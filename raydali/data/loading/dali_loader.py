@@ -107,10 +107,14 @@ class DaliLoader(Loader):
             if stream is not None:
                 stream.synchronize()
 
-    def _end_iteration(self) -> None:
+    def wait_until_warm(self) -> None:
+        """Wait until `warm_up` has ended, if it was called."""
         if self._warming is not None:
             self._warming.join()
             self._warming = None
+
+    def _end_iteration(self) -> None:
+        self.wait_until_warm()
         super()._end_iteration()
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:

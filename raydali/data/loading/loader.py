@@ -170,6 +170,9 @@ class Loader(ABC):
     def warm_up(self) -> None:  # noqa: B027 (most loaders have nothing to do)
         """Begin in the background to allocate what the first batch needs, before the first iteration waits for it."""
 
+    def wait_until_warm(self) -> None:  # noqa: B027 (nor do they wait for it)
+        """Wait until `warm_up` has ended, if it was called."""
+
     @abstractmethod
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         """The batches of these micro-batches, in order. Called again once the last call's generator is closed."""

@@ -96,8 +96,7 @@ def test_a_warm_loader_gives_the_same_batches(source: ImageFolder) -> None:
 def test_a_loader_warms_up_before_it_is_asked(source: ImageFolder) -> None:
     with DaliLoader(source, VALIDATION, PASS) as loader:
         loader.warm_up()
-        assert loader._warming is not None
-        loader._warming.join()
+        loader.wait_until_warm()
         assert loader._under_way  # batches that DALI has begun
 
 
