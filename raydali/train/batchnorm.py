@@ -2,7 +2,8 @@
 
 Every step updates the running statistics once, with the mean of the statistics of all its micro-batches. Each rank uses
 its own micro-batches. The update is linear, so the mean over ranks, weighted by their numbers of micro-batches, equals
-the result of one worker. Ranks only compute it before validation and checkpoints, without communication in each step.
+the result of one worker. Ranks compute it in each step, together with the gradients' sum, so that a lost rank takes no
+share along; where DDP sums the gradients, they compute it only before validation and checkpoints.
 """
 
 import sys
@@ -21,12 +22,18 @@ class RunningStatistics:
         model: the unwrapped model. Its layers in evaluation mode are frozen: their statistics are left as they are.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         all_micro_batches: number of micro-batches in a global batch.
+        each_step: whether `end_step` gets the sums over all ranks.
+
+    Attributes:
+        sums: the sums over the newest step's micro-batches on this rank; empty if no step needs them.
 
     Raises:
         ValueError: a layer has momentum=None: its cumulative average would depend on the number of batches.
     """
 
-    def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
+    def __init__(
+        self, model: nn.Module, *, micro_batches: int, all_micro_batches: int, each_step: bool = False
+    ) -> None:
         norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
         layers = [layer for layer in norms if layer.track_running_stats and layer.training]
         if any(layer.momentum is None for layer in layers):
@@ -35,44 +42,49 @@ class RunningStatistics:
             buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None
         ]
         self._counts = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
-        self._micro_batches = micro_batches
-        self._share = micro_batches / all_micro_batches
-        self._before: list[torch.Tensor] = []
-        self._sums: list[torch.Tensor] = []
+        self._share, self._each_step = micro_batches / all_micro_batches, each_step
+        self._all, self._trained = all_micro_batches, 0
+        copies = self._buffers if micro_batches > 1 or each_step else []
+        self._before = [torch.empty_like(buffer) for buffer in copies]
+        self.sums = [torch.empty_like(buffer) for buffer in copies]
 
     @torch.no_grad()
-    def begin_step(self) -> None:
-        """Prepare for a step; call it before the step's first micro-batch."""
-        if self._micro_batches > 1 and self._buffers:
-            self._before = [buffer.clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def after_micro_batch(self, index: int) -> None:
-        """Include a micro-batch in the mean; call it after each forward pass.
-
-        Each forward pass updates the buffers from their values at the beginning of the step. The buffers then get the
-        mean of the results over the step's micro-batches. With one micro-batch this equals BatchNorm's own update.
+    def begin_micro_batch(self, index: int) -> None:
+        """Prepare for a forward pass, which updates the buffers from their values at the beginning of the step.
 
         Args:
             index: the micro-batch's index among those of this rank in the step.
         """
-        if self._micro_batches == 1 or not self._buffers:
-            return
-        if index == 0:
-            self._sums = [buffer.clone() for buffer in self._buffers]
-        else:
-            torch._foreach_add_(self._sums, self._buffers)
-        if index < self._micro_batches - 1:
+        if self._before and index == 0:
+            torch._foreach_copy_(self._before, self._buffers)
+        elif self._before:
             torch._foreach_copy_(self._buffers, self._before)
             torch._foreach_sub_(self._counts, 1)
-        else:
-            torch._foreach_div_(self._sums, self._micro_batches)
-            torch._foreach_copy_(self._buffers, self._sums)
+
+    @torch.no_grad()
+    def end_micro_batch(self, index: int) -> None:
+        """Add the result of a forward pass to the sums; see `begin_micro_batch`."""
+        self._trained = index + 1
+        if self.sums and index == 0:
+            torch._foreach_copy_(self.sums, self._buffers)
+        elif self.sums:
+            torch._foreach_add_(self.sums, self._buffers)
+
+    @torch.no_grad()
+    def end_step(self, over_ranks: list[torch.Tensor] | None = None) -> None:
+        """Set the statistics to their mean over the step's micro-batches of this rank, or of all ranks.
+
+        Args:
+            over_ranks: the sums of all ranks' `sums`; None for the mean over those of this rank.
+        """
+        if self.sums:
+            torch._foreach_copy_(self._buffers, over_ranks or self.sums)
+            torch._foreach_div_(self._buffers, self._all if over_ranks else self._trained)
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:
-        """Set the statistics of every rank to the weighted mean over ranks. All ranks must call it."""
-        if worker.world_size == 1 or not self._buffers:
+        """Set the statistics to the weighted mean over ranks, unless each step does. All ranks must call it."""
+        if worker.world_size == 1 or self._each_step or not self._buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * self._share
         total = worker.sum(flat).to(flat.device)

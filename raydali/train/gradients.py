@@ -18,15 +18,28 @@ _ALIGNMENT = 16
 
 
 class FlatSums:
-    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it.
+    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it."""
 
-    Args:
-        like: tensors of the same shapes, strides, dtypes and devices as those that will be summed.
-    """
-
-    def __init__(self, like: Sequence[torch.Tensor], worker: Worker) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._flat: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the sums, which are valid until the next call. The tensors stay as they are.
+
+        Args:
+            tensors: tensors of the same shapes, strides, dtypes and devices in each call.
+        """
+        if not self._flat:
+            self._allocate(tensors)
+        torch._foreach_copy_(self._views, tensors)
+        for flat in self._flat:
+            dist.all_reduce(flat, group=self._worker.gradients)
+        return self._views
+
+    def _allocate(self, like: list[torch.Tensor]) -> None:
         self._views = [torch.empty(0)] * len(like)
         for dtype in dict.fromkeys(tensor.dtype for tensor in like):
             here = [index for index, tensor in enumerate(like) if tensor.dtype == dtype]
@@ -35,14 +48,6 @@ class FlatSums:
             for index, part in zip(here, flat.split(sizes), strict=True):
                 self._views[index] = _like(part, like[index])
             self._flat.append(flat)
-
-    @torch.no_grad()
-    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the sums, which are valid until the next call. The tensors stay as they are."""
-        torch._foreach_copy_(self._views, tensors)
-        for flat in self._flat:
-            dist.all_reduce(flat, group=self._worker.gradients)
-        return self._views
 
 
 class GradientSums:
@@ -56,21 +61,29 @@ class GradientSums:
         worker.broadcast([*model.parameters(), *model.buffers()])
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
-        self._sums = FlatSums([*self._parameters, self._has_gradient], worker)
+        self._sums = FlatSums(worker)
 
-    def all_reduce(self) -> None:
-        """Set each gradient to its sum over ranks. None counts as zeros, and stays None if it is None on all ranks."""
+    def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Set each gradient to its sum over ranks, and return the sums of the others, valid until the next call.
+
+        A gradient of None counts as zeros, and stays None if it is None on all ranks.
+
+        Args:
+            others: tensors that are summed together with the gradients, alike in each call.
+        """
         gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         has_gradient = self._has_gradient.clone()
         has_gradient[missing] = 0
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
-        *sums, ranks = self._sums([*given, has_gradient])
-        for parameter, gradient in zip(self._parameters, sums, strict=True):
+        sums = self._sums([*given, has_gradient, *others])
+        ranks, of_others = sums[len(given)], sums[len(given) + 1 :]
+        for parameter, gradient in zip(self._parameters, sums, strict=False):
             parameter.grad = gradient
         for index in missing:
             if not ranks[index]:  # a device's value: the host waits for it only where a gradient is None
                 self._parameters[index].grad = None
+        return of_others
 
 
 def _like(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The forward and backward pass of a micro-batch; on a GPU one CUDA graph, so that no kernel waits for the host."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -82,10 +82,13 @@ class ForwardBackward:
             self.all_reduce()
         return loss
 
-    def all_reduce(self) -> None:
-        """Sum the gradients of a step over ranks, unless the backward pass of its last micro-batch has done so."""
-        if self._sums is not None:
-            self._sums.all_reduce()
+    def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Sum the gradients of a step over ranks, unless the backward pass of its last micro-batch has done so.
+
+        Returns:
+            The sums of the other tensors, valid until the next call; empty if the gradients are summed already.
+        """
+        return [] if self._sums is None else self._sums.all_reduce(others)
 
     def _local(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
         if self._calls_to_capture == 0:

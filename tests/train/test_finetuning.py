@@ -105,10 +105,11 @@ def steps_of_rank(pattern: str, micro_batches: int) -> tuple[Arrays, Arrays]:
         micro_batches=micro_batches,
     )
     for step in range(3):
-        statistics.begin_step()
         for index, number in enumerate(mine):
+            statistics.begin_micro_batch(index)
             run(*micro_batch(step * micro_batches + number), last=number == mine[-1])
-            statistics.after_micro_batch(index)
+            statistics.end_micro_batch(index)
+        statistics.end_step()
         optimizer.step()
         optimizer.zero_grad()
         statistics.average(worker)

@@ -85,7 +85,6 @@ class Step:
         context, meter = self._context, self._meter
         if context.allreduce is not None:
             context.allreduce.sample(meter)
-        context.statistics.begin_step()
         for index in range(context.micro_batches):
             meter.enter("loader_wait")
             batch = next(self._batches)
@@ -93,6 +92,7 @@ class Step:
             meter.enter("step")
             if context.allreduce is not None:
                 context.allreduce.expect(meter if index == context.micro_batches - 1 else None)
+            context.statistics.begin_micro_batch(index)
             torch.manual_seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1)
             self._pending = batch
             yield batch
@@ -118,10 +118,12 @@ class Step:
             context.flops_per_image, context.counts_flops = differentiated.flops_per_image(*inputs), False
         last = index == context.micro_batches - 1
         loss = differentiated(*inputs, last=last and not differentiated.apart)
+        context.statistics.end_micro_batch(index)
         if last and differentiated.apart:
             self._meter.exchange()
-            differentiated.all_reduce()
-        context.statistics.after_micro_batch(index)
+            context.statistics.end_step(differentiated.all_reduce(context.statistics.sums))
+        elif last:
+            context.statistics.end_step()
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None

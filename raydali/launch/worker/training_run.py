@@ -37,6 +37,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.extras import default_loader
 from raydali.host import start_clock
+from raydali.host.hardware import OVERLAP_PAYS
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
@@ -93,6 +94,7 @@ class TrainingRun:
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
         self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self._overlaps = self.worker.world_size == 1 or self.worker.device.type in OVERLAP_PAYS
         self._broken = BrokenSamples(config, session, samples=samples)
         self._stop_signals = StopSignals(self.worker, session.notice)
         trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
@@ -150,7 +152,10 @@ class TrainingRun:
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
         self._parts = {name: part for name, part in parts.items() if part is not None}
         statistics = RunningStatistics(
-            model, micro_batches=self._micro_batches, all_micro_batches=self.stream.micro_batches_per_step
+            model,
+            micro_batches=self._micro_batches,
+            all_micro_batches=self.stream.micro_batches_per_step,
+            each_step=not self._overlaps,
         )
         self._context = StepContext(
             self._micro_batches, self._config.seed, model, statistics, self.precision, self._state.before_update
@@ -178,8 +183,9 @@ class TrainingRun:
             compiled=self._config.compile,
             fused=self._config.fused,
             graph=self._can_capture,
+            overlap=self._overlaps,
         )
-        if self.worker.world_size > 1 and not differentiated.apart:
+        if self.worker.world_size > 1 and self._overlaps:
             self._context.allreduce = AllReduceTimer(model)
         self._differentiated.append(differentiated)
         return differentiated
