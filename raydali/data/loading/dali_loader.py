@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
@@ -19,6 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from raydali.data.loading import file_checks
 from raydali.data.loading.dali_bisect import Keys, Once, keys_of, undecodable
+from raydali.data.loading.first_batch import FirstBatch
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.prefetch import InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.python_timing import timed_python
@@ -88,33 +88,31 @@ class DaliLoader(Loader):
         self._batch_size = 0
         self._in_python = 0.0
         self._at_last_run = 0.0, 0.0  # `_in_python` and the time
-        self._warming: threading.Thread | None = None
+        self._ahead: FirstBatch | None = None
 
-    def warm_up(self) -> None:
-        """Build DALI's pipelines and decode the first batch in the background. The first iteration waits for the end.
+    def begin_ahead(self) -> None:
+        """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
+        self._end_iteration()
+        batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
+        self._ahead = FirstBatch(batches, self.device)
 
-        Errors are left to the iteration, which meets them again.
-        """
-        self._warming = threading.Thread(target=self._load_first, daemon=True, name="loader warm-up")
-        self._warming.start()
+    def __iter__(self) -> Iterator[Batch]:
+        first = self._ahead.wait() if self._ahead is not None else None
+        if self._ahead is None or first is None:
+            return super().__iter__()
+        self._consumed, self._batches, self._ahead = None, self._ahead.batches, None
+        return self._hand_out(chain([first], self._batches))
 
-    def _load_first(self) -> None:
-        stream = torch.cuda.Stream(self.device) if self._dali_device == "gpu" else None
-        with suppress(Exception), torch.cuda.stream(stream):
-            batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
-            next(batches, None)
-            batches.close()
-            if stream is not None:
-                stream.synchronize()
-
-    def wait_until_warm(self) -> None:
-        """Wait until `warm_up` has ended, if it was called."""
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+    def wait_until_begun(self) -> None:
+        """Wait until the first batch of `begin_ahead` is there, if it was called."""
+        if self._ahead is not None:
+            self._ahead.wait()
 
     def _end_iteration(self) -> None:
-        self.wait_until_warm()
+        if self._ahead is not None:
+            self._ahead.wait()
+            self._ahead.batches.close()
+            self._ahead = None
         super()._end_iteration()
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:

@@ -167,11 +167,11 @@ class Loader(ABC):
         """
         return None
 
-    def warm_up(self) -> None:  # noqa: B027 (most loaders have nothing to do)
-        """Begin in the background to allocate what the first batch needs, before the first iteration waits for it."""
+    def begin_ahead(self) -> None:  # noqa: B027 (a loader need not be able to)
+        """Begin the next iteration in the background, so that its first batches lie ready. It ends the current one."""
 
-    def wait_until_warm(self) -> None:  # noqa: B027 (nor do they wait for it)
-        """Wait until `warm_up` has ended, if it was called."""
+    def wait_until_begun(self) -> None:  # noqa: B027 (nor wait for it)
+        """Wait until the first batch of `begin_ahead` is there, if it was called."""
 
     @abstractmethod
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:

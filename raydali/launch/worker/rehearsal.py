@@ -76,7 +76,7 @@ class Rehearsal:
         """Yield warm-up steps for all sizes of the epochs that remain."""
         if self._config.compile:
             if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
-                self._loader.warm_up()
+                self._loader.begin_ahead()
             self._cache.load()
         later = self._later_epochs() if self._prepares else []
         for epoch in reversed(later):
@@ -131,7 +131,7 @@ class Rehearsal:
         def take() -> Step:
             while newest:
                 newest.pop().check_end()
-                self._loader.wait_until_warm()  # it must not disturb what follows the compilation
+                self._loader.wait_until_begun()  # it must not disturb what follows the compilation
             newest.append(Step(context, repeat(batch), meter))
             return newest[0]
 

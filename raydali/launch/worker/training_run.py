@@ -286,8 +286,7 @@ class TrainingRun:
         gc.freeze()
         progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
         progress.begin(loader)
-        if self._on_gpu:
-            self._val_loader.warm_up()  # while the training's first batch is loaded
+        self._load_validation_ahead()
         trace, batches = progress.step_trace(), _marked(iter(loader))
         for index in range(self._cursor.start, self.stream.steps):
             trace.before(index)
@@ -365,6 +364,12 @@ class TrainingRun:
         yield from rehearsal.after_epoch(closed.record)
         self._progress.begin_epoch()
         self._checkpoint(closed.best)
+        self._load_validation_ahead()
+
+    def _load_validation_ahead(self) -> None:
+        """Load the first batches of the next validation while training runs; a CPU has no time for it."""
+        if self._on_gpu and self._cursor.done < self.stream.steps:
+            self._val_loader.begin_ahead()
 
     def _checkpoint(self, best: BestWeights | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):

@@ -85,26 +85,37 @@ def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
                 assert labels.tolist() == source.labels[batch.ids].tolist()
 
 
-def test_a_warm_loader_gives_the_same_batches(source: ImageFolder) -> None:
-    with DaliLoader(source, VALIDATION, PASS) as cold, DaliLoader(source, VALIDATION, PASS) as warm:
-        warm.warm_up()
-        for _ in range(2):
-            for expected, batch in zip(cold, warm, strict=True):
+def test_an_iteration_that_began_ahead_gives_the_same_batches(source: ImageFolder) -> None:
+    with DaliLoader(source, VALIDATION, PASS) as usual, DaliLoader(source, VALIDATION, PASS) as ahead:
+        for begins in (True, True, False):
+            if begins:
+                ahead.begin_ahead()
+            for expected, batch in zip(usual, ahead, strict=True):
                 assert ids([expected]) == ids([batch]) and torch.equal(expected["images"], batch["images"])
 
 
-def test_a_loader_warms_up_before_it_is_asked(source: ImageFolder) -> None:
+def test_what_began_ahead_is_decoded_before_it_is_asked_for(source: ImageFolder) -> None:
     with DaliLoader(source, VALIDATION, PASS) as loader:
-        loader.warm_up()
-        loader.wait_until_warm()
-        assert loader._under_way  # batches that DALI has begun
+        next(iter(loader))
+        loader.begin_ahead()  # it ends this iteration
+        assert loader._ahead is not None
+        first = loader._ahead.wait()
+        assert first is not None and first.ids.tolist() == [*range(8)]
+        loader.begin_ahead()
+        assert next(iter(loader)).ids.tolist() == [*range(8)]
 
 
-def test_an_error_while_a_loader_warms_up_is_one_of_the_iteration(tmp_path: Path) -> None:
+def test_an_error_of_what_began_ahead_is_one_of_the_iteration(tmp_path: Path) -> None:
     with DaliLoader(files(tmp_path, broken=b"no image"), VALIDATION, OrderedPass(samples=1, batch_size=8)) as loader:
-        loader.warm_up()
+        loader.begin_ahead()
         with pytest.raises(DataError, match="broken"):
             next(iter(loader))
+
+
+def test_a_rank_without_batches_begins_ahead_too(source: ImageFolder) -> None:
+    with DaliLoader(source, VALIDATION, PASS, rank=4, world_size=5) as loader:
+        loader.begin_ahead()
+        assert list(loader) == []
 
 
 @pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("resident", 4), ("synthetic", None)])
