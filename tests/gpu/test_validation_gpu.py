@@ -19,7 +19,7 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.train.averaging import MovingAverage
 from raydali.train.evaluation.classification import Validation, evaluate
-from raydali.train.evaluation.forward import Inference
+from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
@@ -55,7 +55,7 @@ def test_the_metrics_are_those_of_a_launched_validation(compiled: bool) -> None:
     model = digits_network(10).cuda().to(memory_format=torch.channels_last)
     average = MovingAverage(model, 0.5)
     network = Normalized(average.module).cuda()
-    inference = Inference(network, Precision("bf16", worker.device), compiled=compiled, graph=True)
+    inference = ValidationForward(network, Precision("bf16", worker.device), compiled=compiled, graph=True)
     inference.warm_up(images)
     assert inference._graph is not None
     losses = []
@@ -82,7 +82,7 @@ def test_images_a_second() -> None:
     worker, images = Worker.join(torch.device("cuda", 0), cpus=1, node=""), images_of(256, 224)
     torch.backends.cudnn.benchmark = True
     network = Normalized(torchvision.models.resnet50()).cuda().to(memory_format=torch.channels_last)
-    inference = Inference(network, Precision("bf16", worker.device), compiled=True, graph=True)
+    inference = ValidationForward(network, Precision("bf16", worker.device), compiled=True, graph=True)
     inference.warm_up(images)
     few, many = 5_000, 25_600
     before, now = (images_a_second(each, worker, images, (few, many, many)) for each in (network, inference))

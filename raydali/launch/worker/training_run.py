@@ -56,7 +56,7 @@ from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
-from raydali.train.evaluation.forward import Inference
+from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -113,7 +113,7 @@ class TrainingRun:
         session.steps_left = self.stream.steps - self._cursor.start
         self._parts: dict[str, Stateful] = {}
         self._differentiated: list[ForwardBackward] = []
-        self._inferences: list[tuple[Inference, str]] = []
+        self._inferences: list[tuple[ValidationForward, str]] = []
         self._val_loader: Loader
         self._context: StepContext
         self._validation_seconds: float | None = None
@@ -196,11 +196,11 @@ class TrainingRun:
         Weights and statistics are those of the model at each call.
 
         Args:
-            model: see `Inference`; without DDP.
+            model: see `ValidationForward`; without DDP.
             inputs: name of the tensor of a validation batch that the model takes.
         """
         captures = self._config.cuda_graph and self._on_gpu
-        inference = Inference(model, self.precision, compiled=self._config.compile, graph=captures)
+        inference = ValidationForward(model, self.precision, compiled=self._config.compile, graph=captures)
         self._inferences.append((inference, inputs))
         return inference
 

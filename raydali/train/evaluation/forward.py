@@ -16,7 +16,7 @@ WARM_UP_CALLS = 3
 _log = logging.getLogger(__name__)
 
 
-class Inference(nn.Module):
+class ValidationForward(nn.Module):
     """A model that computes its outputs faster in evaluation mode, without gradients.
 
     `warm_up` compiles and captures the model for full batches. Later a smaller batch is padded to a full one, so that

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from raydali.train.evaluation.classification import evaluating
-from raydali.train.evaluation.forward import Inference
+from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.precision import Precision
 
 PRECISION = Precision("fp32", torch.device("cpu"))
@@ -37,7 +37,7 @@ def outputs(model: nn.Module, samples: torch.Tensor) -> torch.Tensor:
 def test_batches_of_all_sizes_use_what_was_compiled_before(counter: CompileCounter) -> None:
     model = network()
     mean = model.get_buffer("1.running_mean")
-    inference, before = Inference(model, PRECISION, compiled=True, graph=False), mean.clone()
+    inference, before = ValidationForward(model, PRECISION, compiled=True, graph=False), mean.clone()
     inference.warm_up(torch.randn(16, 3, 8, 8))
     assert torch.equal(mean, before) and model.training and inference.training
     compiled = counter.frame_count
@@ -56,7 +56,7 @@ def test_batches_of_all_sizes_use_what_was_compiled_before(counter: CompileCount
 )
 def test_other_samples_run_uncompiled(samples: torch.Tensor, counter: CompileCounter) -> None:
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())
-    inference = Inference(model, PRECISION, compiled=True, graph=False)
+    inference = ValidationForward(model, PRECISION, compiled=True, graph=False)
     inference.warm_up(torch.randn(16, 3, 8, 8))
     compiled = counter.frame_count
     assert torch.equal(outputs(inference, samples), outputs(model, samples))
@@ -65,7 +65,7 @@ def test_other_samples_run_uncompiled(samples: torch.Tensor, counter: CompileCou
 
 def test_it_trains_as_the_model_does() -> None:
     model = network()
-    inference = Inference(model, PRECISION, compiled=False, graph=False)
+    inference = ValidationForward(model, PRECISION, compiled=False, graph=False)
     inference.warm_up(torch.randn(16, 3, 8, 8))
     inference(torch.randn(16, 3, 8, 8)).sum().backward()
     assert model.get_parameter("0.weight").grad is not None
