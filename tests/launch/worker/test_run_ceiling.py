@@ -9,6 +9,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from jobs.imagenet import Config, train
+from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.measure import ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
@@ -120,6 +122,29 @@ def test_a_kept_ceiling_that_an_epoch_disproves_is_forgotten(tmp_path: Path, mon
     _, said = trained(tmp_path, "second", replace(KEPT, epochs=2), monkeypatch, disproves=True)
     assert "kept from" in said and "is void" in said
     assert not file.exists() or json.loads(file.read_text())["images_per_second"] > 1
+
+
+def _begun_twice(folder: RunFolder, caches: Path) -> tuple[list[bool], float]:
+    session = LocalSession(folder)
+    session.node_cache = caches / str(session.worker.rank)
+    asked: list[bool] = []
+
+    def warm_up(_: int, measures: bool) -> Generator[Any, None, ceiling.Ceiling]:
+        asked.append(measures)
+        yield
+        return ceiling.Ceiling(100.0 if measures else None)
+
+    state: Any = SimpleNamespace(ceiling=None)
+    of_run = RunCeiling(session, state, warm_up, {"batch_size": "64"})
+    for _ in range(2):
+        list(of_run.begin(1, measures=True, what="", inputs="images of 32 pixels"))
+    return asked, state.ceiling
+
+
+def test_all_ranks_take_the_ceiling_that_rank_0_has_kept(tmp_path: Path) -> None:
+    results = run_ranks(2, _begun_twice, folder_of(tmp_path), tmp_path / "caches")
+    assert results == [([True, False], 100.0)] * 2
+    assert [path.name for path in (tmp_path / "caches").iterdir()] == ["0"]
 
 
 def rehearsed() -> ceiling.Ceiling:
