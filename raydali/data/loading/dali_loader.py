@@ -93,15 +93,15 @@ class DaliLoader(Loader):
     def begin_ahead(self) -> None:
         """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
         self._end_iteration()
-        batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
-        self._ahead = FirstBatch(batches, self.device)
+        self._assign()
+        self._ahead = FirstBatch(self._load(self.assigned), self.device)
 
     def __iter__(self) -> Iterator[Batch]:
         first = self._ahead.wait() if self._ahead is not None else None
         if self._ahead is None or first is None:
             return super().__iter__()
         self._consumed, self._batches, self._ahead = None, self._ahead.batches, None
-        return self._hand_out(chain([first], self._batches))
+        return self._hand_out(chain([first], self._batches), self.assigned)
 
     def wait_until_begun(self) -> None:
         """Wait until the first batch of `begin_ahead` is there, if it was called."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from raydali.data.loading.quarantine import KnowsBroken, Quarantine
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
+from raydali.data.stream.assignment import Assignment
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
@@ -87,6 +89,7 @@ class Loader(ABC):
     Attributes:
         waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
         python: CPU time of the pipeline's Python in this process, outside the training thread.
+        assigned: the micro-batches of the newest iteration; those of a Stream are an Assignment, which may get more.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
     """
 
@@ -113,22 +116,51 @@ class Loader(ABC):
         self.waits = WaitTimer()
         self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
+        self.assigned: Iterator[MicroBatch] = iter(())
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
 
     def __iter__(self) -> Iterator[Batch]:
         self._end_iteration()
         self._consumed = None
-        self._batches = self._load(self.order.micro_batches(self.rank, self.world_size, start=self.start))
-        return self._hand_out(self._batches)
+        self._assign()
+        self._batches = self._load(self.assigned)
+        return self._hand_out(self._batches, self.assigned)
 
-    def _hand_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _assign(self) -> None:
+        self.assigned = self.order.micro_batches(self.rank, self.world_size, start=self.start)
+
+    def by_step(self) -> Iterator[Batch]:
+        """Iterate over the batches of one global batch after the other. Those that arrive early wait for their turn.
+
+        What the rank takes over from a lost one is loaded late. It is yielded last in its global batch.
+
+        Raises:
+            TypeError: the order is no Stream.
+        """
+        batches, assigned, early = iter(self), self.assigned, dict[int, Batch]()
+        if not isinstance(self.order, Stream) or not isinstance(assigned, Assignment):
+            raise TypeError(f"only a Stream has steps, not {type(self.order).__name__}")
+        for step in range(self.start, self.order.steps):
+            first, done = step * self.order.micro_batches_per_step, set[int]()
+            while left := [index for index in assigned.of_step(step) if index not in done]:
+                while not (ready := [index for index in left if first + index in early]):
+                    batch = next(batches)
+                    early[batch.micro_batch.number] = batch
+                done.add(ready[0])
+                yield early.pop(first + ready[0])
+
+    def _hand_out(self, batches: Iterator[Batch], assigned: Iterator[MicroBatch]) -> Iterator[Batch]:
         while True:
             if self.device.type == "cuda":
                 self._keep_pace()
             batch = next(batches, None)
             if batch is None:
-                return
+                more = next(assigned, None) if assigned is self.assigned else None
+                if more is None:
+                    return
+                batches = self._batches = self._load(chain([more], assigned))
+                continue
             self._consumed = batch.micro_batch
             Loader.batches_taken += 1
             with self.waits.on("gpu decode" if self.device.type == "cuda" else "cpu decode"):

@@ -287,7 +287,7 @@ class TrainingRun:
         progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
         progress.begin(loader)
         self._load_validation_ahead()
-        trace, batches = progress.step_trace(), _marked(iter(loader))
+        trace, batches = progress.step_trace(), _marked(loader.by_step())
         for index in range(self._cursor.start, self.stream.steps):
             trace.before(index)
             self._newest = Step(
