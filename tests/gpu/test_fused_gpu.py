@@ -1,6 +1,6 @@
 """Fused BatchNorm on a GPU: exactness, CUDA graphs, and how long each layer of ResNet-50 takes.
 
-pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or stem or compiled_step"     prints the times
+pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or stem or casts or compiled_step"     prints the times
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import graph, kernels, launches, operators, stem
+from raydali.train.fused import grouping, kernels, launches, operators, stem
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -191,6 +191,23 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(times[1]) < sum(times[0])
 
 
+def casts_one_by_one(given: list[torch.Tensor], to: torch.dtype) -> list[torch.Tensor]:
+    return [each.to(to) for each in given]
+
+
+def test_casts_of_all_weights() -> None:
+    model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
+    weights = [each.detach() for each in model.parameters() if each.dim() > 1]
+    apart = casts_one_by_one(weights, torch.bfloat16)
+    for found, expected in zip(grouping.cast(weights, torch.bfloat16), apart, strict=True):
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+    for to, given in ((torch.bfloat16, weights), (torch.float32, apart)):
+        together = milliseconds(partial(grouping.cast, given, to))
+        one_by_one = milliseconds(partial(casts_one_by_one, given, to))
+        print(f"\n{len(given)} casts to {to}: {one_by_one:.3f} ms, together {together:.3f} ms", end="")
+        assert together < one_by_one
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("tile", "warps"), [(2048, 4), (4096, 4), (4096, 8), (8192, 8)])
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -268,8 +285,9 @@ def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monke
 LEFT_OUT: dict[str, list[str] | None] = {
     "plain": None,
     "fused": [],
-    "without_pooling": ["fuse_pooling"],
-    "without_stem": ["replace_stem"],
+    "without_pooling": ["graph.fuse_pooling"],
+    "without_stem": ["graph.replace_stem"],
+    "without_groups": ["grouping.group"],
 }
 """Steps, and the passes that each of them leaves out."""
 
@@ -285,11 +303,14 @@ def test_a_compiled_step_of_resnet50(
     name: str, rates: dict[str, float], layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._functorch.config
+    import torch._inductor.config
 
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # it does not know what is left out
+    # These caches do not know what is left out.
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     for each in LEFT_OUT[name] or []:
-        monkeypatch.setattr(graph, each, lambda _: 0)
+        monkeypatch.setattr(f"raydali.train.fused.{each}", lambda _: 0)
     model, normalized, worker = network("resnet50")
     images, labels = batch_of(BATCH, 224)
     is_fused = LEFT_OUT[name] is not None

@@ -7,6 +7,7 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
                         conv2d with a stride of 2               -->  raydali::stem_convolution (stem.py)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
+                        casts of weights, counters of batches   -->  one operator for all (grouping.py)
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
 users, layers in evaluation mode, SyncBatchNorm over ranks, and other activations are left to Inductor.
@@ -23,7 +24,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import kernels, launches, operators, pooling, pooling_kernels, stem
+from raydali.train.fused import grouping, kernels, launches, operators, pooling, pooling_kernels, stem
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
@@ -34,12 +35,15 @@ _SIGNATURES: dict[object, inspect.Signature] = {
 _WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
 _GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
-_FILES = __file__, *(str(each.__file__) for each in (operators, launches, kernels, pooling, pooling_kernels, stem))
+_FILES = (
+    __file__,
+    *(str(each.__file__) for each in (grouping, operators, launches, kernels, pooling, pooling_kernels, stem)),
+)
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
     """Return the options of torch.compile that fuse."""
-    return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_additions)}
+    return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_after_gradients)}
 
 
 class _Pass(CustomGraphPass):  # type: ignore[misc]  # mypy reads nothing of Inductor
@@ -109,6 +113,11 @@ def replace_stem(graph: Graph) -> int:
     for each in found:
         each.target, each.args = torch.ops.raydali.stem_convolution.default, each.args[:3]
     return len(found)
+
+
+def fuse_after_gradients(graph: Graph) -> int:
+    """Fuse what exists only after gradients are traced, in a forward or a backward pass; return how often."""
+    return fuse_additions(graph) + grouping.group(graph)
 
 
 def fuse_additions(graph: Graph) -> int:
