@@ -9,7 +9,7 @@ import timm
 import torch
 import torchvision
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -243,7 +243,12 @@ def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPat
 
     added: list[int] = []
     whole = graph.fuse_additions
-    monkeypatch.setattr(graph, "fuse_additions", lambda each: added.append(whole(each)))
+
+    def counted(graph: Graph) -> int:
+        added.append(whole(graph))
+        return added[-1]
+
+    monkeypatch.setattr(graph, "fuse_additions", counted)
     model, x = blocks(), images(4, 8, 13, 13)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
     compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
