@@ -10,7 +10,7 @@ windows of a batch are the rows of a matrix with C columns, as pixels are in ker
 
 A winner is the pixel of y that gives the maximum, the first one of equal ones; its position is a byte. The gradient of
 weight and bias needs winners only. In units of y, the kernels move 1.6, 0.5 (with `other`, 1) and 2.4. Apart from each
-other, BatchNorm with ReLU and max-pooling move 3.4 and 7.5, without the additions of gradients.
+other, BatchNorm with ReLU and max-pooling move 3.4 and 6.4, without the addition of gradients.
 """
 
 import triton
