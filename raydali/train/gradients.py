@@ -8,9 +8,9 @@ this rank's own gradients are still there if the all-reduce fails.
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from raydali.train.membership import RankLostError
 from raydali.train.worker import Worker
 
 _ALIGNMENT = 16
@@ -31,12 +31,19 @@ class FlatSums:
 
         Args:
             tensors: tensors of the same shapes, strides, dtypes and devices in each call.
+
+        Raises:
+            RankLostError: ranks were lost. The next call uses other buffers, since the failed all-reduce may still run.
         """
         if not self._flat:
             self._allocate(tensors)
         torch._foreach_copy_(self._views, tensors)
-        for flat in self._flat:
-            dist.all_reduce(flat, group=self._worker.gradients)
+        try:
+            for flat in self._flat:
+                self._worker.all_reduce(flat)
+        except RankLostError:
+            self._flat = []
+            raise
         return self._views
 
     def _allocate(self, like: list[torch.Tensor]) -> None:
@@ -70,6 +77,9 @@ class GradientSums:
 
         Args:
             others: tensors that are summed together with the gradients, alike in each call.
+
+        Raises:
+            RankLostError: ranks were lost. The gradients are still those of this rank.
         """
         gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]

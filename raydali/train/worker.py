@@ -17,18 +17,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raydali.train.checkpoint_file import State, map_tensors, serialize
+from raydali.train.membership import Membership
 
 HIGHEST_PRIORITY = -5
 """Priority of a CUDA stream; a GPU with fewer priorities uses its highest."""
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Worker:
     """One of the processes that train together.
 
     The default process group uses gloo, on the host: it sends small values without use of the GPU. The process group
-    `gradients` all-reduces gradients. On GPUs it uses NCCL; on CPUs it is None, which means the default group.
+    `gradients` all-reduces gradients. On GPUs it uses NCCL; on CPUs it is None, which means `group`.
+
+    Where ranks can be lost in place, `membership` knows of it, and `all_reduce` raises. `regroup` changes rank and
+    world size then.
     """
 
     rank: int
@@ -38,6 +42,9 @@ class Worker:
     """Number of CPU cores of this worker, which is the number of the loader's threads."""
     node: str
     gradients: dist.ProcessGroup | None = None
+    group: dist.ProcessGroup | None = None
+    """The group of all values but gradients; None: the default group."""
+    membership: Membership | None = None
 
     @classmethod
     def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
@@ -64,6 +71,10 @@ class Worker:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
+    def regroup(self, rank: int, world_size: int, group: dist.ProcessGroup) -> None:
+        """Go on in a group of the remaining ranks, which has another numbering."""
+        self.rank, self.world_size, self.group = rank, world_size, group
+
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on rank 0; on others an empty list. All ranks must call it.
 
@@ -78,7 +89,7 @@ class Worker:
             return [content]
         mine, sizes = self._padded(content)
         parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
-        dist.gather(mine, parts)
+        dist.gather(mine, parts, group=self.group, group_dst=0)
         return _cut(parts or [], sizes)
 
     def from_first(self, value: T) -> T:
@@ -86,32 +97,36 @@ class Worker:
         content = json.dumps(value).encode()
         if self.world_size > 1:
             size = torch.tensor(len(content), device=_exchange_device())
-            dist.broadcast(size, 0)
+            dist.broadcast(size, group=self.group, group_src=0)
             first = _tensor(content if self.rank == 0 else bytes(int(size)))
-            dist.broadcast(first, 0)
+            dist.broadcast(first, group=self.group, group_src=0)
             (content,) = _cut([first], [len(first)])
         value_of_first: T = json.loads(content)
         return value_of_first
 
-    def state_from_first(self, state: State) -> State:
+    def state_from_first(self, state: State, first: int = 0) -> State:
         """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
 
         Tensors are sent one by one, so that no rank needs memory for more than its own copy.
+
+        Args:
+            state: the state on rank 0; ignored on others.
+            first: the rank that sends its state, if it is another one.
         """
         if self.world_size == 1:
             return state
-        shapes = serialize(map_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == 0 else b""
+        shapes = serialize(map_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == first else b""
         length = torch.tensor(len(shapes))
-        dist.broadcast(length, 0)
+        dist.broadcast(length, group=self.group, group_src=first)
         sent = torch.frombuffer(bytearray(shapes) or bytearray(int(length)), dtype=torch.uint8)
-        dist.broadcast(sent, 0)
-        if self.rank:
+        dist.broadcast(sent, group=self.group, group_src=first)
+        if self.rank != first:
             state = torch.load(BytesIO(sent.numpy().tobytes()), weights_only=True)
 
         def broadcast(tensor: torch.Tensor) -> torch.Tensor:
-            whole = tensor.contiguous() if self.rank == 0 else torch.empty(tensor.shape, dtype=tensor.dtype)
+            whole = tensor.contiguous() if self.rank == first else torch.empty(tensor.shape, dtype=tensor.dtype)
             if whole.numel():
-                dist.broadcast(whole.reshape(-1).view(torch.uint8), 0)
+                dist.broadcast(whole.reshape(-1).view(torch.uint8), group=self.group, group_src=first)
             return whole
 
         return map_tensors(state, broadcast)
@@ -120,7 +135,23 @@ class Worker:
         """Set these tensors on the device to their values on rank 0. All ranks must call it."""
         if self.world_size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), 0, group=self.gradients)
+                dist.broadcast(tensor.detach(), group=self.gradients or self.group, group_src=0)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor on the device over all ranks, in place. All ranks must call it.
+
+        Raises:
+            RankLostError: ranks were lost meanwhile; the tensor may still change.
+        """
+        group = self.gradients or self.group
+
+        def reduce() -> None:
+            dist.all_reduce(tensor, group=group)
+
+        if self.membership is None:
+            reduce()
+        else:
+            self.membership.call(reduce)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
@@ -128,7 +159,7 @@ class Worker:
         if self.world_size > 1:
             mine, sizes = self._padded(contents[0])
             parts = [torch.empty_like(mine) for _ in sizes]
-            dist.all_gather(parts, mine)
+            dist.all_gather(parts, mine, group=self.group)
             contents = _cut(parts, sizes)
         return [json.loads(content) for content in contents]
 
@@ -136,7 +167,7 @@ class Worker:
         """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
         size = torch.tensor([len(content)], device=_exchange_device())
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        dist.all_gather(sizes, size)
+        dist.all_gather(sizes, size, group=self.group)
         of_ranks = [int(each) for each in sizes]
         return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
@@ -145,7 +176,7 @@ class Worker:
         if self.world_size == 1:
             return lambda: count
         total = torch.tensor(count)
-        work: Any = dist.all_reduce(total, async_op=True)
+        work: Any = dist.all_reduce(total, group=self.group, async_op=True)
 
         def result() -> int:
             work.wait()
@@ -156,13 +187,13 @@ class Worker:
     def barrier(self) -> None:
         """Wait until all ranks have called it."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of a small tensor, on the CPU."""
         total = tensor.detach().cpu().clone()
         if self.world_size > 1:
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.group)
         return total
 
     def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
