@@ -7,6 +7,8 @@ share along; where DDP sums the gradients, they compute it only before validatio
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -80,6 +82,26 @@ class RunningStatistics:
         if self.sums:
             torch._foreach_copy_(self._buffers, over_ranks or self.sums)
             torch._foreach_div_(self._buffers, self._all if over_ranks else self._trained)
+        self.discard_step()
+
+    def discard_step(self) -> None:
+        """Forget the passes of the current step: the statistics are those after it."""
+        self._trained = 0
+
+    @contextmanager
+    def before_step(self) -> Iterator[None]:
+        """Set the statistics to those before a step's passes, if there were any, inside this context."""
+        if not self._before or not self._trained:
+            yield
+            return
+        now = [buffer.clone() for buffer in self._buffers]
+        with torch.no_grad():
+            torch._foreach_copy_(self._buffers, self._before)
+            torch._foreach_sub_(self._counts, 1)
+        yield
+        with torch.no_grad():
+            torch._foreach_copy_(self._buffers, now)
+            torch._foreach_add_(self._counts, 1)
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:

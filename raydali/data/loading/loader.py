@@ -138,11 +138,15 @@ class Loader(ABC):
         Raises:
             TypeError: the order is no Stream.
         """
-        batches, assigned, early = iter(self), self.assigned, dict[int, Batch]()
-        if not isinstance(self.order, Stream) or not isinstance(assigned, Assignment):
+        batches = iter(self)
+        if not isinstance(self.order, Stream) or not isinstance(self.assigned, Assignment):
             raise TypeError(f"only a Stream has steps, not {type(self.order).__name__}")
-        for step in range(self.start, self.order.steps):
-            first, done = step * self.order.micro_batches_per_step, set[int]()
+        return self._in_order(batches, self.order, self.assigned)
+
+    def _in_order(self, batches: Iterator[Batch], stream: Stream, assigned: Assignment[MicroBatch]) -> Iterator[Batch]:
+        early: dict[int, Batch] = {}
+        for step in range(self.start, stream.steps):
+            first, done = step * stream.micro_batches_per_step, set[int]()
             while left := [index for index in assigned.of_step(step) if index not in done]:
                 while not (ready := [index for index in left if first + index in early]):
                     batch = next(batches)

@@ -13,9 +13,11 @@ from raydali.data.loading.loader import Batch
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
+from raydali.launch.worker.recovery import Recovery
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
+from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 
@@ -27,6 +29,7 @@ class StepContext:
     Attributes:
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         before_update: called before each update; a checkpoint may still copy the weights.
+        recovery: how the rank goes on after a loss of ranks; None if it does not.
         allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
@@ -38,6 +41,7 @@ class StepContext:
     statistics: RunningStatistics
     precision: Precision
     before_update: Callable[[], None]
+    recovery: Recovery | None = None
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
     counts_flops: bool = False
@@ -74,7 +78,9 @@ class Step:
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
-        self._updated = False
+        self._updated = self._finished_by_others = False
+        self._recovery = None if self.is_warm_up else context.recovery
+        self._micro_batches = self._recovery.micro_batches(index) if self._recovery else context.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
@@ -85,13 +91,13 @@ class Step:
         context, meter = self._context, self._meter
         if context.allreduce is not None:
             context.allreduce.sample(meter)
-        for index in range(context.micro_batches):
+        while (index := len(self._trained)) < self._micro_batches and not self._finished_by_others:
             meter.enter("loader_wait")
             batch = next(self._batches)
             meter.first_batch()
             meter.enter("step")
             if context.allreduce is not None:
-                context.allreduce.expect(meter if index == context.micro_batches - 1 else None)
+                context.allreduce.expect(meter if index == self._micro_batches - 1 else None)
             context.statistics.begin_micro_batch(index)
             torch.manual_seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1)
             self._pending = batch
@@ -116,18 +122,36 @@ class Step:
             raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
         if context.counts_flops:
             context.flops_per_image, context.counts_flops = differentiated.flops_per_image(*inputs), False
-        last = index == context.micro_batches - 1
+        last = index == self._micro_batches - 1
         loss = differentiated(*inputs, last=last and not differentiated.apart)
         context.statistics.end_micro_batch(index)
         if last and differentiated.apart:
-            self._meter.exchange()
-            context.statistics.end_step(differentiated.all_reduce(context.statistics.sums))
+            self._all_reduce(differentiated)
         elif last:
             context.statistics.end_step()
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None
         return loss
+
+    def _all_reduce(self, differentiated: ForwardBackward) -> None:
+        """Sum the gradients over ranks, if ranks are lost again among those that remain.
+
+        They may leave micro-batches to this rank; then `__iter__` yields these, and the last one comes here again.
+        """
+        context, before = self._context, self._micro_batches
+        while self._micro_batches == before and not self._finished_by_others:
+            self._meter.exchange()
+            try:
+                sums = differentiated.all_reduce(context.statistics.sums)
+            except RankLostError:
+                if self._recovery is None:
+                    raise
+                self._finished_by_others = self._recovery.recover(self.index)
+                self._micro_batches = self._recovery.micro_batches(self.index)
+            else:
+                context.statistics.end_step(sums)
+                return
 
     def update(
         self, optimizer: Optimizer, average: AveragedModel | None = None, *, max_norm: float | None = None
@@ -144,22 +168,25 @@ class Step:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
         context, scaler = self._context, self._context.precision.scaler
-        left = context.micro_batches - len(self._trained)
-        self._require(not left, f"{left} of its {context.micro_batches} micro-batches were not trained on")
+        left = self._micro_batches - len(self._trained)
+        self._require(left <= 0, f"{left} of its {self._micro_batches} micro-batches were not trained on")
         self._require(not self._updated, "`step.update` was called twice")
         context.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0  # the weights do not change, so losses remain finite
         context.before_update()
-        if max_norm is not None:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
-        scaler.step(optimizer)
-        scaler.update()
+        if not self._finished_by_others:  # otherwise the weights are already those after the update
+            if max_norm is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            if average is not None:
+                average.update_parameters(context.model)
         optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update_parameters(context.model)
+        if self._recovery is not None and self.ends_epoch:
+            self._recovery.settle(self.index)
         self._meter.enter("loop")
         self._updated = True
         if self._on_update is not None:

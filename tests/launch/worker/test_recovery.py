@@ -1,0 +1,75 @@
+"""Ranks that die by SIGKILL at every point of a step: the survivors train on, and to the same weights in float64."""
+
+import random
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from tests.support.mortal_ranks import STREAM, Death, Outcome, Point, run_mortal
+
+KILLS = 200
+MOST_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Outcome:
+    return run_mortal(1)[0][0]
+
+
+def check(outcomes: dict[int, Outcome], survivors: set[int], undisturbed: Outcome) -> None:
+    assert {*outcomes} == survivors
+    numbers = [number for outcome in outcomes.values() for number in outcome.trained]
+    assert len(numbers) == len({*numbers})
+    for outcome in outcomes.values():
+        assert len(outcome.updated) == STREAM.steps
+        for name, weight in undisturbed.weights.items():
+            np.testing.assert_allclose(outcome.weights[name], weight, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+CASES = {
+    "nobody": (),
+    "rank 0 before its all-reduce": (Death(0, 2, "before"),),
+    "in the all-reduce, then another at the end": (Death(1, 3, "in"), Death(2, 15, "forward")),
+    "after the update": (Death(2, 0, "update"),),
+    "two at once": (Death(0, 4, "after"), Death(1, 4, "forward")),
+    "one while recovering": (Death(1, 5, "forward"), Death(0, 5, "group")),
+}
+
+
+def test_survivors_share_the_state_of_the_one_that_finished_the_step(undisturbed: Outcome) -> None:
+    """Rank 1 does not get the sum of step 6, others do; the one that could give it the state may be lost, too."""
+    outcomes, _ = run_mortal(4, (Death(0, 6, "update"), Death(2, 7, "share")), {1: {6}})
+    check(outcomes, {1, 3}, undisturbed)
+
+
+@pytest.mark.parametrize("deaths", CASES.values(), ids=CASES.keys())
+def test_survivors_finish_the_run(deaths: tuple[Death, ...], undisturbed: Outcome) -> None:
+    outcomes, _ = run_mortal(3, deaths)
+    check(outcomes, {0, 1, 2} - {death.rank for death in deaths}, undisturbed)
+
+
+@pytest.mark.slow
+def test_two_hundred_deaths(undisturbed: Outcome) -> None:
+    kills, slowest, draw = 0, 0.0, random.Random(0)
+    while kills < KILLS:
+        world_size = draw.choice([3, 4])
+        ranks = draw.sample(range(world_size), draw.randint(1, world_size - 1))
+        step = draw.randrange(STREAM.steps)
+        points: list[Point] = [draw.choice(["forward", "before", "in", "after", "update"])]
+        points += draw.choices(get_args(Point), k=len(ranks) - 1)
+        deaths = [
+            Death(rank, step + (index > 0 and draw.random() < 0.5), point)
+            for index, (rank, point) in enumerate(zip(ranks, points, strict=True))
+        ]
+        late = {}
+        # The last step's update ends once all have it: nobody would die there for the one who is late.
+        if points[0] == "after" or (points[0] == "update" and step < STREAM.steps - 1):
+            late = {draw.choice([rank for rank in range(world_size) if rank not in ranks]): {step}}
+        outcomes, seconds = run_mortal(world_size, deaths, late)
+        lost = {*range(world_size)} - {*outcomes}
+        assert lost <= {*ranks}  # who would die while recovering may not have had to
+        check(outcomes, {*range(world_size)} - lost, undisturbed)
+        kills, slowest = kills + len(lost), max(slowest, seconds)
+    print(f"{kills} deaths, at most {slowest:.2f} s to the end of the survivors' next update")
+    assert slowest <= MOST_SECONDS
