@@ -1,4 +1,4 @@
-"""What torch.compile has made, kept on the node for all runs, and in a run's folder for nodes that lack it.
+"""The node keeps what torch.compile has made for all runs, and a run's folder keeps it for nodes that lack it.
 
 ~/.cache/raydali/compiled/          on the node: code of torch.compile, kernels of Triton and of CUDA
 STORAGE/NAME/compile_cache/GPU-0    of the workers on the first GPU of a node: a line of JSON, then torch's artifacts

@@ -1,4 +1,4 @@
-"""Which ranks train together: ranks hear of a loss, leave the call that it blocks, and agree on how to go on.
+"""Ranks that train together hear of a loss, leave the call that it blocks, and agree on who remains.
 
 A store outside of all ranks, for example in the process that started them, has the list of lost ranks. Its host appends
 a rank that has ended, or that it takes for dead (`announce`). The length of the list is the generation of the group. So

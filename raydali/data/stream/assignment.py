@@ -1,4 +1,4 @@
-"""Which rank takes which micro-batches, also after ranks are lost.
+"""An assignment says which rank takes which micro-batches, also after ranks are lost.
 
 Rank r of W takes micro-batches r, r + W, ... of each global batch. After a loss, the survivors keep what their loaders
 have begun to load, and share out what the lost ranks had there. From the first global batch of which nobody has loaded

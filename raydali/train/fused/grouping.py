@@ -16,7 +16,7 @@ _ADD = torch.ops.aten.add.Tensor
 _INPUTS = "primals_"
 """The names of the model's inputs, which are its weights first of all; a backward pass has saved tensors, too."""
 _KERNELS = operator.getitem, torch.ops.aten.mm.default
-"""What gives gradients of weights by kernels that do not cast: convolution_backward, of several results, and mm."""
+"""Operators that compute gradients of weights without a cast: convolution_backward, with several results, and mm."""
 
 
 @torch.library.custom_op("raydali::cast", mutates_args=())
