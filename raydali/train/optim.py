@@ -169,13 +169,14 @@ class MuonWithAdamW(Optimizer):
             if group["muon"]:
                 trained = [parameter for parameter in group["params"] if parameter.grad is not None]
                 for parameter in trained:
-                    matrices[parameter] = matrix = parameter.detach().flatten(1)  # a copy if it is channels-last
+                    matrices[parameter] = matrix = parameter.detach().flatten(1)
                     matrix.grad = parameter.grad.flatten(1)
                     self._muon.state[matrix] = self.state[parameter]
                 self._muon.param_groups.append({**group, "params": [matrices[parameter] for parameter in trained]})
         self._muon.step()
         for parameter, matrix in matrices.items():
-            parameter.copy_(matrix.view_as(parameter))
+            if matrix.data_ptr() != parameter.data_ptr():  # a copy, as the weight is channels-last
+                parameter.copy_(matrix.view_as(parameter))
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -137,11 +137,14 @@ def test_the_gradient_scaler_of_fp16_does_not_change_the_updates(name: Optimizer
     torch.testing.assert_close(other[11].weight, before[HEAD[0]], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kernel_size", [3, 1])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_muon_takes_convolutions_as_matrices_and_leaves_the_rest_to_adamw(memory_format: torch.memory_format) -> None:
+def test_muon_takes_convolutions_as_matrices_and_leaves_the_rest_to_adamw(
+    memory_format: torch.memory_format, kernel_size: int
+) -> None:
     """Against torch's own Muon on linear layers with the same weights, and its AdamW."""
     torch.manual_seed(0)
-    convolution, norm, head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2)
+    convolution, norm, head = nn.Conv2d(3, 8, kernel_size), nn.BatchNorm2d(8), nn.Linear(8, 2)
     model = nn.Sequential(convolution, norm, head).to(memory_format=memory_format)
     options: dict[str, Any] = {"momentum": 0.8, "nesterov": True}
     optimizer = build_optimizer("muon", model, learning_rate=0.01, weight_decay=0.1, head={"2.weight"}, **options)
