@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 
-from raydali.data.loading.dali_bisect import Once
+from raydali.data.loading.dali_recovery import Once
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.image_folder import ImageFolder

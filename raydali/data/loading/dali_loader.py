@@ -17,7 +17,7 @@ from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
 from raydali.data.loading import file_checks
-from raydali.data.loading.dali_bisect import Keys, Once, keys_of, undecodable
+from raydali.data.loading.dali_recovery import Keys, Once, Recovery, UndecodableError
 from raydali.data.loading.first_batch import FirstBatch
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.prefetch import InputPrefetcher, InputsError, PreparedInputs
@@ -27,7 +27,6 @@ from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, reading_graph
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.errors import StorageAway
 from raydali.host import cuda_queues
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ READ_BATCHES = 2
 READING_THREADS = 4
 _DEFINING = threading.Lock()
 """Held to define a graph: meanwhile DALI's module has other functions (python_timing.py)."""
-READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
-"""The operator that reads files, as DALI's errors name it. Its failure is no sign of broken contents."""
 
 
 class DaliLoader(Loader):
@@ -53,10 +50,9 @@ class DaliLoader(Loader):
     Pipelines without image files have no reading step. On a GPU the outputs are used on torch's current stream with no
     copy and no synchronization: DALI reuses their memory after the work queued on that stream is done.
 
-    DALI reports only that a batch failed, and its pipeline is unusable afterwards. The loader then checks the batches
-    in flight on the host, rebuilds the pipeline, and resumes in the same order with substitutes for broken samples. It
-    checks the files of the next batches before DALI reads them (file_checks.py), so that further broken files do not
-    stall it again.
+    DALI's pipeline is unusable after an error. The loader then finds the broken samples of the batches in flight
+    (dali_recovery.py), rebuilds the pipeline, and resumes in the same order with substitutes for them. It checks the
+    files of the next batches before DALI reads them (file_checks.py), so that further broken files do not stall it.
 
     Args:
         prefetched: batches in flight in DALI.
@@ -80,7 +76,8 @@ class DaliLoader(Loader):
         if self._dali_device == "gpu":
             cuda_queues.set_max_connections()
         self._prefetcher = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
-        self._patience = self.quarantine.patience()
+        trial = partial(_decodes, self.source, self.pipeline, LoaderOptions(device=self.device, threads=self.threads))
+        self._recovery = Recovery(self.quarantine, trial if recovers else None)
         self._being_read: deque[PreparedInputs] = deque()
         self._under_way: deque[MicroBatch] = deque()
         self._reader: dali.Pipeline | None = None
@@ -138,70 +135,14 @@ class DaliLoader(Loader):
                 raise failed.error from failed.error.__cause__
             except RuntimeError as error:
                 with self.waits.on("storage"):
-                    self._recover(error)
+                    in_flight = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
+                    self._recovery.find_cause(error, in_flight)
+                    self._discard()
+                    self._prefetcher.requeue(in_flight)
                 continue
-            self._patience.end()
+            self._recovery.end()
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
-
-    # Recovery from broken samples.
-
-    def _recover(self, error: RuntimeError) -> None:
-        """Find the samples on which DALI failed, and discard its pipelines, to go on with the same micro-batches.
-
-        Raises:
-            DataError: see Quarantine.
-            StorageAway: DALI could read no batch for a minute, and the files are sound.
-            RuntimeError: the error itself, if the samples are not its cause.
-        """
-        if not self._recovers and READ_OPERATOR not in str(error):
-            raise UndecodableError from error
-        in_flight = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
-        if not in_flight:
-            raise error
-        found = self._find_broken(in_flight)
-        if not found and READ_OPERATOR in str(error):
-            if not self._patience.pause(error):
-                raise StorageAway(f"DALI cannot read the data: {' '.join(str(error).split())}") from error
-        elif not found:
-            # Pillow can decode them all: look for files that DALI cannot.
-            blamed = undecodable(keys_of(in_flight), self._dali_decodes)
-            gc.collect()
-            if not blamed:
-                raise error
-            reason = " ".join(str(error).split())
-            for id in blamed:
-                self.quarantine.mark_broken(id, f"Pillow can decode it, DALI cannot: {reason[:200]}")
-        self._discard()
-        self._prefetcher.requeue(in_flight)
-
-    def _find_broken(self, batches: list[MicroBatch]) -> bool:
-        """Check the samples of batches on the host, and record the broken ones; return whether there are any.
-
-        The verdict on a sample must not depend on its neighbours. A sample that Pillow cannot decode is given to DALI:
-        it is not broken if DALI decodes it in a batch in which nothing else fails.
-        """
-        if not self._recovers:
-            return False
-        keys = keys_of(batches)
-        found, errors = self.quarantine.examine_certain(id for id, _ in keys)
-        if found or not errors:
-            return found
-        blamed = undecodable([key for key in keys if key[0] in errors], self._dali_decodes)
-        gc.collect()
-        for id in blamed:
-            self.quarantine.mark_broken(id, errors[id])
-        return bool(blamed)
-
-    def _dali_decodes(self, keys: Keys) -> bool:
-        """Return whether DALI decodes these samples as one batch."""
-        options = LoaderOptions(device=self.device, threads=self.threads)
-        with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
-            try:
-                list(loader)
-            except UndecodableError:
-                return False
-        return True
 
     def _discard(self) -> None:
         self._dali = None
@@ -299,19 +240,14 @@ class DaliLoader(Loader):
                 with self.waits.on("storage"):
                     read = self._reader.run()
             except RuntimeError:
-                if not self._find_broken([prepared.micro_batch for prepared in self._being_read]):
-                    raise  # `_recover` finds the file that only DALI cannot read
+                if not self._recovery.find_broken([prepared.micro_batch for prepared in self._being_read]):
+                    raise  # `find_cause` finds the file that only DALI cannot read
             else:
                 micro_batch, inputs, _ = self._being_read[0]
                 files = self.pipeline.image_files
                 shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
-                lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (2, 3, 4))
-                contents = [partial(_content, each) for each in read[:files]]
-                screened = map(file_checks.suspicious, heads, tails, [length[:, 0] for length in lengths], contents)
-                suspects = np.any([*screened, *map(file_checks.too_large, shapes)], 0)
-                if not self._prefetcher.examine_suspects(
-                    micro_batch, suspects | self.pipeline.unfit(shapes, inputs[files:])
-                ):
+                suspects = file_checks.suspects_among(read, files) | self.pipeline.unfit(shapes, inputs[files:])
+                if not self._prefetcher.examine_suspects(micro_batch, suspects):
                     break
             self._prefetcher.requeue([prepared.micro_batch for prepared in self._being_read])
             self._discard_reader()
@@ -347,15 +283,16 @@ class DaliLoader(Loader):
     def close(self) -> None:
         """Stop DALI's threads and free its memory."""
         super().close()
-        self._patience.end()
+        self._recovery.end()
         self._discard()
         self._prefetcher.close()
 
 
-class UndecodableError(Exception):
-    """DALI failed on the contents of a batch."""
-
-
-def _content(read: "TensorListCPU", index: int) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = np.asarray(read[index])
-    return content
+def _decodes(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys: Keys) -> bool:
+    """Return whether DALI decodes these samples as one batch."""
+    with DaliLoader(source, pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
+        try:
+            list(loader)
+        except UndecodableError:
+            return False
+    return True

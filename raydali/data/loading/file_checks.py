@@ -8,13 +8,16 @@ not show a cut, and of which DALI decodes some that Pillow refuses.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.tasks.image_formats import HEAD, JPEG, JPEG_2000, PNG, TAIL, WEBP, Format
 from raydali.data.tasks.pillow import has_end
+
+if TYPE_CHECKING:
+    from nvidia.dali.tensors import TensorListCPU
 
 MAX_PIXELS = 178_956_970
 """Pixels of an image. Pillow refuses larger ones as decompression bombs (twice PIL.Image.MAX_IMAGE_PIXELS)."""
@@ -49,6 +52,20 @@ def too_large(shapes: NDArray[np.int64]) -> Suspects:
     """Return which images (n,) have more than MAX_PIXELS, given their heights and widths (n, 2)."""
     larger: Suspects = shapes.astype(np.int64).prod(1) > MAX_PIXELS
     return larger
+
+
+def suspects_among(read: Sequence["TensorListCPU"], files: int) -> Suspects:
+    """Return which samples (n,) have a suspicious or too large file, in a batch that DALI has read.
+
+    Args:
+        read: outputs of `dali_ops.reading_graph`.
+        files: number of files per sample.
+    """
+    shapes, lengths, heads, tails = ([part.as_array() for part in read[i * files :][:files]] for i in (1, 2, 3, 4))
+    contents = [lambda place, content=each: np.asarray(content[place]) for each in read[:files]]
+    screened = map(suspicious, heads, tails, [length[:, 0] for length in lengths], contents)
+    found: Suspects = np.any([*screened, *(too_large(shape[:, :2]) for shape in shapes)], 0)
+    return found
 
 
 def suspects(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
