@@ -64,6 +64,12 @@ def _place_of_signs(tile, rows, columns, block_r: tl.constexpr, block_c: tl.cons
 
 
 @triton.jit
+def row_of(values, column, exists):
+    """Return the values of these columns, as a row."""
+    return tl.load(values + column, mask=exists)[None, :]
+
+
+@triton.jit
 def affine(value, mean, rstd, weight, bias):
     """Return normalised values; the same arithmetic in both directions, so that ReLU's mask is the same."""
     return (value - mean) * (weight * rstd) + bias
@@ -160,10 +166,8 @@ def normalize(
 ):
     """Write some tiles of the output and of its signs, from the last ones to the first."""
     column, exists = own_columns(columns, block_c)
-    of_mean = tl.load(mean + column, mask=exists)[None, :]
-    of_rstd = tl.load(rstd + column, mask=exists)[None, :]
-    of_weight = tl.load(weight + column, mask=exists)[None, :]
-    of_bias = tl.load(bias + column, mask=exists)[None, :]
+    of_mean, of_rstd = row_of(mean, column, exists), row_of(rstd, column, exists)
+    of_weight, of_bias = row_of(weight, column, exists), row_of(bias, column, exists)
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
         place, inside = place_of_tile(end - 1 - step, rows, columns, block_r, block_c)
@@ -205,10 +209,8 @@ def sums_of_gradients(
     """Write the sums of the gradient, and of its product with y - mean, over every n-th tile; and it, masked."""
     split, splits = tl.program_id(1), tl.num_programs(1)
     column, exists = own_columns(columns, block_c)
-    of_mean = tl.load(mean + column, mask=exists)[None, :]
-    of_rstd = tl.load(rstd + column, mask=exists)[None, :]
-    of_weight = tl.load(weight + column, mask=exists)[None, :]
-    of_bias = tl.load(bias + column, mask=exists)[None, :]
+    of_mean, of_rstd = row_of(mean, column, exists), row_of(rstd, column, exists)
+    of_weight, of_bias = row_of(weight, column, exists), row_of(bias, column, exists)
     total = tl.zeros((block_r, block_c), tl.float32)
     product = tl.zeros((block_r, block_c), tl.float32)
     for step in tl.range(tl.cdiv(tl.cdiv(rows, block_r) - split, splits), num_stages=stages):
@@ -266,12 +268,10 @@ def input_gradient(
 ):
     """Write some tiles of the gradient of y, from the last ones to the first."""
     column, exists = own_columns(columns, block_c)
-    own_mean = tl.load(mean + column, mask=exists)[None, :]
-    own_rstd = tl.load(rstd + column, mask=exists)[None, :]
-    own_weight = tl.load(weight + column, mask=exists)[None, :]
-    own_bias = tl.load(bias + column, mask=exists)[None, :]
-    level = (tl.load(of_bias + column, mask=exists) / rows)[None, :]
-    slope = (tl.load(of_weight + column, mask=exists) / rows)[None, :] * own_rstd
+    own_mean, own_rstd = row_of(mean, column, exists), row_of(rstd, column, exists)
+    own_weight, own_bias = row_of(weight, column, exists), row_of(bias, column, exists)
+    level = row_of(of_bias, column, exists) / rows
+    slope = row_of(of_weight, column, exists) / rows * own_rstd
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
         place, inside = place_of_tile(end - 1 - step, rows, columns, block_r, block_c)

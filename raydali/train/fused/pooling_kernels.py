@@ -16,7 +16,7 @@ other, BatchNorm with ReLU and max-pooling move 3.4 and 6.4, without the additio
 import triton
 import triton.language as tl
 
-from raydali.train.fused.kernels import affine, own_columns, place_of_tile
+from raydali.train.fused.kernels import affine, own_columns, place_of_tile, row_of
 
 WINDOWS = 3, 2, 1
 """Side, stride and padding of the windows."""
@@ -54,10 +54,8 @@ def pool(
 ):
     """Write some tiles of the output, of its winners and of their positions, from the last ones to the first."""
     column, exists = own_columns(columns, block_c)
-    of_mean = tl.load(mean + column, mask=exists)[None, :]
-    of_rstd = tl.load(rstd + column, mask=exists)[None, :]
-    of_weight = tl.load(weight + column, mask=exists)[None, :]
-    of_bias = tl.load(bias + column, mask=exists)[None, :]
+    of_mean, of_rstd = row_of(mean, column, exists), row_of(rstd, column, exists)
+    of_weight, of_bias = row_of(weight, column, exists), row_of(bias, column, exists)
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
         place, inside = place_of_tile(end - 1 - step, rows, columns, block_r, block_c)
@@ -111,11 +109,10 @@ def gather(
 ):
     """Write the gradient of y, from the last windows to the first: of four pixels each, which gather from windows."""
     column, exists = own_columns(columns, block_c)
-    own_mean = tl.load(mean + column, mask=exists)[None, :]
-    own_rstd = tl.load(rstd + column, mask=exists)[None, :]
-    factor = tl.load(weight + column, mask=exists)[None, :] * own_rstd
-    level = (tl.load(of_bias + column, mask=exists) / pixels)[None, :]
-    slope = (tl.load(of_weight + column, mask=exists) / pixels)[None, :] * own_rstd
+    own_mean, own_rstd = row_of(mean, column, exists), row_of(rstd, column, exists)
+    factor = row_of(weight, column, exists) * own_rstd
+    level = row_of(of_bias, column, exists) / pixels
+    slope = row_of(of_weight, column, exists) / pixels * own_rstd
     across, along = (width + 1) // 2, (height + 1) // 2
     end = (tl.num_programs(1) - tl.program_id(1)) * tiles
     for step in tl.range(tiles, num_stages=stages):
