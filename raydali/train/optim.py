@@ -1,17 +1,16 @@
 """The optimizers, which do not depend on the number of workers, and their groups of parameters."""
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from raydali.extras import require_extra
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.learning_rates import learning_rate as learning_rate
+from raydali.train.muon import MuonWithAdamW, hidden_matrices
 
 NoDecay = Literal["norms", "norms-and-biases", "none"]
 
@@ -105,78 +104,6 @@ def build_optimizer(
     if name == "lamb":
         return Lamb(groups, lr=learning_rate)
     return Lars(groups, lr=learning_rate, momentum=momentum)
-
-
-def hidden_matrices(model: nn.Module, head: Collection[str]) -> set[nn.Parameter]:
-    """Return the weights that Muon takes: those of linear layers, attention and convolutions, but for the head's.
-
-    Depthwise convolutions and others of one input channel are no matrices of inputs and outputs, as in timm's Muon.
-    """
-    return {
-        parameter
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.MultiheadAttention | _ConvNd)
-        for own, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() > 1 and parameter.shape[1] > 1 and f"{name}.{own}".lstrip(".") not in head
-    }
-
-
-class MuonWithAdamW(Optimizer):
-    """torch.optim.Muon for the matrices of hidden layers, and torch.optim.AdamW for all other parameters.
-
-    A convolution's weight is a matrix (outputs, rest), as in Keller Jordan's "Muon: An optimizer for hidden layers in
-    neural networks". Muon's updates have the size of AdamW's (`match_rms_adamw`: Liu et al., "Muon is Scalable for LLM
-    Training", 2025), so both have the same learning rate and weight decay. Muon computes in bf16.
-
-    Args:
-        groups: the groups of parameters, each with its weight decay.
-        matrices: the parameters that Muon takes.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        matrices: Collection[nn.Parameter],
-        *,
-        lr: float,
-        momentum: float,
-        nesterov: bool,
-        fused: bool,
-    ) -> None:
-        # They have no parameters of their own: each step gives them the groups and the state of this optimizer.
-        self._muon = torch.optim.Muon(
-            [{"params": []}], lr=lr, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adamw = torch.optim.AdamW([{"params": []}], lr=lr, fused=fused)
-        split = [
-            {**part.defaults, **group, "params": parameters, "muon": part is self._muon}
-            for group in groups
-            for part in (self._muon, self._adamw)
-            if (parameters := [p for p in group["params"] if (p in matrices) is (part is self._muon)])
-        ]
-        super().__init__(split, {})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters."""
-        assert closure is None
-        self._adamw.param_groups = [group for group in self.param_groups if not group["muon"]]
-        self._adamw.state = self.state
-        self._adamw.step()
-        matrices: dict[nn.Parameter, torch.Tensor] = {}
-        self._muon.param_groups, self._muon.state = [], defaultdict(dict)
-        for group in self.param_groups:
-            if group["muon"]:
-                trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-                for parameter in trained:
-                    matrices[parameter] = matrix = parameter.detach().flatten(1)
-                    matrix.grad = parameter.grad.flatten(1)
-                    self._muon.state[matrix] = self.state[parameter]
-                self._muon.param_groups.append({**group, "params": [matrices[parameter] for parameter in trained]})
-        self._muon.step()
-        for parameter, matrix in matrices.items():
-            if matrix.data_ptr() != parameter.data_ptr():  # a copy, as the weight is channels-last
-                parameter.copy_(matrix.view_as(parameter))
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -24,8 +24,11 @@ MIN_CPU_SECONDS = 0.5
 
 
 def warm_up_steps(device: torch.device) -> int:
-    """Return the number of steps after which nothing is compiled, tuned or captured any more; 1 on a CPU."""
-    return WARM_UP_STEPS + 1 if device.type == "cuda" else 1
+    """Return the number of steps after which nothing is compiled, tuned or captured any more; 1 on a CPU.
+
+    The last one is for Muon, which is captured a step after the backward pass.
+    """
+    return WARM_UP_STEPS + 2 if device.type == "cuda" else 1
 
 
 def warm_up(
