@@ -49,7 +49,7 @@ def samples(index: LabeledFiles) -> list[tuple[str, int]]:
     return [(index.path(id), label) for id, label in enumerate(index.labels.tolist())]
 
 
-def read_by_dali(paths: list[NDArray[np.uint8]]) -> list[bytes]:
+def read_by_dali(paths: list[NDArray[np.uint8]] | NDArray[np.uint8]) -> list[bytes]:
     graph = Pipeline(batch_size=len(paths), num_threads=2, device_id=None, prefetch_queue_depth=1)
     with graph:
         graph.set_outputs(fn.io.file.read(fn.external_source(lambda: paths, dtype=types.UINT8, ndim=1)))

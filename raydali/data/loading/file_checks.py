@@ -72,7 +72,8 @@ def suspects(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
     """Return which files (n,) are suspicious, without DALI.
 
     Args:
-        files: uint8 each: contents; or absolute paths, of which those in object stores are passed over.
+        files: uint8 each: contents; or absolute paths, which NULs may follow, and of which those in object stores are
+            passed over.
         are_paths: which of the two.
     """
     heads, tails = np.zeros((len(files), HEAD), np.uint8), np.zeros((len(files), TAIL), np.uint8)
@@ -85,7 +86,7 @@ def suspects(files: Sequence[Any] | NDArray[Any], are_paths: bool) -> Suspects:
             passed[place] = True
             continue
         else:
-            head, tail, lengths[place] = _ends(file.tobytes())
+            head, tail, lengths[place] = _ends(file.tobytes().rstrip(b"\0"))
         heads[place, : len(head)] = np.frombuffer(head, np.uint8)
         tails[place, TAIL - len(tail) :] = np.frombuffer(tail, np.uint8)
     return suspicious(heads, tails, lengths, None if are_paths else files.__getitem__) & ~passed

@@ -143,12 +143,16 @@ class Files:
             return not self.root.startswith("gs://")
         return b"\0gs://" not in b"\0" + self.packed_paths.tobytes()
 
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
         """These files for a DALI graph, uint8 each: paths for `fn.io.file.read` if `dali_reads`, else contents.
+
+        Local paths are the rows of one array, as DALI takes an array faster than a list; NULs follow the shorter ones.
 
         Raises:
             OSError: a file cannot be read; names its path. Paths are not checked.
         """
+        if self._is_local:
+            return self._padded_paths(ids)
         encoded = self.encoded_paths(ids)
         if self.dali_reads:
             return encoded
@@ -156,6 +160,17 @@ class Files:
             if not path.startswith("/"):
                 storage.file_system(path)  # opened once, before all threads need it
         return read_in_parts(self._contents, ids)
+
+    @cached_property
+    def _is_local(self) -> bool:
+        return "://" not in self.root and (self.root != "" or b"://" not in self.packed_paths.tobytes())
+
+    def _padded_paths(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        root = np.frombuffer(os.fsencode(os.path.join(self.root, "")), np.uint8)
+        begins, lengths = self.offsets[ids], self.offsets[ids + 1] - 1 - self.offsets[ids]
+        places = np.arange(lengths.max())
+        paths = self.packed_paths.take(begins[:, None] + places, mode="clip") * (places < lengths[:, None])
+        return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         return [np.frombuffer(self.read(id), np.uint8) for id in ids.tolist()]

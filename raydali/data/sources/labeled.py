@@ -46,8 +46,8 @@ class LabeledSource(Source, Protocol):
         """The number of files next to them that could be samples but are not read, by kind."""
         ...
 
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """These files for a DALI graph, uint8 each: paths if `dali_reads`, else contents."""
+    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
+        """These files for a DALI graph, uint8 each: paths if `dali_reads`, with NULs after them or not, or contents."""
         ...
 
     def read(self, id: int) -> bytes:

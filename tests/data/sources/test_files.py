@@ -1,5 +1,6 @@
 """Files by id: where they lie, what DALI takes, what is sent to the workers."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_folders_give_what_a_list_gives() -> None:
     assert np.array_equal(folders.offsets, listed.offsets)
     assert folders.fingerprint == listed.fingerprint
     assert len(Files.from_folders("/data", [("", [])])) == 0
+
+
+@pytest.mark.parametrize("has_root", [True, False])
+def test_local_paths_are_rows_of_one_array(has_root: bool, tmp_path: Path) -> None:
+    paths = ["long/name of a file.jpg", "1.jpg", "a b/\u00fc.jpg"]
+    grow(tmp_path, paths)
+    files = Files.from_list(str(tmp_path), paths if has_root else [str(tmp_path / path) for path in paths])
+    assert (files.root != "") is has_root
+    for ids in ([1], [2, 0, 1, 1]):
+        rows = files.files(np.array(ids))
+        assert isinstance(rows, np.ndarray)
+        assert [os.fsdecode(row.tobytes().rstrip(b"\0")) for row in rows] == [files.path(id) for id in ids]
+        assert read_by_dali(rows) == [f"content of {paths[id]}".encode() for id in ids]
 
 
 @pytest.mark.parametrize("root", ["/data", "s3://bucket/data"])
