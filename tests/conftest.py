@@ -22,7 +22,16 @@ settings.load_profile("raydali")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What is imported to collect tests is no garbage: to look through it again and again takes seconds.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_are_no_garbage() -> None:
     """A loader that closes collects garbage, which takes half a second where PyTorch's modules are looked through."""
     gc.collect()
     gc.freeze()

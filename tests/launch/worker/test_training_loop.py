@@ -69,9 +69,9 @@ class Loop:
                     self.end_epoch()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def unfrozen() -> Iterator[None]:
-    """A run freezes what the garbage collector would walk."""
+    """A run freezes all objects, also its loaders, which are to be collected after these tests."""
     yield
     gc.unfreeze()
 
