@@ -1,4 +1,7 @@
-"""Common parts of DALI graphs: reading files and their shapes, external inputs, decoders."""
+"""Common parts of DALI graphs: reading files and their shapes, external inputs, decoders.
+
+Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +31,7 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
         files: number of files per sample.
         reads: if True, DALI reads the paths that `feed` returns; if False, `feed` returns contents.
     """
-    nodes = fn.external_source(feed, num_outputs=files, batch=True)
+    nodes = fn.external_source(feed, num_outputs=files, batch=True, no_copy=True)
     contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
     lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
     cut = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
@@ -41,10 +44,7 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
 
 
 def external_inputs(feed: Feed, num_inputs: int, *, gpu_inputs: int, device: torch.device) -> list[Any]:
-    """Return the nodes of the inputs that `feed` returns for each batch; the first `gpu_inputs` are on the GPU.
-
-    Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
-    """
+    """Return the nodes of the inputs that `feed` returns for each batch; the first `gpu_inputs` are on the GPU."""
     if not gpu_inputs:
         return list(fn.external_source(feed, num_outputs=num_inputs, batch=True, no_copy=True))
     queues: tuple[deque[Any], deque[Any]] = deque(), deque()
