@@ -2,7 +2,6 @@
 
 import gc
 import multiprocessing
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -137,11 +136,11 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         AssertionError: a rank raised; with its traceback.
         Stopped: a rank was told to stop.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    # Hosted here: a port that is free now may be taken by the time that a rank listens.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     queue = context.Queue()
     processes = [
-        context.Process(target=_rank, args=(rank, world_size, port, queue, function, args))
+        context.Process(target=_rank, args=(rank, world_size, store.port, queue, function, args))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -165,8 +164,8 @@ def _rank(rank: int, world_size: int, port: int, queue: Any, function: Callable[
     torch.set_num_threads(1)
     gc.freeze()  # what was imported before the fork is no garbage: loaders that close would look through it
     try:
-        init = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)
+        store = dist.TCPStore("127.0.0.1", port)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         queue.put((rank, function(*args), None))
         dist.barrier()
     except Stopped:
