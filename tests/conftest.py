@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     gc.enable()
+    if "nvidia.dali" in sys.modules:
+        from tests.support import untraced as untraced
 
 
 @pytest.fixture(autouse=True, scope="module")

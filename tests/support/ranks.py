@@ -45,6 +45,7 @@ context.set_forkserver_preload(
         "tests.support.broken",
         "tests.support.job_ranks",
         "tests.support.messages",
+        "tests.support.untraced",
         "timm",
     ]
 )
