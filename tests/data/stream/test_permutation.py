@@ -104,7 +104,8 @@ def test_orders_differ_by_epoch_and_by_seed(size: int) -> None:
 @pytest.mark.parametrize("seeds", [25, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "size",
-    [2, 3, 4, 5, 7, 8, 16, 17, 33, *(pytest.param(each, marks=pytest.mark.slow) for each in (6, 9, 12, 31, 64, 100))],
+    # Of sizes up to 5, each order is as likely: see below.
+    [7, 8, 16, 17, 33, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3, 4, 5, 6, 9, 12, 31, 64, 100))],
 )
 def test_every_id_is_as_likely_at_every_position(size: int, seeds: int) -> None:
     """Chi-squared of position against id over keys.
@@ -174,13 +175,15 @@ def block_order(size: int, block: int, seed: int, epoch: int, window: int = 0) -
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("window", [0, 3])
-@pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 16, 100, 301])
+@pytest.mark.parametrize(
+    "block", [1, 3, 16, 301, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 4, 7, 100))]
+)
 def test_small_sizes_are_permuted_in_blocks(block: int, window: int, step: int) -> None:
     for size in range(1, 301, 1 if block + window < 3 else step):
         assert sorted(block_order(size, block, 5, 2, window).tolist()) == list(range(size)), f"size {size}"
 
 
-@given(st.integers(1, 20_000), st.integers(1, 3000), SEEDS, EPOCHS, st.integers(0, 3000))
+@given(st.integers(1, 5_000), st.integers(1, 3000), SEEDS, EPOCHS, st.integers(0, 3000))
 def test_sizes_are_permuted_in_blocks(size: int, block: int, seed: int, epoch: int, window: int) -> None:
     np.testing.assert_array_equal(np.sort(block_order(size, block, seed, epoch, window)), np.arange(size))
 
