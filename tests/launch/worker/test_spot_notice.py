@@ -44,7 +44,7 @@ def finish(train: Callable[..., None], config: Any, data: Any, folder: RunFolder
     session.finish()
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_all_ranks_leave_at_one_step_and_go_on_there(tmp_path: Path, world_size: int) -> None:
     config, data = replace(SHORT, name="run"), digits_data()
     folder = folder_of(tmp_path)

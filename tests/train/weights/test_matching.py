@@ -157,8 +157,15 @@ def test_a_vision_transformer_at_another_size(tmp_path: Path) -> None:
     assert weights.state["encoder.pos_embedding"].shape == (1, 37, 768)
 
 
-@pytest.mark.parametrize("ending", ["pth", "safetensors"])
-@pytest.mark.parametrize("name", ["convnext_atto", "resnet10t", "vit_tiny_patch16_224", "test_efficientnet"])
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("convnext_atto", "pth"),
+        ("resnet10t", "safetensors"),
+        ("vit_tiny_patch16_224", "safetensors"),
+        ("test_efficientnet", "pth"),
+    ],
+)
 def test_timms_files_give_its_outputs(name: str, ending: str, tmp_path: Path) -> None:
     theirs = randomized(timm.create_model(name, num_classes=7))
     file = tmp_path / f"weights.{ending}"
