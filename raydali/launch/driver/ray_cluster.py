@@ -15,6 +15,7 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
+from raydali.launch.driver.process_servers import own_server, servers_of_job
 from raydali.launch.driver.ray_start import allow_slow_start, start_ray, tidy
 from raydali.launch.options import LaunchOptions
 from raydali.text import error_line, plural
@@ -68,23 +69,31 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     tidy()
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
     keep_logs = False
-    try:
-        start_ray(folder, warn, num_cpus=cpus, log_to_driver=False, logging_level=logging.ERROR)
-        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
-        yield Cluster(_nodes(), own=True)
-    except (UsageError, SupersededError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        if not isinstance(error, StartError):
-            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
-        keep_logs = True
-        raise
-    finally:
-        import ray
+    with own_server(folder) as environment:
+        try:
+            start_ray(
+                folder,
+                warn,
+                num_cpus=cpus,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=environment,
+            )
+            raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
+            yield Cluster(_nodes(), own=True)
+        except (UsageError, SupersededError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if not isinstance(error, StartError):
+                error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+            keep_logs = True
+            raise
+        finally:
+            import ray
 
-        ray.shutdown()
-        if not keep_logs:
-            shutil.rmtree(folder, ignore_errors=True)
+            ray.shutdown()
+            if not keep_logs:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_cpus(options: LaunchOptions) -> int:
@@ -104,7 +113,7 @@ def _joined() -> Iterator[Cluster]:
     import ray
 
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=servers_of_job())
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     except (ConnectionError, RuntimeError, ValueError) as error:
         address = os.environ["RAY_ADDRESS"]

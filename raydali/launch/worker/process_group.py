@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import ray
+import torch
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
@@ -49,6 +50,8 @@ class _Backend(_TorchBackend):
 
 def _prepare_process() -> None:
     use_node_folders()
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # Ray has set it after PyTorch's import
+        torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
 
 

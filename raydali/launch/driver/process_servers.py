@@ -1,0 +1,50 @@
+"""Let Ray's processes be forks that need not import, see `launch.worker.process_server`: a server on each node."""
+
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import DEVNULL
+
+from raydali.launch.worker import process_server
+
+COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
+"""Parts of a job's runtime environment that leave the choice of Python to Ray."""
+PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
+
+
+@contextmanager
+def own_server(folder: str) -> Iterator[dict[str, str]]:
+    """Start the server of a Ray of our own before it, and end it; yield the runtime environment of its processes.
+
+    Args:
+        folder: of that Ray's files.
+    """
+    if sys.platform != "linux":
+        yield {}
+        return
+    command = [sys.executable, process_server.__file__, f"{folder}/processes"]
+    server = subprocess.Popen(command, start_new_session=True, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        yield {"py_executable": shlex.join(command)}
+    finally:
+        server.kill()
+        server.wait()
+
+
+def servers_of_job() -> dict[str, str]:
+    """Return a runtime environment in which the first process of this job on each node becomes its server.
+
+    A node that lacks this file, or a job that has a Python of its own, starts its processes as without servers.
+    """
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+    if sys.platform != "linux" or any(name not in COMPATIBLE and not name.startswith("_") for name in job):
+        return {}
+    file = shlex.quote(process_server.__file__)
+    server = f"{file} -{secrets.token_hex(4)}"
+    python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
+    return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {server} || echo $p)"}
