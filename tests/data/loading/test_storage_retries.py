@@ -48,7 +48,7 @@ def ids_of(stream: Stream) -> list[int]:
     return [id for micro_batch in stream.micro_batches(0, 1) for id in micro_batch.ids.tolist()]
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ESTALE, pytest.param(errno.EIO, marks=pytest.mark.slow)])
 def test_a_file_server_that_fails_for_a_second(
     disk: FailingDisk, name: LoaderName, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,7 +82,9 @@ def torchvision_windows(shape: Shape, count: int, area: Range, aspect: Range) ->
 
 
 # Fixed numbers, about 200 comparisons: the smallest p of as many true hypotheses is about 1/200.
-@pytest.mark.parametrize(("area", "aspect"), [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
+@pytest.mark.parametrize(
+    ("area", "aspect"), [(AREA, ASPECT), pytest.param((0.3, 0.9), (0.5, 3.0), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_windows_have_torchvisions_distribution(shape: Shape, area: Range, aspect: Range) -> None:
     ours, theirs = windows(shape, 20_000, area, aspect), torchvision_windows(shape, 4000, area, aspect)
