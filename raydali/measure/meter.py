@@ -104,12 +104,16 @@ class EpochMeter:
         """Count a micro-batch: its mean loss, still on the device, and its images."""
         self._loss_sum += loss.detach() * images
         self._images += images
+        self.end_exchange()
+
+    def end_exchange(self) -> None:
+        """Note that the all-reduce has ended, if there was one; `add` does so, too."""
         if self._exchanging:
             self._exchanging = False
             self._mark("step")
 
     def exchange(self) -> None:
-        """Note that this rank has all its gradients of the step; `add` ends the all-reduce."""
+        """Note that this rank has all its gradients of the step, and their all-reduce begins."""
         self._exchanging = True
         self._mark("exchange")
 

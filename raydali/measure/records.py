@@ -112,6 +112,7 @@ def epoch_record(
     quarantined: int,
     ceiling_images_per_second: float | None,
     flops_per_image: float | None = None,
+    images_of_lost_ranks: int = 0,
     options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
@@ -131,6 +132,7 @@ def epoch_record(
         ceiling_images_per_second: the ceiling of the last segment's workers. The row omits it if other segments had
             another number of workers, or if the epoch is faster (`share_of_ceiling`).
         flops_per_image: operations of the forward and backward pass of a sample; None if they are not counted.
+        images_of_lost_ranks: images that ranks have trained on whose records are lost with them.
         options: the job's options, a dataclass, for the verdict's advice; None for a training loop without a job.
         useful_block: see `verdict`.
     """
@@ -139,7 +141,8 @@ def epoch_record(
         return sum(fmean(getattr(record, name) for record in segment) for segment in segments)
 
     records = [record for segment in segments for record in segment]
-    images = sum(record.images for record in records)
+    recorded = sum(record.images for record in records)
+    images = recorded + images_of_lost_ranks
     wall = sum(max(record.seconds for record in segment) for segment in segments)
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
@@ -166,7 +169,7 @@ def epoch_record(
         "of_ceiling": of_ceiling,
         "flops_per_image": flops_per_image,
         "mfu": _utilisation(segments, images * flops_per_image) if flops_per_image else None,
-        "loss": sum(record.loss_sum for record in records) / images if images else None,
+        "loss": sum(record.loss_sum for record in records) / recorded if recorded else None,
         "learning_rate": learning_rate,
         "validation": validation,
         "checkpoint_seconds": seconds("checkpoint_seconds"),

@@ -47,7 +47,7 @@ class SampleTrace:
         Raises:
             OSError: the file cannot be written; the next flush tries again.
         """
-        batches = self._micro_batches
+        batches = sorted(self._micro_batches, key=lambda each: each.number)
         if not batches:
             return
         sizes = [len(batch.ids) for batch in batches]

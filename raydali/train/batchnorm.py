@@ -82,7 +82,15 @@ class RunningStatistics:
         if self.sums:
             torch._foreach_copy_(self._buffers, over_ranks or self.sums)
             torch._foreach_div_(self._buffers, self._all if over_ranks else self._trained)
+        if not self._trained and self._counts:
+            torch._foreach_add_(self._counts, 1)
         self.discard_step()
+
+    @torch.no_grad()
+    def sit_out(self) -> None:
+        """Begin a step in which this rank has no micro-batches, or none yet."""
+        for each in self.sums:
+            each.zero_()
 
     def discard_step(self) -> None:
         """Forget the passes of the current step: the statistics are those after it."""

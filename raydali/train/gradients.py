@@ -33,7 +33,8 @@ class FlatSums:
             tensors: tensors of the same shapes, strides, dtypes and devices in each call.
 
         Raises:
-            RankLostError: ranks were lost. The next call uses other buffers, since the failed all-reduce may still run.
+            RankLostError: ranks were lost. The next call uses other buffers, since the failed
+                all-reduce may still run.
         """
         if not self._flat:
             self._allocate(tensors)

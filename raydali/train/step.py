@@ -106,6 +106,11 @@ class ForwardBackward:
         self._graph.replay()
         return self._loss
 
+    @property
+    def like(self) -> torch.Tensor:
+        """A tensor of the dtype and on the device of most gradients."""
+        return self._parameters[0]
+
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
         with self._precision.autocast():

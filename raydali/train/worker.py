@@ -6,7 +6,7 @@ Nothing is sent as a pickle: otherwise anybody who can connect to the port of a 
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from io import BytesIO
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raydali.train.checkpoint_file import State, map_tensors, serialize
 from raydali.train.membership import Membership
+from raydali.train.step_counts import StepCounts
 
 HIGHEST_PRIORITY = -5
 """Priority of a CUDA stream; a GPU with fewer priorities uses its highest."""
@@ -31,8 +32,8 @@ class Worker:
     The default process group uses gloo, on the host: it sends small values without use of the GPU. The process group
     `gradients` all-reduces gradients. On GPUs it uses NCCL; on CPUs it is None, which means `group`.
 
-    Where ranks can be lost in place, `membership` knows of it, and `all_reduce` raises. `regroup` changes rank and
-    world size then.
+    Where ranks can be replaced in place, `membership` knows of it, and calls raise RankLostError. `regroup` then
+    changes rank and world size. A replacement is alone until it has joined: calls return at once.
     """
 
     rank: int
@@ -45,6 +46,20 @@ class Worker:
     group: dist.ProcessGroup | None = None
     """The group of all values but gradients; None: the default group."""
     membership: Membership | None = None
+    joined: bool = True
+    """Whether this process is one of the group; otherwise it prepares to replace a lost rank."""
+    counts: StepCounts = field(default_factory=StepCounts)
+    before_call: Callable[[], None] = lambda: None
+    """Called before each call but `all_reduce`, for which all ranks must have finished the same step."""
+
+    @property
+    def share(self) -> int:
+        """The number of this rank's share of the data: its rank at the beginning."""
+        return self.rank if self.membership is None else self.membership.rank
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.world_size == 1 or not self.joined
 
     @classmethod
     def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
@@ -59,9 +74,7 @@ class Worker:
             node: the name of its node.
             timeout: NCCL's timeout for waiting for another rank; None for its default of 10 minutes.
         """
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.cuda.set_stream(torch.cuda.Stream(device, priority=HIGHEST_PRIORITY))
+        _use(device)
         if not dist.is_initialized():
             return cls(rank=0, world_size=1, device=device, cpus=cpus, node=node)
         gradients: Any = None
@@ -71,9 +84,34 @@ class Worker:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
+    @classmethod
+    def replace(
+        cls, device: torch.device, membership: Membership, world_size: int, *, cpus: int, node: str
+    ) -> "Worker":
+        """Return this process as a worker that prepares to replace a lost one of `world_size`.
+
+        Its rank is the last one from the beginning, as it will be: it never writes for all ranks.
+        """
+        _use(device)
+        rank = world_size - 1
+        return cls(
+            rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, membership=membership, joined=False
+        )
+
     def regroup(self, rank: int, world_size: int, group: dist.ProcessGroup) -> None:
-        """Go on in a group of the remaining ranks, which has another numbering."""
-        self.rank, self.world_size, self.group = rank, world_size, group
+        """Go on in a group of other ranks, which has another numbering."""
+        self.rank, self.world_size, self.group, self.joined = rank, world_size, group, True
+
+    def _call(self, function: Callable[[], object]) -> None:
+        """Call a function that needs all ranks, at the same step. It fails if one of them is lost."""
+        self.before_call()
+        self._guarded(function)
+
+    def _guarded(self, function: Callable[[], object]) -> None:
+        if self.membership is None:
+            function()
+        else:
+            self.membership.call(function)
 
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on rank 0; on others an empty list. All ranks must call it.
@@ -85,21 +123,21 @@ class Worker:
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Gather bytes like `gather`, for data that is large or not JSON."""
-        if self.world_size == 1:
+        if self._is_alone:
             return [content]
         mine, sizes = self._padded(content)
         parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
-        dist.gather(mine, parts, group=self.group, group_dst=0)
+        self._call(lambda: dist.gather(mine, parts, group=self.group, group_dst=0))
         return _cut(parts or [], sizes)
 
     def from_first(self, value: T) -> T:
         """Return rank 0's value (see `gather`) on every rank. All ranks must call it."""
         content = json.dumps(value).encode()
-        if self.world_size > 1:
-            size = torch.tensor(len(content), device=_exchange_device())
-            dist.broadcast(size, group=self.group, group_src=0)
-            first = _tensor(content if self.rank == 0 else bytes(int(size)))
-            dist.broadcast(first, group=self.group, group_src=0)
+        if not self._is_alone:
+            size = torch.tensor(len(content), device=self._exchange_device())
+            self._call(lambda: dist.broadcast(size, group=self.group, group_src=0))
+            first = self._tensor(content if self.rank == 0 else bytes(int(size)))
+            self._call(lambda: dist.broadcast(first, group=self.group, group_src=0))
             (content,) = _cut([first], [len(first)])
         value_of_first: T = json.loads(content)
         return value_of_first
@@ -113,7 +151,7 @@ class Worker:
             state: the state on rank 0; ignored on others.
             first: the rank that sends its state, if it is another one.
         """
-        if self.world_size == 1:
+        if self._is_alone:
             return state
         shapes = serialize(map_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == first else b""
         length = torch.tensor(len(shapes))
@@ -133,67 +171,56 @@ class Worker:
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Set these tensors on the device to their values on rank 0. All ranks must call it."""
-        if self.world_size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), group=self.gradients or self.group, group_src=0)
+        group = self.gradients or self.group
+        for each in () if self._is_alone else tensors:
+            tensor = each.detach()
+            self._call(lambda tensor=tensor: dist.broadcast(tensor, group=group, group_src=0))  # type: ignore[misc]
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor on the device over all ranks, in place. All ranks must call it.
 
         Raises:
-            RankLostError: ranks were lost meanwhile; the tensor may still change.
+            RankLostError: ranks were lost; the tensor may still change.
         """
         group = self.gradients or self.group
-
-        def reduce() -> None:
-            dist.all_reduce(tensor, group=group)
-
-        if self.membership is None:
-            reduce()
-        else:
-            self.membership.call(reduce)
+        if not self._is_alone:
+            self._guarded(lambda: dist.all_reduce(tensor, group=group))
+        elif self.membership is not None and self.joined:
+            self.membership.check()
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
         contents = [json.dumps(value).encode()]
-        if self.world_size > 1:
+        if not self._is_alone:
             mine, sizes = self._padded(contents[0])
             parts = [torch.empty_like(mine) for _ in sizes]
-            dist.all_gather(parts, mine, group=self.group)
+            self._call(lambda: dist.all_gather(parts, mine, group=self.group))
             contents = _cut(parts, sizes)
         return [json.loads(content) for content in contents]
 
     def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
         """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
-        size = torch.tensor([len(content)], device=_exchange_device())
+        size = torch.tensor([len(content)], device=self._exchange_device())
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        dist.all_gather(sizes, size, group=self.group)
+        self._call(lambda: dist.all_gather(sizes, size, group=self.group))
         of_ranks = [int(each) for each in sizes]
-        return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
+        return self._tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
-    def sum_later(self, count: int) -> Callable[[], int]:
-        """Start to sum a number over all ranks; return a function that waits for the sum. All ranks must call both."""
-        if self.world_size == 1:
-            return lambda: count
-        total = torch.tensor(count)
-        work: Any = dist.all_reduce(total, group=self.group, async_op=True)
-
-        def result() -> int:
-            work.wait()
-            return int(total)
-
-        return result
+    def sum_later(self, counts: torch.Tensor) -> Callable[[], None]:
+        """Start to sum a tensor over all ranks, in place; return a function that waits. All ranks must call both."""
+        work: Any = None if self._is_alone else dist.all_reduce(counts, group=self.group, async_op=True)
+        return lambda: work and work.wait()
 
     def barrier(self) -> None:
         """Wait until all ranks have called it."""
-        if self.world_size > 1:
-            dist.barrier(group=self.group)
+        if not self._is_alone:
+            self._call(lambda: dist.barrier(group=self.group))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of a small tensor, on the CPU."""
         total = tensor.detach().cpu().clone()
-        if self.world_size > 1:
-            dist.all_reduce(total, group=self.group)
+        if not self._is_alone:
+            self._call(lambda: dist.all_reduce(total, group=self.group))
         return total
 
     def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
@@ -207,14 +234,20 @@ class Worker:
         }
         return DistributedDataParallel(model, process_group=self.gradients, gradient_as_bucket_view=True, **options)
 
+    def _exchange_device(self) -> torch.device:
+        """Return the device of tensors that `group` accepts: outside a job the default group may be one of NCCL."""
+        nccl = self.group is None and dist.get_backend() == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
-def _exchange_device() -> torch.device:
-    """Return the device of tensors that the default group accepts: outside a job it may be an NCCL group."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    def _tensor(self, content: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self._exchange_device())
 
 
-def _tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(_exchange_device())
+def _use(device: torch.device) -> None:
+    """Use a GPU, and a stream of high priority on it, in this thread."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=HIGHEST_PRIORITY))
 
 
 def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:

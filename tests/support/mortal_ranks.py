@@ -1,4 +1,7 @@
-"""Ranks as plain gloo processes that die by SIGKILL at chosen points of a step, while the others train on."""
+"""Ranks as plain gloo processes that die by SIGKILL at chosen points of a step, while the others train on.
+
+Where they are replaced, a process of the same rank joins the others while they train.
+"""
 
 import os
 import signal
@@ -22,7 +25,7 @@ from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
-from raydali.train.membership import Membership, announce
+from raydali.train.membership import Membership, announce_loss
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
@@ -31,24 +34,34 @@ from tests.support.ranks import CPU, context
 Point = Literal["forward", "before", "in", "after", "update", "agree", "group", "share"]
 STREAM = Stream(samples=240, epochs=1, batch_size=3, global_batch_size=15, seed=2)  # 16 steps of 5 micro-batches
 AHEAD = 4
+COMPLETE_AT = 10, 15
+"""Steps before which ranks wait for replacements, where there are some."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """A rank's death, at a point of a step or of the recovery in it."""
+    """A rank's death, at a point of a step or of the recovery in it; a replacement has a later life."""
 
     rank: int
     step: int
     point: Point
+    life: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a survivor reports: its weights and statistics, what it trained on, and when each update ended."""
+    """What a rank reports: its weights and statistics, what it trained on, and when each update ended.
+
+    Attributes:
+        of_lost_ranks: what lost ranks have trained on, as this rank knows it.
+        taken_over: what a replacement took over besides weights.
+    """
 
     weights: dict[str, Any]
     trained: list[int]
     updated: list[float]
+    of_lost_ranks: list[int]
+    taken_over: dict[str, Any]
 
 
 class LoadsAhead(Loader):
@@ -69,8 +82,9 @@ class LoadsAhead(Loader):
 class Mortal:
     """Where this rank dies; `at` kills it."""
 
-    def __init__(self, deaths: Sequence[Death], rank: int, died: Any) -> None:
-        self._points = {(death.step, death.point) for death in deaths if death.rank == rank}
+    def __init__(self, deaths: Sequence[Death], rank: int, life: int, died: Any) -> None:
+        mine = (death for death in deaths if (death.rank, death.life) == (rank, life))
+        self._points = {(death.step, death.point) for death in mine}
         self._rank, self._died, self.step = rank, died, 0
 
     def plans(self, point: Point) -> bool:
@@ -83,11 +97,21 @@ class Mortal:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(rank: int, world_size: int, port: int, deaths: Sequence[Death], late: Any, died: Any, queue: Any) -> None:
+def train(
+    rank: int,
+    life: int,
+    world_size: int,
+    port: int,
+    deaths: Sequence[Death],
+    late: Any,
+    replaces: bool,
+    died: Any,
+    queue: Any,
+) -> None:
     """Train to the end of the stream. `late` has steps whose sum this rank, unlike others, does not get."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    mortal = Mortal(deaths, rank, died)
+    mortal = Mortal(deaths, rank, life, died)
 
     def connect() -> Any:
         return dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
@@ -97,9 +121,9 @@ def train(rank: int, world_size: int, port: int, deaths: Sequence[Death], late: 
             mortal.at("agree")
             return super()._exchange(report)
 
-        def _group(self, timeout: Any) -> Any:
+        def _group(self) -> Any:
             mortal.at("group")
-            return super()._group(timeout)
+            return super()._group()
 
     class MortalWorker(Worker):
         def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -119,10 +143,15 @@ def train(rank: int, world_size: int, port: int, deaths: Sequence[Death], late: 
             mortal.at("share")
             super()._share_state(source, **options)
 
-    dist.init_process_group("gloo", store=connect(), rank=rank, world_size=world_size)
-    membership = MortalMembership(connect, rank, world_size)
-    worker = MortalWorker(rank=rank, world_size=world_size, device=CPU, cpus=1, node=str(rank), membership=membership)
-    torch.manual_seed(0)
+    membership = MortalMembership(connect, rank, world_size, joins=life > 0)
+    if life:
+        worker = MortalWorker.replace(CPU, membership, world_size, cpus=1, node=str(rank))
+    else:
+        dist.init_process_group("gloo", store=connect(), rank=rank, world_size=world_size)
+        worker = MortalWorker(
+            rank=rank, world_size=world_size, device=CPU, cpus=1, node=str(rank), membership=membership
+        )
+    torch.manual_seed(life)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     count, precision = STREAM.micro_batches_per_step, Precision("fp32", CPU)
@@ -130,23 +159,32 @@ def train(rank: int, world_size: int, port: int, deaths: Sequence[Death], late: 
     statistics = RunningStatistics(model, micro_batches=own, all_micro_batches=count, each_step=world_size > 1)
     differentiated = ForwardBackward(model, lambda x: model(x).square().mean(), worker, precision, micro_batches=count)
     loader = LoadsAhead(_Nothing(), _Nothing(), STREAM, rank=rank, world_size=world_size)  # type: ignore[arg-type]
-    batches = loader.by_step()
+    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    run = _Run(str(rank) if life == 0 else "")
+    recovery = MortalRecovery(worker, membership, parts, run, statistics) if world_size > 1 else None
+    first, settles = recovery.join(loader) if recovery is not None and life else (0, False)
+    batches = loader.by_step(first)
     assigned = loader.assigned
     assert isinstance(assigned, Assignment)
-    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-    recovery = MortalRecovery(worker, membership, assigned, parts, statistics) if world_size > 1 else None
-    shared = StepContext(own, 3, model, statistics, precision, lambda: None, recovery)
+    if recovery is not None:
+        recovery.assignment = assigned
+    shared = StepContext(
+        worker, own, 3, model, statistics, precision, lambda: None, recovery, differentiated, apart=world_size > 1
+    )
     meter = EpochMeter(CPU, rank=rank, world_size=world_size, node="")
     trained: list[int] = []
     updated: list[float] = []
-    for index in range(STREAM.steps):
+    for index in range(first - settles, STREAM.steps):
         mortal.step = index
+        if recovery is not None and replaces and index in COMPLETE_AT and index >= first:
+            assert recovery.await_replacements(index)
         step = Step(
             shared,
             batches,
             meter,
             index=index,
-            ends_epoch=index == STREAM.steps - 1,
+            ends_epoch=replaces and index == STREAM.steps - 1,
+            finished=index < first,
             on_update=lambda done: trained.extend(batch.number for batch in done),
         )
         for batch in step:
@@ -155,10 +193,14 @@ def train(rank: int, world_size: int, port: int, deaths: Sequence[Death], late: 
         step.update(optimizer)
         mortal.at("update")
         updated.append(time.time())
+    if recovery is not None:
+        recovery.settle()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    queue.put((rank, Outcome(weights, trained, updated)))
+    of_lost_ranks = [batch.number for batch in assigned.of_lost_ranks(0, STREAM.steps)]
+    queue.put((rank, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict())))
     queue.close()
     queue.join_thread()
+    connect().wait(["over"])  # until all have left their last call
     os._exit(0)  # groups with lost ranks cannot be left in order
 
 
@@ -174,39 +216,70 @@ class _Nothing:
         return tensors
 
 
-def run_mortal(
-    world_size: int, deaths: Sequence[Death] = (), late: dict[int, set[int]] | None = None
-) -> tuple[dict[int, Outcome], float]:
-    """The outcomes of the survivors, and the most seconds from a death to the end of a survivor's next update.
+class _Run:
+    """What only a replacement takes over."""
 
-    This process hosts the store, and announces each rank that ends without an outcome.
+    def __init__(self, of_rank: str) -> None:
+        self._of_rank = of_rank
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"of_rank": self._of_rank}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._of_rank = state["of_rank"]
+
+
+def run_mortal(
+    world_size: int,
+    deaths: Sequence[Death] = (),
+    late: dict[int, set[int]] | None = None,
+    *,
+    replaces: bool = False,
+) -> tuple[dict[int, Outcome], int, float]:
+    """The outcomes of the last ranks, the deaths, and the most seconds from one to a survivor's next update's end.
+
+    This process hosts the store, announces each rank that ends without an outcome, and may start a replacement.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     queue, died = context.Queue(), context.Array("d", world_size)
-    arguments = world_size, store.port, deaths, late or {}, died, queue
-    processes = {rank: context.Process(target=train, args=(rank, *arguments)) for rank in range(world_size)}
-    for process in processes.values():
+    arguments = world_size, store.port, deaths, late or {}, replaces, died, queue
+    started: list[Any] = []
+    running: dict[int, int] = {}
+    lives = dict.fromkeys(range(world_size), -1)
+
+    def start(rank: int) -> None:
+        lives[rank] += 1
+        process = context.Process(target=train, args=(rank, lives[rank], *arguments))
         process.start()
+        started.append(process)
+        running[process.sentinel] = len(started) - 1
+        ranks.append(rank)
+
+    ranks: list[int] = []
     try:
-        running, losses = {process.sentinel: rank for rank, process in processes.items()}, 0
+        for rank in range(world_size):
+            start(rank)
         outcomes: dict[int, Outcome] = {}
         while running:
-            ended = wait([*running], timeout=60)
-            assert ended, f"ranks {[*running.values()]} do not end"
+            ended = wait([*running, queue._reader], timeout=60)  # type: ignore[attr-defined]
+            assert ended, f"ranks {[ranks[index] for index in running.values()]} do not end"
             while not queue.empty():
                 rank, outcome = queue.get()
                 outcomes[rank] = outcome
-            for sentinel in ended:
-                rank = running.pop(sentinel)  # type: ignore[arg-type]
-                processes[rank].join()
-                assert processes[rank].exitcode in (0, -signal.SIGKILL), f"rank {rank} failed"
-                if processes[rank].exitcode:
-                    announce(store, losses, rank)
-                    losses += 1
+            if len(outcomes) == len(running):
+                store.set("over", "")
+            for sentinel in {*ended} & {*running}:
+                index = running.pop(sentinel)  # type: ignore[arg-type]
+                started[index].join()
+                assert started[index].exitcode in (0, -signal.SIGKILL), f"rank {ranks[index]} failed"
+                if started[index].exitcode:
+                    announce_loss(store, ranks[index])
+                    if replaces:
+                        start(ranks[index])
     finally:
-        for process in processes.values():
+        for process in started:
             process.kill()
             process.join()
     times = [at for at in died[:] if at]
     later = [[ended - at for ended in each.updated if ended > at] for each in outcomes.values() for at in times]
-    return outcomes, max((min(seconds) for seconds in later if seconds), default=0.0)
+    return outcomes, len(started) - len(outcomes), max((min(each) for each in later if each), default=0.0)

@@ -13,7 +13,7 @@ the copying, and compiled it costs the step nothing.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from raydali.data.loading.quarantine import KnowsBroken, Quarantine
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
-from raydali.data.stream.assignment import Assignment
+from raydali.data.stream.assignment import Assignment, Change
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
@@ -90,6 +90,7 @@ class Loader(ABC):
         waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
         python: CPU time of the pipeline's Python in this process, outside the training thread.
         assigned: the micro-batches of the newest iteration; those of a Stream are an Assignment, which may get more.
+        changes: the changes of ranks before the next iteration of a Stream; `start` is after the last of them.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
     """
 
@@ -117,6 +118,7 @@ class Loader(ABC):
         self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
         self.assigned: Iterator[MicroBatch] = iter(())
+        self.changes: Sequence[Change] = ()
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
 
@@ -129,11 +131,16 @@ class Loader(ABC):
 
     def _assign(self) -> None:
         self.assigned = self.order.micro_batches(self.rank, self.world_size, start=self.start)
+        if isinstance(self.assigned, Assignment):
+            self.assigned.changes = [*self.changes]
 
-    def by_step(self) -> Iterator[Batch]:
+    def by_step(self, first: int | None = None) -> Iterator[Batch]:
         """Iterate over the batches of one global batch after the other. Those that arrive early wait for their turn.
 
         What the rank takes over from a lost one is loaded late. It is yielded last in its global batch.
+
+        Args:
+            first: the first global batch. Default: `start`.
 
         Raises:
             TypeError: the order is no Stream.
@@ -141,11 +148,14 @@ class Loader(ABC):
         batches = iter(self)
         if not isinstance(self.order, Stream) or not isinstance(self.assigned, Assignment):
             raise TypeError(f"only a Stream has steps, not {type(self.order).__name__}")
-        return self._in_order(batches, self.order, self.assigned)
+        steps = range(self.start if first is None else first, self.order.steps)
+        return self._in_order(batches, steps, self.order, self.assigned)
 
-    def _in_order(self, batches: Iterator[Batch], stream: Stream, assigned: Assignment[MicroBatch]) -> Iterator[Batch]:
+    def _in_order(
+        self, batches: Iterator[Batch], steps: range, stream: Stream, assigned: Assignment[MicroBatch]
+    ) -> Iterator[Batch]:
         early: dict[int, Batch] = {}
-        for step in range(self.start, stream.steps):
+        for step in steps:
             first, done = step * stream.micro_batches_per_step, set[int]()
             while left := [index for index in assigned.of_step(step) if index not in done]:
                 while not (ready := [index for index in left if first + index in early]):

@@ -1,8 +1,9 @@
-"""An assignment says which rank takes which micro-batches, also after ranks are lost.
+"""An assignment says which rank takes which micro-batches, also after ranks are lost or replaced.
 
-Rank r of W takes micro-batches r, r + W, ... of each global batch. After a loss, the survivors keep what their loaders
-have begun to load, and share out what the lost ranks had there. From the first global batch of which nobody has loaded
-anything, they take turns as if they had been all ranks. This depends on the losses alone, so all survivors compute it.
+Rank r of W takes micro-batches r, r + W, ... of each global batch. After a change, the ranks that stay keep what their
+loaders have begun to load, and share out what lost ranks had there. From the first global batch of which nobody has
+loaded anything, the members take turns as if they had been all ranks. This depends on the changes alone, so all members
+compute it.
 """
 
 from collections import deque
@@ -15,18 +16,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A loss of ranks.
+class Change:
+    """A change of the ranks that train together: some are lost, or replaced by others of the same number.
 
     Attributes:
-        members: the ranks that remain, by their numbers at the beginning.
+        members: the ranks after the change, in ascending order.
         step: the first global batch that is not trained on.
-        loaded: the first global batch of which no remaining rank has begun to load a micro-batch.
+        loaded: the first global batch of which no member has begun to load a micro-batch.
+        joined: the members that are new, and have loaded nothing.
     """
 
     members: tuple[int, ...]
     step: int
     loaded: int
+    joined: tuple[int, ...] = ()
+
+    @property
+    def stayed(self) -> tuple[int, ...]:
+        """The members that were there before."""
+        return tuple(rank for rank in self.members if rank not in self.joined)
 
 
 class Assignment(Iterator[T]):
@@ -42,6 +50,9 @@ class Assignment(Iterator[T]):
         rank: this rank.
         world_size: the number of ranks at the beginning.
         start: the first global batch.
+
+    Attributes:
+        changes: the changes so far.
     """
 
     def __init__(
@@ -49,7 +60,7 @@ class Assignment(Iterator[T]):
     ) -> None:
         self._make, self._steps, self._per_step, self._rank = make, steps, per_step, rank
         self._members = tuple(range(world_size))
-        self.losses: list[Loss] = []
+        self.changes: list[Change] = []
         self._lock = Lock()
         self._next = start, 0  # global batch and place in it, of this rank's turns
         self._taken_over: deque[tuple[int, int]] = deque()
@@ -60,7 +71,7 @@ class Assignment(Iterator[T]):
                 return self._make(*self._taken_over.popleft())
             step, place = self._next
             while step < self._steps:
-                turns, _ = self._turns(step, self.losses)
+                turns, _ = self._turns(step, self.changes)
                 for index in range(place, len(turns)):
                     if turns[index] == self._rank:
                         self._next = step, index + 1
@@ -71,7 +82,7 @@ class Assignment(Iterator[T]):
 
     def of_step(self, step: int) -> list[int]:
         """Return the indices of the micro-batches of a global batch that this rank takes."""
-        return [index for index, owner in enumerate(self._owners(step, self.losses)) if owner == self._rank]
+        return [index for index, owner in enumerate(self._owners(step, self.changes)) if owner == self._rank]
 
     def pause(self) -> int:
         """Let loaders wait until `resume`; return the first global batch of which this rank has loaded nothing."""
@@ -79,30 +90,37 @@ class Assignment(Iterator[T]):
         step, place = self._next
         return step + (place > 0)
 
-    def resume(self, losses: list[Loss]) -> None:
-        """Take over what these losses, which begin with the known ones, assign to this rank; end `pause`."""
-        for known in range(len(self.losses), len(losses)):
-            for step in range(losses[known].step, losses[known].loaded):
-                owners = self._owners(step, losses[:known]), self._owners(step, losses[: known + 1])
+    def resume(self, changes: list[Change]) -> None:
+        """Take over what these changes, which begin with the known ones, assign to this rank; end `pause`."""
+        for known in range(len(self.changes), len(changes)):
+            for step in range(changes[known].step, changes[known].loaded):
+                owners = self._owners(step, changes[:known]), self._owners(step, changes[: known + 1])
                 changed = (index for index, (old, new) in enumerate(zip(*owners, strict=True)) if old != new)
                 self._taken_over += [(step, index) for index in changed if owners[1][index] == self._rank]
-        self.losses = losses
+        self.changes = changes
         self._lock.release()
 
-    def _turns(self, step: int, losses: list[Loss]) -> tuple[list[int], list[Loss]]:
-        """Return the rank of each micro-batch by the order of turns, and the losses that this does not consider."""
-        members, later = self._members, losses
-        for index, loss in enumerate(losses):
-            if loss.loaded <= step:
-                members, later = loss.members, losses[index + 1 :]
+    def of_lost_ranks(self, start: int, end: int) -> Iterator[T]:
+        """Yield the micro-batches of these global batches whose rank trained on them, and was lost later."""
+        for step in range(start, end):
+            later = [change.stayed for change in self.changes if change.step > step]
+            for index, owner in enumerate(self._owners(step, self.changes)):
+                if any(owner not in stayed for stayed in later):
+                    yield self._make(step, index)
+
+    def _turns(self, step: int, changes: list[Change]) -> tuple[list[int], list[Change]]:
+        """Return the rank of each micro-batch by the order of turns, and the changes that this does not consider."""
+        members, later = self._members, changes
+        for index, change in enumerate(changes):
+            if change.loaded <= step:
+                members, later = change.members, changes[index + 1 :]
         return [members[index % len(members)] for index in range(self._per_step)], later
 
-    def _owners(self, step: int, losses: list[Loss]) -> list[int]:
-        """Return the rank of each micro-batch after these losses."""
-        owners, later = self._turns(step, losses)
-        for members in (loss.members for loss in later if loss.step <= step):
+    def _owners(self, step: int, changes: list[Change]) -> list[int]:
+        """Return the rank of each micro-batch after these changes."""
+        owners, later = self._turns(step, changes)
+        for stayed in (change.stayed for change in later if change.step <= step):
             owners = [
-                owner if owner in members else members[(step + index) % len(members)]
-                for index, owner in enumerate(owners)
+                owner if owner in stayed else stayed[(step + index) % len(stayed)] for index, owner in enumerate(owners)
             ]
         return owners

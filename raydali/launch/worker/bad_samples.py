@@ -23,9 +23,10 @@ from raydali.launch.worker.session import Session
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 from raydali.text import summarize
+from raydali.train.step_counts import BROKEN
 
 EXCHANGE_STEPS = 16
-"""Interval at which ranks ask each other for new findings. The answer is read one interval later: no rank waits."""
+"""Interval at which ranks merge new findings, if any rank has some."""
 SHOWN = 20
 TRAINING, VALIDATION = "training", "validation"
 SOUND = "sound"
@@ -46,7 +47,6 @@ class BrokenSamples:
         self._agreed: dict[str, dict[int, BrokenSample]] = defaultdict(dict, {TRAINING: {}})
         self._sources: dict[str, list[Source]] = {TRAINING: [], VALIDATION: []}
         self._reported: set[tuple[str, int]] = set()
-        self._asked: Callable[[], int] | None = None
 
     def of(self, order: Order) -> "_OfOrder":
         """Return the factory of the quarantine for a loader of this order.
@@ -97,7 +97,7 @@ class BrokenSamples:
         }
 
     def after_step(self, steps: int) -> None:
-        """Ask other ranks for new findings at intervals, without waiting.
+        """Merge new findings at intervals, if any rank has some.
 
         Args:
             steps: number of completed steps.
@@ -106,15 +106,11 @@ class BrokenSamples:
             DataError: see `exchange`.
         """
         worker = self._session.worker
-        if worker.world_size > 1 and steps % EXCHANGE_STEPS:
-            return
-        found = self._asked() if self._asked is not None else 0
-        self._asked = None
         news = sum(quarantine.has_news() for quarantine in self._quarantines.values()) + len(OUTAGES)
-        if found or (worker.world_size == 1 and news):
+        worker.counts.mine[BROKEN] = news
+        is_due = worker.counts.sums[BROKEN] and not steps % EXCHANGE_STEPS
+        if is_due or (worker.world_size == 1 and news):
             self.exchange()
-        elif worker.world_size > 1:
-            self._asked = worker.sum_later(news)
 
     def exchange(self) -> None:
         """Merge the findings of all ranks.
@@ -122,9 +118,8 @@ class BrokenSamples:
         Raises:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks.
         """
-        if self._asked is not None:
-            self._asked()
-            self._asked = None
+        counts = self._session.worker.counts
+        counts.mine[BROKEN] = counts.sums[BROKEN] = 0
         news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))

@@ -1,7 +1,7 @@
 """The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from raydali.data.sources.storage import reason
-from raydali.data.stream.stream import Stream
+from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.session import Session
@@ -45,6 +45,7 @@ class RunState:
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
         before_update: call it before each update of the weights; see `Snapshots.before_update`.
+        of_lost_ranks: returns the micro-batches of a range of steps that lost ranks have trained on.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RunState:
         self._prepare: Callable[[], None] = lambda: None
         self._snapshots = Snapshots(self._worker.device)
         self.before_update = self._snapshots.before_update
+        self.of_lost_ranks: Callable[[int, int], Iterable[MicroBatch]] = lambda *_: ()
         self._best: float | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
@@ -74,8 +76,7 @@ class RunState:
         checkpoint = self._session.latest()
         self._cursor.resume(self._stream.steps_of(checkpoint["stream"]) if checkpoint is not None else 0)
         if checkpoint is not None:
-            self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
-            self._best = checkpoint["best"]
+            self._take(checkpoint)
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
             self._read = checkpoint["state"]
@@ -85,6 +86,27 @@ class RunState:
                 self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 drop_samples(self._folder, self._cursor.start)
         self._worker.barrier()
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        self._segments = [segment_of(rows) for rows in state["segments"]]
+        self._best = state["best"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the replacement of a lost rank takes over, besides the parts."""
+        return {
+            "segments": _rows(self._segments),
+            "best": self._best,
+            "ceiling": self.ceiling,
+            "quarantine": self._broken.state(),
+            "saved": self._cursor.saved,
+            "unwritten": self._unwritten,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what another rank's `state_dict` returned."""
+        self._take(state)
+        self.ceiling, self._cursor.saved, self._unwritten = state["ceiling"], state["saved"], state["unwritten"]
+        self._broken.resume(state["quarantine"])
 
     @property
     def is_resumed(self) -> bool:
@@ -158,7 +180,7 @@ class RunState:
                 "state": copy.state["state"],
                 "stream": self._stream.state(done),
                 "quarantine": self._broken.state(),
-                "segments": [[asdict(record) for record in segment] for segment in segments],
+                "segments": _rows(segments),
                 "best": self._best,
                 "ceiling": self.ceiling,
                 "ceiling_of": self._ceiling_of,
@@ -200,7 +222,14 @@ class RunState:
         """Write the trace of samples before a checkpoint; return the error, or an empty text."""
         try:
             if self._trace is not None:
+                if self._worker.rank == 0:
+                    for micro_batch in self.of_lost_ranks(self._cursor.saved, self._cursor.done):
+                        self._trace.add(micro_batch)
                 self._trace.flush()
         except OSError as error:
             return reason(error)
         return ""
+
+
+def _rows(segments: Sequence[Sequence[RankRecord]]) -> list[list[dict[str, Any]]]:
+    return [[asdict(record) for record in segment] for segment in segments]

@@ -1,111 +1,193 @@
-"""The survivors of a loss of ranks go on in place: they agree on the step, share the state and the micro-batches."""
+"""A change of ranks in place: all members agree on the step, and share the state and the micro-batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from raydali.data.stream.assignment import Assignment, Loss
+from raydali.data.loading.loader import Loader
+from raydali.data.stream.assignment import Assignment, Change
 from raydali.launch.worker.checkpointing import Stateful
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.checkpoint_file import State
-from raydali.train.membership import Membership, RankLostError
+from raydali.train.membership import Membership, NotReplacedError, RankLostError
 from raydali.train.optim import load_optimizer
 from raydali.train.snapshot import snapshot
+from raydali.train.step_counts import JOINS
 from raydali.train.worker import Worker
 
-TIMEOUT = timedelta(minutes=30)
-"""PyTorch's default timeout of calls with gloo."""
+_NOTHING = -1
+"""The step of a rank that joins."""
 
 
 class Recovery:
-    """The recovery of a rank from losses of others, in the all-reduce of a step.
+    """The recovery of a rank from changes of ranks, in the all-reduce of a step.
 
-    Where a survivor has finished the step, its state is that of all, and all go on with the next one. Otherwise they
-    keep their gradients of this step, and train on the lost ranks' micro-batches, too. The last step of an epoch is
-    settled: all have finished it before one goes on. Nothing else recovers: a loss during validation, checkpoints or
-    warm-up steps ends the process group.
+    Where a member has finished the step, its state is that of all, and all go on with the next one. Otherwise they keep
+    their gradients of this step, and train on the lost ranks' micro-batches, too. Before calls outside of steps, ranks
+    wait until all have finished the same step; a change during such calls ends the process group.
 
     Args:
-        worker: this rank, whose `membership` hears of losses.
-        assignment: what this rank's loader loads.
+        worker: this rank.
+        membership: it hears of changes.
         parts: the parts of the run's state, by their names in checkpoints.
+        run: what only a replacement takes over.
         statistics: the model's running statistics, which ranks share in each step.
+
+    Attributes:
+        assignment: what this rank's loader loads, once it does.
     """
 
     def __init__(
         self,
         worker: Worker,
         membership: Membership,
-        assignment: Assignment[Any],
         parts: Mapping[str, Stateful],
+        run: Stateful,
         statistics: RunningStatistics,
     ) -> None:
-        self._worker, self._membership, self._assignment = worker, membership, assignment
-        self._parts, self._statistics = parts, statistics
+        self._worker, self._membership = worker, membership
+        self._parts, self._run, self._statistics = {**parts, "counts": worker.counts}, run, statistics
+        self.assignment: Assignment[Any]
+        self._finished: int | None = None
+        self._begun: int | None = None
+        worker.before_call = self.settle
+
+    def begin_step(self, step: int) -> int:
+        """Admit ranks that join, and return the number of micro-batches of a global batch that this rank trains on."""
+        self._finished, counts = None, self._worker.counts
+        if counts.sums[JOINS]:
+            self._admit(step)
+        counts.mine[JOINS] = self._membership.asking
+        return self.micro_batches(step)
+
+    def _admit(self, step: int, *, settles: bool = False) -> None:
+        self._membership.admit(first=self._worker.rank == 0)
+        self.recover(step, settles=settles)
+
+    def await_replacements(self, step: int) -> bool:
+        """Wait before a step until lost ranks are replaced, and return True; or False if nobody does that any more.
+
+        This rank does not wait if others have already begun the step without waiting.
+        """
+        if not self._membership.is_complete and self._begun != step:
+            if not self._membership.wait_until_complete():
+                return False
+            self._admit(step)
+        return True
 
     def micro_batches(self, step: int) -> int:
         """Return the number of micro-batches of a global batch that this rank trains on."""
-        return len(self._assignment.of_step(step))
+        return len(self.assignment.of_step(step))
 
-    def settle(self, step: int) -> None:
-        """Wait until all remaining ranks have finished a step, which this rank has. All of them must call it."""
-        while True:
+    def end_step(self, step: int, *, ends_epoch: bool) -> None:
+        """Note that this rank has finished a step. At the end of an epoch, wait until lost ranks are replaced.
+
+        Raises:
+            NotReplacedError: nobody replaces them any more.
+        """
+        self._finished = step
+        while ends_epoch:
+            self.settle()
+            if self._membership.is_complete:
+                return
+            if not self._membership.wait_until_complete():
+                raise NotReplacedError(f"lost ranks are not replaced at the end of step {step}")
+            self._admit(step + 1, settles=True)
+            self._finished = step  # those that were admitted settle, too
+
+    def settle(self) -> None:
+        """Wait until all members have finished the step that this rank has, unless they are known to have."""
+        while self._finished is not None:
             try:
                 self._worker.all_reduce(torch.zeros(1, device=self._worker.device))
             except RankLostError:
-                self.recover(step + 1)
+                self.recover(self._finished + 1, settles=True)
             else:
-                return
+                self._finished = None
 
-    def recover(self, step: int) -> bool:
-        """Agree with the other survivors, and share what lost ranks had to do. All survivors must call it.
+    def recover(self, step: int, *, settles: bool = False) -> bool:
+        """Agree with the other members, and share what lost ranks had to do. All members must call it.
 
         Args:
             step: the step that this rank has not finished.
+            settles: whether it has not begun it either, since other things follow the last one.
 
         Returns:
             True if another rank has finished this step; this rank now has the state after it.
         """
-        known, loaded, behind = self._assignment.losses, self._assignment.pause(), False
+        newest, changes, _ = self._agree(step, settles, self.assignment.pause(), self.assignment.changes)
+        self.assignment.resume(changes)
+        return newest > step
+
+    def join(self, loader: Loader) -> tuple[int, bool]:
+        """Join the others, with their state.
+
+        Args:
+            loader: the loader of the training set, which begins where the others leave micro-batches to this rank.
+
+        Returns:
+            The step that comes next, and whether other things follow the step before, which are to be done first.
+
+        Raises:
+            NotReplacedError: nobody may join any more.
+        """
+        self._membership.join()
+        step, changes, settles = self._agree(_NOTHING, False, 0, [])
+        loader.start, loader.changes = changes[-1].loaded, changes
+        return step, settles
+
+    def _agree(self, step: int, settles: bool, loaded: int, known: Sequence[Change]) -> tuple[int, list[Change], bool]:
         while True:
-            report = {"step": step + behind, "loaded": loaded, "losses": [astuple(loss) for loss in known]}
-            reports, group = self._membership.agree(report, TIMEOUT)
+            report = {"step": step, "settles": settles, "loaded": loaded, "changes": [*map(astuple, known)]}
+            reports, group = self._membership.agree(report)
             members = self._membership.members
             self._worker.regroup(members.index(self._membership.rank), len(members), group)
             steps = [each["step"] for each in reports]
+            newest = max(steps)
             try:
-                if min(steps) < max(steps):
-                    self._share_state(steps.index(max(steps)), loads=step + behind < max(steps))
-                    behind = step < max(steps)
+                if min(steps) < newest:
+                    self._share_state(steps.index(newest), takes=step < newest, joins=step == _NOTHING)
+                    step = newest
                 break
             except RankLostError:
                 continue
-        # Survivors that a further loss has interrupted here know of fewer losses than others.
-        known = max(([Loss(tuple(m), s, e) for m, s, e in each["losses"]] for each in reports), key=len)
-        begun = max([max(steps), *(each["loaded"] for each in reports), *(loss.loaded for loss in known)])
-        self._assignment.resume([*known, Loss(members, max(steps), begun)])
-        return behind
+        # Members that a further change has interrupted here know of fewer changes than others.
+        known = max(([_change(*facts) for facts in each["changes"]] for each in reports), key=len)
+        begun = max([newest, *(each["loaded"] for each in reports), *(change.loaded for change in known)])
+        joined = [rank for rank, step in zip(members, steps, strict=True) if step == _NOTHING]
+        changes = [*known, _change(sorted(members), newest, begun, joined)]
+        self._worker.counts.sums[JOINS] = 0
+        settles = any(each["settles"] for each in reports)
+        self._begun = None if settles else newest
+        return newest, changes, settles
 
-    def _share_state(self, source: int, *, loads: bool) -> None:
+    def _share_state(self, source: int, *, takes: bool, joins: bool) -> None:
         """Send the state of one rank after its last update to all.
 
         Args:
             source: the rank.
-            loads: whether this rank loads it.
+            takes: whether this rank takes it over.
+            joins: whether it also takes over what only a replacement does.
         """
         state: State = None
         if self._worker.rank == source:
             with self._statistics.before_step():
-                state = snapshot({name: part.state_dict() for name, part in self._parts.items()})
+                parts = snapshot({name: part.state_dict() for name, part in self._parts.items()})
+            state = {"parts": parts, "run": self._run.state_dict()}
         state = self._membership.call(lambda: self._worker.state_from_first(state, source))
-        if loads:
+        if takes:
             for name, part in self._parts.items():
                 if isinstance(part, Optimizer):
-                    load_optimizer(part, state[name])
+                    load_optimizer(part, state["parts"][name])
                 else:
-                    part.load_state_dict(state[name])
+                    part.load_state_dict(state["parts"][name])
             self._statistics.discard_step()
+        if joins:
+            self._run.load_state_dict(state["run"])
+
+
+def _change(members: Sequence[int], step: int, loaded: int, joined: Sequence[int]) -> Change:
+    return Change(tuple(members), step, loaded, tuple(joined))

@@ -84,7 +84,7 @@ class Rehearsal:
                 self._session.emit(Note(f"warm-up steps for the image size of epoch {epoch}"))
             yield from self._warm_up(epoch, self._steps, False)
             self._forget()
-        measures = self._config.ceiling and not self._state.is_resumed
+        measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
         if self._prepares or measures:
             yield from self._begin(measures, Rehearsed)
         self._warm_up_inference()
@@ -122,7 +122,7 @@ class Rehearsal:
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
         context, worker, size = self._context, self._session.worker, self._config.batch_size
-        batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.rank))
+        batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.share))
         meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []

@@ -48,7 +48,7 @@ class RunProgress:
     ) -> None:
         self._config, self._session, self._stream, self._state = config, session, stream, state
         self._broken, self._trace, self._worker = broken, trace, session.worker
-        self._micro_batches = stream.micro_batches_of(self._worker.rank, self._worker.world_size)
+        self._micro_batches = stream.micro_batches_of(self._worker.share, self._worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, stream))
         self._cursor, self._peak_flops = session.cursor, peak_flops
         self.meter: EpochMeter
@@ -59,7 +59,7 @@ class RunProgress:
         worker = self._worker
         return EpochMeter(
             worker.device,
-            rank=worker.rank,
+            rank=worker.share,
             world_size=worker.world_size,
             node=worker.node,
             loader=loader,
@@ -90,7 +90,7 @@ class RunProgress:
         if asked and not steps and self._worker.rank == 0:
             left = f"{self._cursor.done} to {self._stream.steps - 1}"
             self._session.warn(f"--profile-steps {self._config.profile_steps} traces nothing: only steps {left} remain")
-        trace = StepTrace(steps, self._worker.rank, self._worker.device, self._session.folder.write)
+        trace = StepTrace(steps, self._worker.share, self._worker.device, self._session.folder.write)
         if steps:
             self.meter.on_stage = trace.stage
         return trace
@@ -133,10 +133,13 @@ class RunProgress:
         self._live_metrics.end_epoch()
         if self._worker.rank:
             return None
+        cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
+        first = max(cursor.start, self._stream.end_step(epoch - 1) if epoch else 0)
         record = epoch_record(
             segments,
-            epoch=self._stream.epoch_closed_by(self._cursor.done - 1) or 0,
-            step=self._cursor.done,
+            epoch=epoch,
+            step=cursor.done,
+            images_of_lost_ranks=sum(len(each.ids) for each in self._state.of_lost_ranks(first, cursor.done)),
             samples_consumed=self._stream.state(self._cursor.done)["samples_consumed"],
             learning_rate=learning_rate,
             validation={**validation, "broken": self._broken.in_validation()},

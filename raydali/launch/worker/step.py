@@ -20,6 +20,7 @@ from raydali.train.batchnorm import RunningStatistics
 from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
+from raydali.train.worker import Worker
 
 
 @dataclass
@@ -27,14 +28,18 @@ class StepContext:
     """The parts that all steps of a run on this rank share.
 
     Attributes:
+        worker: this rank.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         before_update: called before each update; a checkpoint may still copy the weights.
-        recovery: how the rank goes on after a loss of ranks; None if it does not.
+        recovery: how the rank goes on after a change of ranks; None if it does not.
+        differentiated: what a rank without micro-batches all-reduces; set with `recovery`.
+        apart: whether an all-reduce follows the backward pass, see ForwardBackward.
         allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
     """
 
+    worker: Worker
     micro_batches: int
     seed: int
     model: nn.Module
@@ -42,6 +47,8 @@ class StepContext:
     precision: Precision
     before_update: Callable[[], None]
     recovery: Recovery | None = None
+    differentiated: ForwardBackward | None = None
+    apart: bool = False
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
     counts_flops: bool = False
@@ -60,6 +67,9 @@ class Step:
         progress: share of the run's samples that are consumed in the middle of the step, 0..1, for learning rates.
         ends_epoch: whether the step is the last one of its epoch.
         is_warm_up: whether the step trains on a resident batch and is undone afterwards.
+
+    Args:
+        finished: whether other ranks have finished it, and this one has joined them with their state.
     """
 
     def __init__(
@@ -72,15 +82,22 @@ class Step:
         progress: float = 0.0,
         ends_epoch: bool = False,
         on_update: Callable[[list[MicroBatch]], None] | None = None,
+        finished: bool = False,
     ) -> None:
         self.index, self.progress, self.ends_epoch = index, progress, ends_epoch
         self.is_warm_up = on_update is None
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
-        self._updated = self._finished_by_others = False
+        self._updated, self._finished_by_others = False, finished
         self._recovery = None if self.is_warm_up else context.recovery
-        self._micro_batches = self._recovery.micro_batches(index) if self._recovery else context.micro_batches
+        self._micro_batches = context.micro_batches
+        if finished:
+            self._micro_batches = 0
+        elif self._recovery is not None:
+            self._micro_batches = self._recovery.begin_step(index)
+        if not (self.is_warm_up or context.apart):
+            context.worker.counts.begin_step(context.worker.sum_later)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
@@ -91,6 +108,10 @@ class Step:
         context, meter = self._context, self._meter
         if context.allreduce is not None:
             context.allreduce.sample(meter)
+        if not (self._micro_batches or self._finished_by_others) and context.differentiated is not None:
+            context.statistics.sit_out()
+            self._all_reduce(context.differentiated)
+            meter.end_exchange()
         while (index := len(self._trained)) < self._micro_batches and not self._finished_by_others:
             meter.enter("loader_wait")
             batch = next(self._batches)
@@ -135,21 +156,24 @@ class Step:
         return loss
 
     def _all_reduce(self, differentiated: ForwardBackward) -> None:
-        """Sum the gradients over ranks, if ranks are lost again among those that remain.
+        """Sum the gradients, statistics and counts over ranks, if ranks change again among the new ones.
 
-        They may leave micro-batches to this rank; then `__iter__` yields these, and the last one comes here again.
+        Lost ones may leave micro-batches to this rank; then `__iter__` yields these, and the last one comes here again.
         """
-        context, before = self._context, self._micro_batches
+        context, counts, before = self._context, self._context.worker.counts, self._micro_batches
         while self._micro_batches == before and not self._finished_by_others:
             self._meter.exchange()
             try:
-                sums = differentiated.all_reduce(context.statistics.sums)
+                *sums, counted = differentiated.all_reduce(
+                    [*context.statistics.sums, counts.taken(differentiated.like)]
+                )
             except RankLostError:
                 if self._recovery is None:
                     raise
                 self._finished_by_others = self._recovery.recover(self.index)
                 self._micro_batches = self._recovery.micro_batches(self.index)
             else:
+                counts.set_sums(counted)
                 context.statistics.end_step(sums)
                 return
 
@@ -185,8 +209,9 @@ class Step:
             if average is not None:
                 average.update_parameters(context.model)
         optimizer.zero_grad(set_to_none=True)
-        if self._recovery is not None and self.ends_epoch:
-            self._recovery.settle(self.index)
+        context.worker.counts.end_step()
+        if self._recovery is not None:
+            self._recovery.end_step(self.index, ends_epoch=self.ends_epoch)
         self._meter.enter("loop")
         self._updated = True
         if self._on_update is not None:

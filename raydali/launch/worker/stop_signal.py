@@ -3,14 +3,15 @@
 from collections.abc import Callable
 
 from raydali.run.events import Notice
+from raydali.train.step_counts import NOTICES
 from raydali.train.worker import Worker
 
 
 class StopSignals:
     """The notices of all ranks, on one rank. All ranks must call `poll` at the same steps.
 
-    A notice reaches ranks at different times. At each step the ranks start an asynchronous sum of how many have a
-    notice, and read the sum of the previous step. So no rank waits, and all ranks leave at the same step.
+    A notice reaches ranks at different times, but all ranks know at the same step how many have one, see StepCounts. So
+    no rank waits, and all ranks leave at the same step.
 
     Args:
         mine: returns this rank's notice, if any; called at every step.
@@ -19,13 +20,12 @@ class StopSignals:
     def __init__(self, worker: Worker, mine: Callable[[], Notice | None]) -> None:
         self._worker, self._mine = worker, mine
         self._notice: Notice | None = None
-        self._asked: Callable[[], int] | None = None
 
     def poll(self) -> Notice | None:
         """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none."""
-        anyone = self._asked() if self._asked is not None else 0
-        if anyone:
+        counts = self._worker.counts
+        if counts.sums[NOTICES]:
             return next(notice for notice in self._worker.exchange(self._notice) if notice)
         self._notice = self._mine()
-        self._asked = self._worker.sum_later(int(self._notice is not None))
+        counts.mine[NOTICES] = int(self._notice is not None)
         return None

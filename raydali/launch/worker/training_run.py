@@ -16,44 +16,38 @@
 An omitted or misplaced call ends the run with an error that names the call.
 """
 
-import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
-from raydali.data.loading.loader import Batch, Loader, LoaderOptions
+from raydali.data.loading.loader import Loader, LoaderOptions
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import UsageError
 from raydali.extras import default_loader
 from raydali.host import start_clock
 from raydali.host.hardware import OVERLAP_PAYS
-from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
+from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
-from raydali.launch.worker.stop_signal import StopSignals
+from raydali.launch.worker.step_loop import StepLoop, loop_error, require
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import peak_flops
-from raydali.run.events import Left, Notice
-from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.evaluation.forward import ValidationForward
@@ -62,13 +56,6 @@ from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
-
-
-class Closed(NamedTuple):
-    """An epoch that the job has closed: its record on rank 0, and the best weights if they are new."""
-
-    record: dict[str, Any] | None
-    best: BestWeights | None
 
 
 class TrainingRun:
@@ -93,11 +80,10 @@ class TrainingRun:
         self._config, self._session = config, session
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
-        self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        self._micro_batches = self.stream.micro_batches_of(self.worker.share, self.worker.world_size)
         self._overlaps = self.worker.world_size == 1 or self.worker.device.type in OVERLAP_PAYS
         self._broken = BrokenSamples(config, session, samples=samples)
-        self._stop_signals = StopSignals(self.worker, session.notice)
-        trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
+        trace = SampleTrace(session.folder, self.worker.share) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
         self._progress = RunProgress(
             config,
@@ -116,9 +102,7 @@ class TrainingRun:
         self._inferences: list[tuple[ValidationForward, str]] = []
         self._val_loader: Loader
         self._context: StepContext
-        self._validation_seconds: float | None = None
-        self._newest: Step | None = None
-        self._closed: Closed | None = None
+        self._step_loop: StepLoop | None = None
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = True
 
@@ -158,8 +142,17 @@ class TrainingRun:
             each_step=not self._overlaps,
         )
         self._context = StepContext(
-            self._micro_batches, self._config.seed, model, statistics, self.precision, self._state.before_update
+            self.worker,
+            self._micro_batches,
+            self._config.seed,
+            model,
+            statistics,
+            self.precision,
+            self._state.before_update,
+            apart=not self._overlaps,
         )
+        if self.worker.membership is not None:
+            self._context.recovery = Recovery(self.worker, self.worker.membership, self._parts, self._state, statistics)
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
         start_clock.mark("model")
 
@@ -173,7 +166,7 @@ class TrainingRun:
         Raises:
             UsageError: the state is not registered yet.
         """
-        self._require(self._parts, "call `run.register_state` before `run.differentiated`")
+        require(self._parts, "call `run.register_state` before `run.differentiated`")
         differentiated = ForwardBackward(
             model,
             loss,
@@ -188,6 +181,7 @@ class TrainingRun:
         if self.worker.world_size > 1 and self._overlaps:
             self._context.allreduce = AllReduceTimer(model)
         self._differentiated.append(differentiated)
+        self._context.differentiated = self._differentiated[0]
         return differentiated
 
     def inference(self, model: nn.Module, *, inputs: str = "images") -> nn.Module:
@@ -232,7 +226,7 @@ class TrainingRun:
             make: a function with the signature of `make_loader`.
         """
         options = LoaderOptions(
-            rank=self.worker.rank,
+            rank=self.worker.share,
             world_size=self.worker.world_size,
             device=self.worker.device,
             threads=self.worker.cpus,
@@ -263,9 +257,9 @@ class TrainingRun:
             UsageError: the loop omitted a call.
             NodeError: see `check_samples`.
         """
-        self._require(self._parts, "call `run.register_state` before `run.steps`")
+        require(self._parts, "call `run.register_state` before `run.steps`")
         is_ours = loader.order is self.stream and loader.start == self._cursor.start
-        self._require(is_ours, "take the training loader from `run.loaders`")
+        require(is_ours, "take the training loader from `run.loaders`")
         check_samples(loader, self.worker)
         rehearsal = Rehearsal(
             self._session,
@@ -279,39 +273,10 @@ class TrainingRun:
             self._warm_up_inference,
             captures=self._can_capture,
         )
-        yield from rehearsal.before_first_step()
-        self._state.discard_checkpoint()
-        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
-        gc.collect()
-        gc.freeze()
-        progress, cursor, every = self._progress, self._cursor, self._config.checkpoint_every
-        progress.begin(loader)
-        self._load_validation_ahead()
-        trace, batches = progress.step_trace(), _marked(loader.by_step())
-        for index in range(self._cursor.start, self.stream.steps):
-            trace.before(index)
-            self._newest = Step(
-                self._context,
-                batches,
-                progress.meter,
-                index=index,
-                progress=(index + 0.5) * self.stream.global_batch_size / (self._config.epochs * self.stream.samples),
-                ends_epoch=self.stream.epoch_closed_by(index) is not None,
-                on_update=progress.finish_step,
-            )
-            yield self._newest
-            self._newest.check_end()
-            if self._newest.ends_epoch:
-                yield from self._finish_epoch(rehearsal)
-            trace.after(index)
-            if every and cursor.done % every == 0 and cursor.saved < cursor.done:
-                self._checkpoint()
-            if notice := self._stop_signals.poll():
-                self._leave(notice)
-            self._session.steps_left = self.stream.steps - cursor.done
-        rehearsal.finish()
-
-    # The end of an epoch.
+        self._step_loop = StepLoop(
+            self._config, self._session, self._state, self._progress, self._context, self._parts, rehearsal
+        )
+        yield from self._step_loop.steps(loader, self._val_loader)
 
     @contextmanager
     def validation(self) -> Iterator[None]:
@@ -319,15 +284,8 @@ class TrainingRun:
 
         BatchNorm's statistics are averaged over ranks, and copied to the moving average.
         """
-        began = time.perf_counter()
-        with self._progress.meter.stage("validation"):
-            self._context.statistics.average(self.worker)
-            for part in self._parts.values():
-                if isinstance(part, AveragedModel):
-                    for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
-                        averaged.copy_(current)
+        with self._loop("validation").validation():
             yield
-        self._validation_seconds = time.perf_counter() - began
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
         """Write the epoch's record and a checkpoint; also save the weights in `best/` if the score is the highest.
@@ -340,63 +298,9 @@ class TrainingRun:
         Raises:
             UsageError: no epoch ends at this step, the epoch is already closed, or there was no validation.
         """
-        if self._newest is not None:
-            self._newest.check_end()
-        is_open = self._newest is not None and self._newest.ends_epoch and self._closed is None
-        self._require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
-        seconds, self._validation_seconds = self._validation_seconds, None
-        self._require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
-        self._require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
-        record = self._progress.end_epoch(
-            {**metrics, "seconds": seconds}, self._context.learning_rate, self._context.flops_per_image
-        )
-        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
-        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)
-        self._closed = Closed(record, best)
+        self._loop("close_epoch").close_epoch(metrics, score=score, weights=weights)
 
-    def _finish_epoch(self, rehearsal: Rehearsal) -> Iterator[Step]:
-        """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
-        closed, self._closed = self._closed, None
-        if closed is None:
-            raise self._error(
-                f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
-            )
-        yield from rehearsal.after_epoch(closed.record)
-        self._progress.begin_epoch()
-        self._checkpoint(closed.best)
-        self._load_validation_ahead()
-
-    def _load_validation_ahead(self) -> None:
-        """Load the first batches of the next validation while training runs; a CPU has no time for it."""
-        if self._on_gpu and self._cursor.done < self.stream.steps:
-            self._val_loader.begin_ahead()
-
-    def _checkpoint(self, best: BestWeights | None = None) -> None:
-        with self._progress.meter.stage("checkpoint"):
-            self._state.save(self._progress.meter.record, best)
-
-    def _leave(self, notice: Notice) -> None:
-        """Save a checkpoint of all completed steps, and then leave."""
-        if self._cursor.saved < self._cursor.done:
-            self._checkpoint()
-        self._session.finish()
-        if self.worker.rank == 0:
-            self._session.emit(Left(notice=notice, step=self._cursor.done))
-        self.worker.barrier()
-        raise Interrupted(notice)
-
-    def _require(self, holds: object, otherwise: str) -> None:
-        if not holds:
-            raise self._error(otherwise)
-
-    def _error(self, text: str) -> UsageError:
-        return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
-
-
-def _marked(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches; the time until the first one is a phase of the start."""
-    for first in batches:
-        start_clock.mark("first batch")
-        yield first
-        break
-    yield from batches
+    def _loop(self, call: str) -> StepLoop:
+        if self._step_loop is None:
+            raise loop_error(f"call `run.{call}` only where `step.ends_epoch`")
+        return self._step_loop

@@ -21,7 +21,7 @@ from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.prefetch import PREFETCHED_INPUTS
 from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.stream.assignment import Assignment, Loss
+from raydali.data.stream.assignment import Assignment, Change
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Inputs, Pipeline
@@ -95,7 +95,7 @@ def test_a_loader_takes_over_what_a_lost_rank_had(name: LoaderName, trained: int
         taken = [next(batches) for _ in range(trained + 1)]  # one micro-batch a step
         assigned = loader.assigned
         assert isinstance(assigned, Assignment)
-        assigned.resume([Loss((1,), trained, assigned.pause())])
+        assigned.resume([Change((1,), trained, assigned.pause())])
         taken += batches
     assert [batch.micro_batch.step for batch in taken] == sorted(batch.micro_batch.step for batch in taken)
     expected = {(step, 1) for step in range(STREAM.steps)} | {

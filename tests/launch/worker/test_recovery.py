@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from tests.support.mortal_ranks import STREAM, Death, Outcome, Point, run_mortal
+from tests.support.mortal_ranks import COMPLETE_AT, STREAM, Death, Outcome, Point, run_mortal
 
 KILLS = 200
 MOST_SECONDS = 5.0
@@ -20,9 +20,8 @@ def undisturbed() -> Outcome:
 def check(outcomes: dict[int, Outcome], survivors: set[int], undisturbed: Outcome) -> None:
     assert {*outcomes} == survivors
     numbers = [number for outcome in outcomes.values() for number in outcome.trained]
-    assert len(numbers) == len({*numbers})
     for outcome in outcomes.values():
-        assert len(outcome.updated) == STREAM.steps
+        assert sorted([*numbers, *outcome.of_lost_ranks]) == [*range(STREAM.steps * STREAM.micro_batches_per_step)]
         for name, weight in undisturbed.weights.items():
             np.testing.assert_allclose(outcome.weights[name], weight, rtol=1e-9, atol=1e-11, err_msg=name)
 
@@ -39,37 +38,61 @@ CASES = {
 
 def test_survivors_share_the_state_of_the_one_that_finished_the_step(undisturbed: Outcome) -> None:
     """Rank 1 does not get the sum of step 6, others do; the one that could give it the state may be lost, too."""
-    outcomes, _ = run_mortal(4, (Death(0, 6, "update"), Death(2, 7, "share")), {1: {6}})
+    outcomes, _, _ = run_mortal(4, (Death(0, 6, "update"), Death(2, 7, "share")), {1: {6}})
     check(outcomes, {1, 3}, undisturbed)
 
 
 @pytest.mark.parametrize("deaths", CASES.values(), ids=CASES.keys())
 def test_survivors_finish_the_run(deaths: tuple[Death, ...], undisturbed: Outcome) -> None:
-    outcomes, _ = run_mortal(3, deaths)
+    outcomes, _, _ = run_mortal(3, deaths)
     check(outcomes, {0, 1, 2} - {death.rank for death in deaths}, undisturbed)
 
 
+REPLACED = {
+    "one": ((Death(1, 2, "before"),), {}),
+    "rank 0": ((Death(0, 2, "in"),), {}),
+    "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
+    "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),
+    "its replacement, too": ((Death(1, 1, "before"), Death(1, 12, "in", 1)), {}),
+}
+
+
+@pytest.mark.parametrize(("deaths", "late"), REPLACED.values(), ids=REPLACED.keys())
+def test_a_replacement_joins_the_survivors(
+    deaths: tuple[Death, ...], late: dict[int, set[int]], undisturbed: Outcome
+) -> None:
+    outcomes, _, _ = run_mortal(3, deaths, late, replaces=True)
+    check(outcomes, {0, 1, 2}, undisturbed)
+    for death in deaths:
+        replaced = outcomes[death.rank]
+        assert replaced.trained or any(each.life for each in deaths), "it came too late"
+        assert replaced.taken_over["of_rank"] not in ("", str(death.rank))
+
+
 @pytest.mark.slow
-def test_two_hundred_deaths(undisturbed: Outcome) -> None:
+@pytest.mark.parametrize("replaces", [False, True])
+def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
     kills, slowest, draw = 0, 0.0, random.Random(0)
-    while kills < KILLS:
+    while kills < KILLS // 2:
         world_size = draw.choice([3, 4])
         ranks = draw.sample(range(world_size), draw.randint(1, world_size - 1))
-        step = draw.randrange(STREAM.steps)
+        step = draw.randrange(STREAM.steps - 2 * replaces)
         points: list[Point] = [draw.choice(["forward", "before", "in", "after", "update"])]
         points += draw.choices(get_args(Point), k=len(ranks) - 1)
         deaths = [
             Death(rank, step + (index > 0 and draw.random() < 0.5), point)
             for index, (rank, point) in enumerate(zip(ranks, points, strict=True))
         ]
+        if replaces:
+            deaths += [Death(ranks[0], COMPLETE_AT[0] + draw.randrange(3), draw.choice(["forward", "in", "update"]), 1)]
         late = {}
         # The last step's update ends once all have it: nobody would die there for the one who is late.
         if points[0] == "after" or (points[0] == "update" and step < STREAM.steps - 1):
             late = {draw.choice([rank for rank in range(world_size) if rank not in ranks]): {step}}
-        outcomes, seconds = run_mortal(world_size, deaths, late)
+        outcomes, died, seconds = run_mortal(world_size, deaths, late, replaces=replaces)
         lost = {*range(world_size)} - {*outcomes}
-        assert lost <= {*ranks}  # who would die while recovering may not have had to
+        assert lost <= ({*()} if replaces else {*ranks})  # who would die while recovering may not have had to
         check(outcomes, {*range(world_size)} - lost, undisturbed)
-        kills, slowest = kills + len(lost), max(slowest, seconds)
+        kills, slowest = kills + died, max(slowest, seconds)
     print(f"{kills} deaths, at most {slowest:.2f} s to the end of the survivors' next update")
     assert slowest <= MOST_SECONDS
