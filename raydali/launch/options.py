@@ -24,6 +24,7 @@ PLACEMENT_OPTIONS = {
     "storage",
     "data",
     "max_failures",
+    "replace",
     "hang_timeout",
     "storage_timeout",
     "start_timeout",
@@ -86,6 +87,9 @@ class LaunchOptions:
     max_failures: int = 3
     """Maximum consecutive failures without a new checkpoint, except preemptions and storage outages; -1: no limit. An
     error that would recur ends the run at once."""
+    replace: bool = True
+    """Replace a worker whose process has died while the others train on. Only for a fixed number of workers on CPUs,
+    without --sync-bn; otherwise all restart."""
     hang_timeout: float = 600
     """Seconds without progress after which a run restarts from its newest checkpoint; 0: no limit."""
     storage_timeout: float = 21600

@@ -16,6 +16,8 @@ from raydali.run.events import (
     Preemption,
     Quarantined,
     Rehearsed,
+    Rejoined,
+    Replaced,
     Resize,
     Resumed,
     Started,
@@ -118,6 +120,11 @@ class Console:
                 self._show_failure(event)
             case Resize():
                 self.print(f"continuing with {plural(event.workers, 'worker')} from the newest checkpoint")
+            case Replaced():
+                others = f"{plural(event.remaining, 'worker')} train on"
+                self.warn(f"{event.error}; {others}, and {numbered('rank', event.ranks)} will be replaced")
+            case Rejoined():
+                self.print(f"rank {event.rank} was replaced, and joined at step {event.step}")
             case Preemption():
                 self.warn("a node is being taken away: continuing from the newest checkpoint")
             case Hang():

@@ -75,7 +75,7 @@ STREAM = replace(DIGITS, epochs=EPOCHS, global_batch_size=64).stream(1437)
 
 
 def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
-    with running(env, tmp_path, "--hang-timeout", "10") as (process, folder):
+    with running(env, tmp_path, "--hang-timeout", "10", "--no-replace") as (process, folder):
         frozen = trainers(process.pid)[1]
         began = time.time()
         os.kill(frozen, signal.SIGSTOP)
@@ -115,8 +115,8 @@ def test_a_rank_that_hangs_at_its_start_is_named_and_restarted(env: dict[str, st
     assert float((tmp_path / "timeout").read_text()) == 900, "gloo must wait longer than the driver does"
 
 
-def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str], tmp_path: Path) -> None:
-    with running(env, tmp_path) as (process, folder):
+def test_workers_restart_after_a_kill(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path, "--no-replace") as (process, folder):
         began = time.time()
         kill(trainers(process.pid)[:1])
         wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
@@ -124,6 +124,45 @@ def test_killed_workers_are_replaced_without_being_asked_for(env: dict[str, str]
         print(f"noticed after {events(folder, 'failure')[0]['time'] - began:.1f} s,", end=" ")
         print(f"next step after {resumed['time'] - began:.1f} s; the first start took {started['seconds']:.1f} s")
         assert process.wait(180) == 0
+        assert_whole(folder, STREAM)
+
+
+@pytest.mark.parametrize("signals", [{0: signal.SIGKILL}, {1: signal.SIGKILL, 2: signal.SIGKILL}, {1: signal.SIGSTOP}])
+def test_lost_ranks_are_replaced_while_others_train(
+    env: dict[str, str], tmp_path: Path, signals: dict[int, signal.Signals]
+) -> None:
+    """Rank 0; two at once; and one that is frozen, until it is killed."""
+    with running(env, tmp_path, "--workers", "3", "--batch-size", "8", "--hang-timeout", "10") as (process, folder):
+        workers, began = trainers(process.pid), time.time()
+        for index, sent in signals.items():
+            os.kill(workers[index], sent)
+        wait_for(lambda: len(events(folder, "rejoin")) == len(signals), process, tmp_path)
+        print(f"lost after {events(folder, 'replace')[0]['time'] - began:.1f} s,", end=" ")
+        print(f"all are back after {events(folder, 'rejoin')[-1]['time'] - began:.1f} s")
+        assert {*trainers(process.pid)} > {pid for index, pid in enumerate(workers) if index not in signals}
+        assert process.wait(180) == 0
+        lost = [rank for row in events(folder, "replace") for rank in row["ranks"]]
+        assert sorted(lost) == sorted(row["rank"] for row in events(folder, "rejoin"))
+        assert not events(folder, "failure", "resume")
+        assert_whole(folder, STREAM)
+        assert sum(row["images"] for row in folder.rows("epochs.jsonl")) == STREAM.steps * STREAM.global_batch_size
+
+
+def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path) as (process, folder):
+        known = trainers(process.pid)
+
+        def new() -> set[int]:
+            return {*trainers(process.pid)} - {*known}
+
+        kill(known[1:])
+        for _ in range(2):
+            wait_for(lambda: bool(new()), process, tmp_path)
+            kill([*new()])
+            known += new()
+        wait_for(lambda: bool(events(folder, "rejoin")), process, tmp_path)
+        assert process.wait(180) == 0
+        assert events(folder, "replace") and not events(folder, "failure", "resume")
         assert_whole(folder, STREAM)
 
 

@@ -2,6 +2,7 @@
 
     raydali chaos                                   all faults, as root; without root some are skipped
     raydali chaos --faults worker,disk --nodes 2 --json chaos.json
+    raydali chaos --kills 20                        ranks of a fixed number of workers, replaced in place
 
     undisturbed   a run on the built-in digits, for its losses
     disturbed     the same run; each fault is injected when training has progressed after the previous fault
@@ -20,6 +21,7 @@ from raydali.output import JsonFile, machine, require_writable, show, write_json
 from raydali.text import number, plural
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
+KILL = "kill"
 MAX_NODES = 16
 
 
@@ -29,6 +31,8 @@ class Chaos:
 
     faults: str = ",".join(NAMES)
     """Faults to inject, in this order."""
+    kills: int = 0
+    """Inject no other faults, but kill so many ranks, one after the other, of a run that replaces them in place."""
     nodes: int = 3
     """Nodes of the cluster, all on this machine, with one worker each."""
     epochs: int = 60
@@ -49,7 +53,9 @@ def main(options: Chaos) -> dict[str, Any]:
         UsageError: an option is invalid; nothing was started.
         CommandError: the run did not continue, lost or repeated samples, or left processes or files.
     """
-    faults = _faults(options.faults)
+    faults = [KILL] * options.kills or _faults(options.faults)
+    if options.kills < 0:
+        raise UsageError(f"--kills must be at least 0, not {options.kills}")
     if not 2 <= options.nodes <= MAX_NODES:
         raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
     if options.epochs < 1:

@@ -113,7 +113,8 @@ class ChaosExperiment:
         return outcomes
 
     def _command(self, host: Host, folder: RunFolder) -> list[str]:
-        options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", f"1:{self._nodes}"]
+        workers = str(self._nodes) if "kill" in self._faults else f"1:{self._nodes}"
+        options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
         options += ["--global-batch-size", str(BATCH_SIZE * self._nodes), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]

@@ -1,5 +1,6 @@
 """The faults, with their injection, the observation of their detection, and their repair."""
 
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -65,7 +66,8 @@ class Fault:
         inject: injects the fault.
         detected: returns the detection, or None if the fault was not detected yet.
         repair: does what an operator would do after the detection.
-        stops: whether training stops until a resume.
+        stops: whether training stops until a resume, or a replacement is awaited.
+        resumes: the events that end this.
         resumes_undetected: whether this resume may come before the detection.
         unavailable: returns why the fault cannot be injected on this machine; empty if it can.
     """
@@ -75,6 +77,7 @@ class Fault:
     detected: Callable[[FaultContext], Detection | None]
     repair: Callable[[FaultContext], None] = lambda _: None
     stops: bool = True
+    resumes: tuple[str, ...] = ("resume",)
     resumes_undetected: bool = False
     unavailable: Callable[[], str] = lambda: ""
 
@@ -96,8 +99,9 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault.repair(context)
     if fault.stops:
         since = context.at if fault.resumes_undetected else noticed
-        run.wait_for(f"training to go on after {name}", lambda: first(run.events(), ["resume"], since) is not None)
-        row = first(run.events(), ["resume"], since) or {}
+        ends = fault.resumes
+        run.wait_for(f"training to go on after {name}", lambda: first(run.events(), ends, since) is not None)
+        row = first(run.events(), ends, since) or {}
         resumed, resumed_at = row["time"], row["step"]
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > repaired)
@@ -192,6 +196,12 @@ FAULTS = {
         description="SIGKILL to one rank",
         inject=lambda context: send(context.victims, signal.SIGKILL),
         detected=_event("failure"),
+    ),
+    "kill": Fault(
+        description="SIGKILL to one rank, which is replaced while the others train on",
+        inject=lambda context: send([random.choice(context.nodes.all_trainers())], signal.SIGKILL),
+        detected=_event("replace", "failure"),
+        resumes=("rejoin", "resume"),  # all restart if it happens in a validation or a checkpoint
     ),
     "node": Fault(
         description="SIGKILL to all processes of a node; a new one is started in its place",

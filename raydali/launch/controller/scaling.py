@@ -38,6 +38,7 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
+from raydali.launch.controller.replacement import Replacements
 from raydali.run.events import GroupEnded, Resize, WorkerAddress
 from raydali.run.messages import Placed
 
@@ -60,23 +61,48 @@ MAX_TIMEOUT_SECONDS = 120.0
 
 
 class Trainer(TorchTrainer):
-    """A TorchTrainer whose worker groups start when the driver permits it; only the driver judges failures."""
+    """A TorchTrainer whose worker groups start when the driver permits it; only the driver judges failures.
 
-    def __init__(self, *args: Any, channel: DriverChannel, **options: Any) -> None:
+    Args:
+        replaces: whether single workers are replaced while the others train on; only with a fixed number of workers.
+    """
+
+    def __init__(self, *args: Any, channel: DriverChannel, replaces: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._channel = channel
+        self._channel, self._replaces = channel, replaces
 
     def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
         of_ray = arguments["scaling_policy"]
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
-        arguments["scaling_policy"] = policy(of_ray.scaling_config, self._channel)
+        arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
+        if self._replaces:
+            supervised.replacements = Replacements(self._channel)
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
         return super()._initialize_and_run_controller(**arguments)
 
 
 class _Controller(TrainController):
-    """A controller that shuts a failed worker group down at once; Ray's keeps its resources until the next start."""
+    """A controller that shuts a failed worker group down at once; Ray's keeps its resources until the next start.
+
+    It may replace single workers instead.
+    """
+
+    @property
+    def _replacements(self) -> Replacements | None:
+        assert isinstance(self._scaling_policy, _Supervised)
+        return self._scaling_policy.replacements
+
+    def _start_worker_group(self, *args: Any, **options: Any) -> None:
+        if self._replacements is not None:
+            self._replacements.begin_group()
+        super()._start_worker_group(*args, **options)
+
+    async def _poll_workers(self) -> "WorkerGroupPollStatus":
+        status = await super()._poll_workers()
+        if self._replacements is None or self._worker_group is None:
+            return status
+        return self._replacements.survived(self._worker_group, status)
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
@@ -106,6 +132,7 @@ class _Supervised(ScalingPolicy):
         self._ends = 0
         self._places: dict[int, WorkerAddress] = {}
         self._resize_to: int | None = None
+        self.replacements: Replacements | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """See the base class; nothing starts unless the driver permits it."""

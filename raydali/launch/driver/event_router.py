@@ -10,7 +10,7 @@ from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
-from raydali.run.events import Event, GroupEnded, Hang, Left, Started
+from raydali.run.events import Event, GroupEnded, Hang, Left, Replaced, Started
 from raydali.run.messages import EpochEnded, ForwardedWarning, Heartbeat, HeartbeatEnded, Message, Progress, WorkerError
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class EventRouter:
                 self._watch.training_started()
             case Left():
                 self._groups.left()
+            case Replaced():
+                for rank in message.ranks:
+                    self._watch.forget(rank)
+                message = self._groups.replaced(message)
             case GroupEnded():
                 self._watch.group_ended()
                 message = self._groups.ended(message)

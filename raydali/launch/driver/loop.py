@@ -211,6 +211,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
     return Trainer(
         run_worker,
         channel=channel,
+        replaces=options.replace and placement.can_replace and not options.sync_bn and options.max_failures != 0,
         train_loop_config={"task": ray.put(task)},  # or the controller pickles it once more
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(

@@ -34,6 +34,11 @@ class Placement:
         """True if the number of workers may change during the run."""
         return self.minimum < self.reachable
 
+    @property
+    def can_replace(self) -> bool:
+        """True if the other workers can train on without one: without NCCL, whose groups do not survive a loss."""
+        return self.minimum > 1 and not self.is_elastic and not self.gpu
+
     def __str__(self) -> str:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
 

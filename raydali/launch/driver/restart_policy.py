@@ -62,6 +62,7 @@ class RestartPolicy:
         self._start = 0
         self._has_trained = False
         self._without_progress = 0
+        self._losses, self._lost_at = 0, -1
         self._error: tuple[str, int] | None = None
         self._same = 0
         self._error_nodes: set[str] = set()
@@ -75,6 +76,18 @@ class RestartPolicy:
         self._outages = 0
         if step > self._start:
             self._start, self._without_progress = step, 0
+
+    def lost(self, step: int) -> str | None:
+        """Judge a loss of ranks that others survive. Return why the run ends; None if it goes on.
+
+        Args:
+            step: the last completed step.
+        """
+        self._losses = self._losses + 1 if step == self._lost_at else 1
+        self._lost_at = step
+        if 0 <= self._limit < self._losses:
+            return f"ranks were lost {self._losses} times in a row after step {step}: --max-failures is {self._limit}"
+        return None
 
     def failed(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
         """Judge the failure of a worker group.

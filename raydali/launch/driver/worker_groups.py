@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raydali.launch.driver.pending_resources import PendingResources
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.run.events import Failure, GroupEnded, StuckRank, WorkerAddress
+from raydali.run.events import Failure, GroupEnded, Replaced, StuckRank, WorkerAddress
 from raydali.run.messages import Message, WorkerError, WorkerMessage
 
 if TYPE_CHECKING:
@@ -84,6 +84,12 @@ class WorkerGroups:
     def hung(self, ranks: Sequence[StuckRank]) -> None:
         """Remember ranks that are killed because they hold up the run."""
         self._hung |= {(each.node_id, each.pid) for each in ranks}
+
+    def replaced(self, loss: Replaced) -> Replaced:
+        """Decide whether the run goes on after a loss that others survive; return it with the event to record."""
+        self.stop_reason = self.stop_reason or self._policy.lost(self.step)
+        self.failure = self._describe_deaths(loss.ranks, loss.places, loss.error, self._hung)
+        return replace(loss, error=self.failure, step=self.step)
 
     def ended(self, end: GroupEnded) -> GroupEnded:
         """Decide what follows the end of a group; return it with the event to record."""

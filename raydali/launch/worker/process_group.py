@@ -5,6 +5,8 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
@@ -12,13 +14,19 @@ import torch
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from raydali.launch.controller.replacement import STORE
 from raydali.run.compile_cache import use_node_folders
+from raydali.train.membership import Membership
 
 if TYPE_CHECKING:
     from ray.train._internal.base_worker_group import BaseWorkerGroup
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+JOINS = "RAYDALI_JOINS"
+"""Environment variable of a worker that replaces a lost one."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -37,9 +45,11 @@ class WorkerProcesses(TorchConfig):
 
 class _Backend(_TorchBackend):
     def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
+        joins = isinstance(worker_group, ReplicaGroup)
         try:
-            worker_group.execute(_prepare_process)
-            super().on_start(worker_group, backend_config)
+            worker_group.execute(_prepare_process, os.environ.get(STORE), joins=joins)
+            if not joins:
+                super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
             # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
             raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
@@ -48,11 +58,30 @@ class _Backend(_TorchBackend):
         """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
 
 
-def _prepare_process() -> None:
+def _prepare_process(store: str | None, *, joins: bool) -> None:
+    """Prepare the process of a worker.
+
+    Args:
+        store: the address of the store in which the ranks agree; None: they need none.
+        joins: whether the worker replaces a lost one, and joins the others when it is prepared.
+    """
+    if store is not None:
+        os.environ[STORE] = store
+    if joins:
+        os.environ[JOINS] = "1"
     use_node_folders()
     if threads := os.environ.get("OMP_NUM_THREADS"):  # Ray has set it after PyTorch's import
         torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
+
+
+def membership_of(rank: int, world_size: int, timeout: timedelta) -> Membership | None:
+    """Return this worker's membership of its group; None if no worker is replaced."""
+    if (address := os.environ.get(STORE)) is None:
+        return None
+    host, _, port = address.rpartition(":")
+    store = partial(TCPStore, host, int(port), is_master=False)
+    return Membership(store, rank, world_size, joins=JOINS in os.environ, timeout=timeout)
 
 
 def listen_at_node_address() -> None:

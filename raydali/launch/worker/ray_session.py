@@ -24,16 +24,18 @@ from raydali.launch.worker.environment import WorkerEnvironment, environment, wo
 from raydali.launch.worker.hardware_choices import chosen
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
+from raydali.launch.worker.process_group import membership_of
 from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.launch.worker.session import Cursor
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
-from raydali.run.events import Notice, Resumed, Started
+from raydali.run.events import Notice, Rejoined, Resumed, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, RankWarning, WorkerError
 from raydali.run.model_file import BestWeights
 from raydali.text import plural
+from raydali.train.membership import NotReplacedError
 from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
@@ -49,24 +51,27 @@ class RaySession:
     def __init__(self, task: "WorkerTask") -> None:
         start_clock.mark("worker start")
         context = ray.get_runtime_context()
-        self.worker = Worker.join(
-            _device(),
-            cpus=int(context.get_assigned_resources().get("CPU", 1)),
-            node=context.get_node_id()[:8],
-            timeout=task.options.group_timeout,
-        )
+        cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
+        place = ray.train.get_context()
+        membership = membership_of(place.get_world_rank(), place.get_world_size(), task.options.group_timeout)
+        self._joins = membership is not None and membership.joins
+        if membership is not None and self._joins:
+            self.worker = Worker.replace(_device(), membership, place.get_world_size(), cpus=cpus, node=node)
+        else:
+            self.worker = Worker.join(_device(), cpus=cpus, node=node, timeout=task.options.group_timeout)
+            self.worker.membership = membership
         start_clock.mark("process group")
         self._environment = environment(
             [WorkerEnvironment(**each) for each in self.worker.gather(asdict(worker_environment(self.worker)))]
         )
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
-        attempt = self._attempt(task.attempt, folder)
-        if attempt.group == 1:
+        attempt = Attempt.newest(folder) if self._joins else self._attempt(task.attempt, folder)
+        if attempt.group == 1 and not self._joins:
             start_clock.join(task.marks)
         self.folder = attempt.fenced(folder)
         self.node_cache = cache_folder()
-        self._metrics = RankMetrics(folder.name, self.worker.rank, self.worker.device)
+        self._metrics = RankMetrics(folder.name, self.worker.share, self.worker.device)
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
@@ -87,7 +92,7 @@ class RaySession:
 
     def latest(self) -> dict[str, Any] | None:
         """See this method of Session."""
-        state = self._checkpoints.newest()
+        state = None if self._joins else self._checkpoints.newest()
         self._resumed = state is not None
         return state
 
@@ -118,11 +123,13 @@ class RaySession:
 
     def warn(self, text: str) -> None:
         """See this method of Session."""
-        self.emit(RankWarning(self.worker.rank, text))
+        self.emit(RankWarning(self.worker.share, text))
 
     def report_start(self, *, steps: int) -> None:
         """See this method of Session."""
-        if self.worker.rank == 0:
+        if self._joins:
+            self.emit(Rejoined(rank=self.worker.share, step=self.cursor.start, phases=start_clock.phases()))
+        elif self.worker.rank == 0:
             started = Resumed if self._resumed else Started
             self.emit(
                 started(
@@ -158,7 +165,7 @@ class RaySession:
     def publish(self, figures: Figures) -> None:
         """Publish figures to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
-        self.emit(RankFigures(self.worker.rank, figures))
+        self.emit(RankFigures(self.worker.share, figures))
 
 
 def _device() -> torch.device:
@@ -201,7 +208,7 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)
-        rank = session.worker.rank
+        rank = session.worker.share
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
             options = chosen(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
@@ -212,6 +219,9 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
         heartbeat.close()
     except Interrupted:
         raise
+    except NotReplacedError:
+        if session is None or session.worker.joined:
+            raise
     except BaseException as error:
         rank = ray.train.get_context().get_world_rank()
         cursor, node_id = session.cursor if session else Cursor(), ray.get_runtime_context().get_node_id()
@@ -226,7 +236,7 @@ def _heartbeat(session: RaySession, options: LaunchOptions) -> HeartbeatThread:
         lambda: Loader.batches_taken + retries(),
         session.progress,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
-        rank=session.worker.rank,
+        rank=session.worker.share,
         group=_group(),
         node=session.worker.node,
         node_id=ray.get_runtime_context().get_node_id(),

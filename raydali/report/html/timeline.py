@@ -22,6 +22,8 @@ _STYLE = {
     "interrupt": "warn",
     "preemption": "warn",
     "resize": "calm",
+    "replace": "warn",
+    "rejoin": "good",
     "rehearsal": "calm",
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from raydali.commands.chaos import command
 from raydali.commands.chaos.accounting import FaultOutcome, Losses, Samples, first, lost_and_repeated, reached, shares
-from raydali.commands.chaos.command import NAMES, Chaos, failures
+from raydali.commands.chaos.command import KILL, NAMES, Chaos, failures
 from raydali.commands.chaos.faults import FAULTS
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str | None) -> No
 
 
 def test_every_fault_that_can_be_asked_for_is_one() -> None:
-    assert set(NAMES) == set(FAULTS)
+    assert {*NAMES, KILL} == set(FAULTS)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,7 @@ def test_every_fault_that_can_be_asked_for_is_one() -> None:
         (Chaos(faults=","), "--faults worker"),
         (Chaos(nodes=1), "--nodes 2 16 1"),
         (Chaos(epochs=0), "--epochs 1 0"),
+        (Chaos(kills=-1), "--kills 0 -1"),
         (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
     ],
 )

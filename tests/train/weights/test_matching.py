@@ -86,9 +86,9 @@ def test_only_the_head_is_new_for_other_classes(mobilenet: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(mobilenet: Path, tmp_path: Path) -> None:
-    torch.save(build_model("resnet18", 10).state_dict(), tmp_path / "resnet18.pth")
-    with pytest.raises(UsageError, match=mentioning("resnet18.pth 0% 90% features.0.0.weight conv1.weight --model")):
-        matched(tmp_path / "resnet18.pth", "mobilenet_v2", 10)
+    torch.save(build_model("resnet50", 10).state_dict(), tmp_path / "resnet50.pth")
+    with pytest.raises(UsageError, match=mentioning("resnet50.pth 0% 90% features.0.0.weight conv1.weight --model")):
+        matched(tmp_path / "resnet50.pth", "mobilenet_v2", 10)
     with pytest.raises(UsageError, match=mentioning(f"{mobilenet.name} --model")):
         matched(mobilenet, "timm:mobilenetv2_100", 10)
     with pytest.raises(ValueError, match="features"):
