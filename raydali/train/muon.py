@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-BRANCHES = 4
+BRANCHES = 8
 """Branches of the CUDA graph, which compute at the same time: most matrices are too small to occupy a GPU."""
 
 _log = logging.getLogger(__name__)

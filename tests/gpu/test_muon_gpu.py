@@ -56,16 +56,6 @@ def test_without_lasting_gradients_nothing_is_captured() -> None:
     both.check()
 
 
-def test_on_the_default_stream_updates_go_on_without_a_graph(caplog: pytest.LogCaptureFixture) -> None:
-    both = compared("resnet9")
-    with torch.cuda.stream(torch.cuda.default_stream()):
-        for step in range(3):
-            both.step(0.01, seed=step)
-    assert not is_captured(both)
-    assert len([each for each in caplog.messages if "captured" in each]) == 1
-    both.check()
-
-
 @pytest.mark.parametrize("name", ["resnet9", "resnet50", "wrn40_4"])
 def test_captured_updates_are_faster(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
