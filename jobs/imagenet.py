@@ -55,7 +55,7 @@ class Config(RecipeOptions, RegularizationOptions, ClassifierOptions, MultiLabel
 
     model: str = "resnet50"
     """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or,
-    for small images, wrn40_4, resnet18_small, resnet9 or digits."""
+    for small images, wrn40_4, wrn16_8, resnet18_small, resnet9 or digits."""
     random_area: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest area of a random crop, as a share of the image. Crops that do not fit are drawn
     again, so that a bound above 1 makes large ones rarer."""

@@ -13,7 +13,8 @@ from tests.accuracy.side_by_side import side_by_side
 
 BASE = (
     *("--recipe", "fashion", "--loader", "resident", "--model", "resnet9", "--batch-size", "512"),
-    *("--global-batch-size", "512", "--learning-rate", "0.8", "--warmup-epochs", "2", "--ema-decay", "0.99"),
+    *("--global-batch-size", "512", "--warmup-epochs", "2", "--ema-decay", "0.99", "--augment", "shift:4"),
+    *("--optimizer", "sgd", "--learning-rate", "0.8", "--weight-decay", "5e-4"),
 )
 HOLD_OUT = 10_000
 ADAMW = ("--learning-rate", "0.004", "--weight-decay", "0.05")

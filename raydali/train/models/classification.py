@@ -2,7 +2,7 @@
 
 | name                     | model                                                              |
 |--------------------------|--------------------------------------------------------------------|
-| `digits`, `wrn40_4`      | any model of small_images.py                                       |
+| `digits`, `wrn16_8`      | any model of small_images.py                                       |
 | `resnet50`               | any classification model of torchvision                            |
 | `timm:convnext_tiny`     | any model of timm; the name may have a tag, which is of its weights |
 | `package.module:factory` | what the function makes of num_classes, and image_size if it takes it |

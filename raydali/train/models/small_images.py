@@ -6,9 +6,11 @@
 | `resnet9`        | Page's network of DAWNBench's CIFAR-10 records         |  6,573,120             |
 | `resnet18_small` | ResNet-18 with a first convolution of 3x3 and stride 1 | 11,173,962             |
 | `wrn40_4`        | Wide ResNet 40-4                                       |  8,949,210             |
+| `wrn16_8`        | Wide ResNet 16-8                                       | 10,961,370             |
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -48,11 +50,17 @@ def resnet18_small(classes: int) -> nn.Module:
     return model
 
 
-def wrn40_4(classes: int) -> nn.Sequential:
-    """Return Wide ResNet 40-4 (Zagoruyko & Komodakis, BMVC 2016), without dropout: 3 groups of 6 blocks."""
+def wide_resnet(classes: int, *, depth: int, width: int) -> nn.Sequential:
+    """Return a Wide ResNet (Zagoruyko & Komodakis, BMVC 2016), without dropout.
+
+    Args:
+        classes: number of classes.
+        depth: 4 more than a multiple of 6: 3 groups of (depth - 4) / 6 blocks.
+        width: factor of the channels 16, 32 and 64 of the groups.
+    """
     blocks, inputs = list[nn.Module](), 16
-    for group, outputs in enumerate((64, 128, 256)):
-        for index in range(6):
+    for group, outputs in enumerate((16 * width, 32 * width, 64 * width)):
+        for index in range((depth - 4) // 6):
             blocks.append(_WideBlock(inputs, outputs, stride=2 if group and not index else 1))
             inputs = outputs
     model = nn.Sequential(
@@ -72,7 +80,8 @@ SMALL_IMAGE_MODELS: Mapping[str, Callable[[int], nn.Module]] = {
     "digits": digits_network,
     "resnet9": resnet9,
     "resnet18_small": resnet18_small,
-    "wrn40_4": wrn40_4,
+    "wrn40_4": partial(wide_resnet, depth=40, width=4),
+    "wrn16_8": partial(wide_resnet, depth=16, width=8),
 }
 """What makes each model of a number of classes, by name."""
 

@@ -215,32 +215,34 @@ def deit3_s() -> Recipe:
 
 
 def fashion() -> Recipe:
-    """Return a recipe for Fashion-MNIST (Xiao et al., 2017): a Wide ResNet 40-4 on its images of 28 pixels.
+    """Return a recipe for Fashion-MNIST (Xiao et al., 2017): a Wide ResNet 16-8 on its images of 28 pixels.
 
     Published: top-1 96.7 % of a WRN40-4 with flips and crops, in the table of FASHION. No settings are published with
-    it, so these are raydali's own: SGD with shifts, flips, erasing, label smoothing and a moving average.
+    it, so these are raydali's own, chosen on held-out training images: Muon with TrivialAugment, flips, erasing, label
+    smoothing and a moving average.
     """
     return Recipe(
         top1=0.967,
         measured_on="Fashion-MNIST, WRN40-4",
         source=FASHION,
         settings=Settings(
-            model="wrn40_4",
-            epochs=100,
+            model="wrn16_8",
+            epochs=180,
             global_batch_size=512,
             batch_size=512,
             image_size=28,
             val_image_size=28,
             resize_size=28,
             random_area=(1.0, 1.0),
-            augment="shift:4",
+            augment="trivial",
             erase=0.5,
             tta="flip",
             label_smoothing=0.1,
-            learning_rate=0.4,
-            weight_decay=5e-4,
+            optimizer="muon",
+            learning_rate=0.004,
+            weight_decay=0.05,
             warmup_epochs=5,
-            ema_decay=0.999,
+            ema_decay=0.998,
             ema_warmup=True,
         ),
     )

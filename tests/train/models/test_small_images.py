@@ -6,7 +6,13 @@ import torch
 from raydali.train.models.classification import build_model, check_model, head_names
 from raydali.train.models.small_images import SMALL_IMAGE_MODELS
 
-PARAMETERS = {"digits": 94_762, "resnet9": 6_573_120, "resnet18_small": 11_173_962, "wrn40_4": 8_949_210}
+PARAMETERS = {
+    "digits": 94_762,
+    "resnet9": 6_573_120,
+    "resnet18_small": 11_173_962,
+    "wrn40_4": 8_949_210,
+    "wrn16_8": 10_961_370,
+}
 
 
 @pytest.mark.parametrize("name", SMALL_IMAGE_MODELS)

@@ -73,9 +73,9 @@ def test_differences_are_listed_as_options() -> None:
     config = replace(config_of("fashion"), epochs=30, nesterov=False, augment="none", flip_probability=0.0, name="x")
     phrases = [*find_recipe("fashion").differences(asdict(config))]
     assert phrases == [
-        "--epochs 30 instead of 100",
+        "--epochs 30 instead of 180",
         "--flip-probability 0.0 instead of 0.5",
-        "--augment none instead of shift:4",
+        "--augment none instead of trivial",
         "--no-nesterov instead of --nesterov",
     ]
 
