@@ -118,11 +118,11 @@ class BrokenSamples:
         Raises:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks.
         """
-        counts = self._session.worker.counts
-        counts.mine[BROKEN] = counts.sums[BROKEN] = 0
         news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
+        counts = self._session.worker.counts
+        counts.mine[BROKEN] = counts.sums[BROKEN] = 0  # a replacement that joins before needs what they were
         self._report_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
         for _, sound, _ in exchanged:
             for name, ids in sound.items():
