@@ -25,6 +25,8 @@ RAY_MODULES = (
     "raydali.launch.worker.training_run",
 )
 """Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
+GPU = Path("/dev/nvidiactl")
+"""Nodes with a GPU have no server: it has not been tried there whether the imports leave CUDA alone."""
 IDLE_SECONDS = 30.0
 """How long a server stays without a process that it has forked."""
 
@@ -40,7 +42,7 @@ def main(path: str, *program: str) -> None:
         path = next(each for each in program if each.startswith("--raylet-name=")).partition("=")[2] + path
     listening = None
     with suppress(OSError):  # there is a server, or none can be
-        listening = _listen(path)
+        listening = None if GPU.exists() else _listen(path)
     if listening is not None and (not program or os.fork()):
         sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
         program = _serve(listening, path)
@@ -81,7 +83,7 @@ def _serve(listening: socket.socket, path: str) -> tuple[str, ...]:
     _import(MODULES)
     listening.settimeout(1.0)
     until = time.monotonic() + IDLE_SECONDS
-    while os.getppid() == parent and time.monotonic() < until and not _uses_cuda():
+    while os.getppid() == parent and time.monotonic() < until:
         with suppress(OSError, EOFError):
             connection = listening.accept()[0]
             with connection:
@@ -102,11 +104,6 @@ def _import(modules: tuple[str, ...]) -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-
-
-def _uses_cuda() -> bool:
-    """Return whether CUDA runs in this process: it would not run in a fork."""
-    return "/dev/nvidia-uvm" in {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
 
 
 def _fork(connection: socket.socket) -> tuple[str, ...]:
