@@ -36,6 +36,10 @@ class RankRecord:
 
     replaced: int = 0
     """Number of broken samples that were replaced."""
+    images_of_all: int = 0
+    """Images of all ranks in the steps of this rank, also of ranks that are lost; 0 if it is not known."""
+    loss_sum_of_all: float = 0.0
+    """Training loss, added up over these images."""
 
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
@@ -112,7 +116,6 @@ def epoch_record(
     quarantined: int,
     ceiling_images_per_second: float | None,
     flops_per_image: float | None = None,
-    images_of_lost_ranks: int = 0,
     options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
@@ -132,7 +135,6 @@ def epoch_record(
         ceiling_images_per_second: the ceiling of the last segment's workers. The row omits it if other segments had
             another number of workers, or if the epoch is faster (`share_of_ceiling`).
         flops_per_image: operations of the forward and backward pass of a sample; None if they are not counted.
-        images_of_lost_ranks: images that ranks have trained on whose records are lost with them.
         options: the job's options, a dataclass, for the verdict's advice; None for a training loop without a job.
         useful_block: see `verdict`.
     """
@@ -141,8 +143,7 @@ def epoch_record(
         return sum(fmean(getattr(record, name) for record in segment) for segment in segments)
 
     records = [record for segment in segments for record in segment]
-    recorded = sum(record.images for record in records)
-    images = recorded + images_of_lost_ranks
+    images, loss_sum = map(sum, zip(*map(_images_and_loss, segments), strict=True))
     wall = sum(max(record.seconds for record in segment) for segment in segments)
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
@@ -169,7 +170,7 @@ def epoch_record(
         "of_ceiling": of_ceiling,
         "flops_per_image": flops_per_image,
         "mfu": _utilisation(segments, images * flops_per_image) if flops_per_image else None,
-        "loss": sum(record.loss_sum for record in records) / recorded if recorded else None,
+        "loss": loss_sum / images if images else None,
         "learning_rate": learning_rate,
         "validation": validation,
         "checkpoint_seconds": seconds("checkpoint_seconds"),
@@ -189,6 +190,15 @@ def epoch_record(
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line
+
+
+def _images_and_loss(segment: Segment) -> tuple[int, float]:
+    """Return the images of all ranks and their loss; the record of a rank that is lost is missing."""
+    longest = max(segment, key=lambda record: record.images_of_all)
+    images = sum(record.images for record in segment)
+    if longest.images_of_all > images:
+        return longest.images_of_all, longest.loss_sum_of_all
+    return images, sum(record.loss_sum for record in segment)
 
 
 def _utilisation(segments: Sequence[Segment], flops: float) -> float | None:

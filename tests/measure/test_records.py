@@ -73,6 +73,14 @@ def test_several_segments_of_several_ranks_merge() -> None:
     assert record["ranks"][1]["step_seconds"] == 7.0
 
 
+def test_images_of_a_lost_rank_count() -> None:
+    """It was replaced in the middle: the others know what all have done; the replacement knows its own steps."""
+    survivor = rank_record(1, 2, images=60, loss_sum=90.0, images_of_all=100, loss_sum_of_all=200.0)
+    replacement = rank_record(0, 2, images=10, loss_sum=5.0, images_of_all=30, loss_sum_of_all=20.0)
+    record = epoch_record([[survivor, replacement]], **FACTS)
+    assert (record["images"], record["loss"]) == (100, 2.0)
+
+
 def test_one_rank_is_its_own_mean() -> None:
     segments = [[rank_record(0, 1, images=8, loss_sum=4.0, seconds=2.0, loader_wait_seconds=0.5, step_seconds=1.5)]]
     record = epoch_record(segments, **FACTS)

@@ -134,12 +134,10 @@ class RunProgress:
         if self._worker.rank:
             return None
         cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
-        first = max(cursor.start, self._stream.end_step(epoch - 1) if epoch else 0)
         record = epoch_record(
             segments,
             epoch=epoch,
             step=cursor.done,
-            images_of_lost_ranks=sum(len(each.ids) for each in self._state.of_lost_ranks(first, cursor.done)),
             samples_consumed=self._stream.state(self._cursor.done)["samples_consumed"],
             learning_rate=learning_rate,
             validation={**validation, "broken": self._broken.in_validation()},

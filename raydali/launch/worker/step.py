@@ -89,6 +89,7 @@ class Step:
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
+        self._loss_and_images = torch.zeros(2, device=context.worker.device)
         self._updated, self._finished_by_others = False, finished
         self._recovery = None if self.is_warm_up else context.recovery
         self._micro_batches = context.micro_batches
@@ -146,17 +147,20 @@ class Step:
         last = index == self._micro_batches - 1
         loss = differentiated(*inputs, last=last and not differentiated.apart)
         context.statistics.end_micro_batch(index)
+        images = len(batch.ids)
+        if differentiated.apart:
+            self._loss_and_images += torch.stack([loss * images, torch.full_like(loss, images)])
         if last and differentiated.apart:
             self._all_reduce(differentiated)
         elif last:
             context.statistics.end_step()
-        self._meter.add(loss, len(batch.ids))
+        self._meter.add(loss, images)
         self._trained.append(batch.micro_batch)
         self._pending = None
         return loss
 
     def _all_reduce(self, differentiated: ForwardBackward) -> None:
-        """Sum the gradients, statistics and counts over ranks, if ranks change again among the new ones.
+        """Sum the gradients, statistics, counts and loss over ranks, if ranks change again among the new ones.
 
         Lost ones may leave micro-batches to this rank; then `__iter__` yields these, and the last one comes here again.
         """
@@ -164,9 +168,8 @@ class Step:
         while self._micro_batches == before and not self._finished_by_others:
             self._meter.exchange()
             try:
-                *sums, counted = differentiated.all_reduce(
-                    [*context.statistics.sums, counts.taken(differentiated.like)]
-                )
+                mine = counts.taken(differentiated.like), self._loss_and_images.to(differentiated.like.dtype)
+                *sums, counted, loss_and_images = differentiated.all_reduce([*context.statistics.sums, *mine])
             except RankLostError:
                 if self._recovery is None:
                     raise
@@ -174,6 +177,7 @@ class Step:
                 self._micro_batches = self._recovery.micro_batches(self.index)
             else:
                 counts.set_sums(counted)
+                self._meter.add_of_all(loss_and_images)
                 context.statistics.end_step(sums)
                 return
 
