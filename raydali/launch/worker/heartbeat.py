@@ -54,7 +54,7 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         last, since = -1, time.monotonic()
-        while not self._closed.wait(HEARTBEAT_SECONDS):
+        while not self._closed.is_set():
             count = self._count()
             if count != last:
                 last, since = count, time.monotonic()
@@ -74,6 +74,7 @@ class HeartbeatThread:
                     waits=waits,
                 )
             )
+            self._closed.wait(HEARTBEAT_SECONDS)
 
     def _stack(self) -> tuple[str, bool]:
         """Return the thread's stack, and whether the thread waits for other ranks."""
