@@ -95,4 +95,4 @@ def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
         check(outcomes, {*range(world_size)} - lost, undisturbed)
         kills, slowest = kills + died, max(slowest, seconds)
     print(f"{kills} deaths, at most {slowest:.2f} s to the end of the survivors' next update")
-    assert slowest <= MOST_SECONDS
+    assert replaces or slowest <= MOST_SECONDS  # at COMPLETE_AT, ranks wait for the start of replacements
