@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from threading import Condition, Thread
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -64,14 +65,14 @@ def give_up(store: Store) -> None:
 
 def _append(store: Store, entry: _Entry) -> bool:
     """Append an entry; nobody can ask any more after the host gave up."""
-    for index in range(1_000_000):
-        content = json.dumps(entry)
+    content = json.dumps(entry)
+    for index in count():
         there = store.compare_set(f"entry/{index}", "", content).decode()
         if there == content:
             return True
         if entry.kind == "asks" and _Entry(*json.loads(there)).kind == "gives up":
             return False
-    raise AssertionError
+    raise AssertionError  # the loop has no end
 
 
 class Membership:
@@ -132,13 +133,13 @@ class Membership:
 
     def _newest(self) -> int:
         """Return the number of entries up to the newest one that changes the group."""
-        changes = [count for count, entry in enumerate(self._entries, 1) if entry.kind in ("lost", "admits")]
+        changes = [number for number, entry in enumerate(self._entries, 1) if entry.kind in ("lost", "admits")]
         return max(changes, default=0)
 
-    def _replayed(self, count: int) -> tuple[list[int], list[int]]:
+    def _replayed(self, number: int) -> tuple[list[int], list[int]]:
         """Return the members after a number of entries, and the ranks that have asked since."""
         members, asking = [*range(self._world_size)], list[int]()
-        for entry in self._entries[:count]:
+        for entry in self._entries[:number]:
             if entry.kind == "asks":
                 asking.append(entry.rank)
             if entry.kind == "lost":

@@ -87,7 +87,7 @@ class MuonWithAdamW(Optimizer):
 
 
 class _Directions:
-    """What Muon adds to each matrix at learning rate 1, without weight decay: so the result of its update of zeros.
+    """Computes what Muon adds to each matrix at learning rate 1, without weight decay: its update of zeros.
 
     torch's Muon launches about 25 kernels per matrix, which take the host longer than a GPU. So they become a CUDA
     graph as soon as the gradients of two steps are the same tensors, as those of a captured backward pass are. Learning

@@ -47,7 +47,7 @@ class Worker:
     """The group of all values but gradients; None: the default group."""
     membership: Membership | None = None
     joined: bool = True
-    """Whether this process is one of the group; otherwise it prepares to replace a lost rank."""
+    """True if this process is one of the group; otherwise it prepares to replace a lost rank."""
     counts: StepCounts = field(default_factory=StepCounts)
     before_call: Callable[[], None] = lambda: None
     """Called before each call but `all_reduce`, for which all ranks must have finished the same step."""

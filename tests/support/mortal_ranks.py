@@ -50,7 +50,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank reports: its weights and statistics, what it trained on, and when each update ended.
+    """A rank reports its weights and statistics, what it trained on, and when each update ended.
 
     Attributes:
         of_lost_ranks: what lost ranks have trained on, as this rank knows it.
@@ -80,7 +80,7 @@ class LoadsAhead(Loader):
 
 
 class Mortal:
-    """Where this rank dies; `at` kills it."""
+    """Kills this rank, at the points where it is to die."""
 
     def __init__(self, deaths: Sequence[Death], rank: int, life: int, died: Any) -> None:
         mine = (death for death in deaths if (death.rank, death.life) == (rank, life))

@@ -89,7 +89,7 @@ class Step:
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
-        self._loss_and_images = torch.zeros(2, device=context.worker.device)
+        self._loss_and_images = torch.zeros(2, device=context.worker.device if context.apart else "cpu")
         self._updated, self._finished_by_others = False, finished
         self._recovery = None if self.is_warm_up else context.recovery
         self._micro_batches = context.micro_batches
