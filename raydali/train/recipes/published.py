@@ -219,7 +219,7 @@ def fashion() -> Recipe:
 
     Published: top-1 96.7 % of a WRN40-4 with flips and crops, in the table of FASHION. No settings are published with
     it, so these are raydali's own, chosen on held-out training images: Muon with TrivialAugment, flips, erasing, label
-    smoothing and a moving average.
+    smoothing and a moving average. They give 96.24 +- 0.09 % (five seeds).
     """
     return Recipe(
         top1=0.967,
