@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 from tyro.extras import SubcommandApp
 
+from raydali.bench.goodput.command import GoodputBench
 from raydali.bench.loader.command import LoaderBench
 from raydali.bench.scale.command import ScaleBench
 from raydali.bench.soak import SoakBench
@@ -111,6 +112,7 @@ def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> N
 
 def _commands() -> SubcommandApp:
     bench = SubcommandApp()
+    bench.command(name="goodput")(GoodputBench)
     bench.command(name="loader")(LoaderBench)
     bench.command(name="scale")(ScaleBench)
     bench.command(name="soak")(SoakBench)

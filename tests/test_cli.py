@@ -24,7 +24,7 @@ COMMANDS = {
         *("bench", "chaos", "cluster", "completion", "doctor", "evaluate", "export", "new", "predict", "prepare"),
         *("preview", "report", "train", "verify"),
     ),
-    "bench": ("loader", "scale", "soak", "strategies", "train", "video"),
+    "bench": ("goodput", "loader", "scale", "soak", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),
 }
 

@@ -32,12 +32,23 @@ class Nodes:
         ports: ports of Ray and its dashboard, free on the first host.
         folder: folder for the logs of the nodes.
         temp_dir: Ray's temporary folder; a short path.
+        cpus: number of workers that fit on a node.
+        settings: further environment variables of all processes that use the cluster.
     """
 
-    def __init__(self, hosts: Sequence[Host], *, ports: Ports, folder: Path, temp_dir: Path) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        *,
+        ports: Ports,
+        folder: Path,
+        temp_dir: Path,
+        cpus: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.hosts = hosts
         self.address = f"{hosts[0].address}:{ports.ray}"
-        self._ports, self._folder, self._temp_dir = ports, folder, temp_dir
+        self._ports, self._folder, self._temp_dir, self._cpus = ports, folder, temp_dir, cpus
         self._mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.env: Mapping[str, str] = inherited | {
@@ -45,6 +56,7 @@ class Nodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
             **HEAD_ENVIRONMENT,
+            **(settings or {}),
         }
         """Environment of processes that use the cluster."""
         self._started: list[subprocess.Popen[bytes]] = []
@@ -61,7 +73,7 @@ class Nodes:
         else:
             # Without a dashboard, Ray never frees the resources of a job after its driver was killed.
             options = head_options(self._ports, dashboard_host=host.address, temp_dir=self._temp_dir)
-        options += ["--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+        options += [f"--num-cpus={self._cpus}", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         options += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
         env = {**self.env, MARK: self._mark_of(number)}
         with log.open("wb") as output:

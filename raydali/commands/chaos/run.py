@@ -48,6 +48,10 @@ class WatchedRun:
             self._driver.kill()
             self._driver.wait()
 
+    def exit_code(self) -> int | None:
+        """Return the driver's exit code, or None if it is running or was never started."""
+        return self._driver.poll() if self._driver is not None else None
+
     def output(self) -> str:
         """Return all output of the driver."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -77,7 +81,7 @@ class WatchedRun:
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
-            code = self._driver.poll() if self._driver is not None else None
+            code = self.exit_code()
             if code is not None and not condition():
                 why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
                 raise CommandError(f"waiting for {what}: {why}\n{log_tail(self._log)}")

@@ -1,0 +1,1 @@
+"""`raydali bench goodput`: the time to a step while ranks are killed, for several ways to survive it."""
