@@ -31,7 +31,7 @@ RESTARTED = sorted(
     key=lambda row: row.time,
 )
 """Two ranks. Rank 1 is killed in step 3, which rank 0 finishes, and both begin again with step 2."""
-RUN = Measured(3, RESTARTED, [101.5], lost=4, repeated=0)
+RUN = Measured(RESTARTED, 111.5, [101.5], lost=4, repeated=0)
 
 
 def test_kills_are_the_same_for_a_seed_and_come_about_every_so_often() -> None:
@@ -43,7 +43,7 @@ def test_kills_are_the_same_for_a_seed_and_come_about_every_so_often() -> None:
 
 def test_metrics_of_a_restart() -> None:
     row = evaluate(METRICS, RUN)
-    assert (row["seconds"], row["kills"], row["lost"], row["repeated"]) == (2.0, [1.5], 4, 0)
+    assert (row["reached"], row["seconds"], row["kills"], row["lost"], row["repeated"]) == (3, 11.5, [1.5], 4, 0)
     assert row["steps_done_again"] == done_again(RESTARTED) == 2  # rank 0 did 2 and 3 twice
     assert row["pause_seconds"] == 8.0  # from step 3 to the first after the restart
     assert [step for _, step in row["progress"]] == [1, 2, 3, 2, 3]
@@ -63,9 +63,10 @@ def test_steps_without_a_rank() -> None:
 
 
 def test_goodput_is_relative_to_the_undisturbed_run() -> None:
-    undisturbed, other = {"contender": "undisturbed", "seconds": 30.0}, {"contender": "ray", "seconds": 60.0}
-    assert goodput(other, [undisturbed, other]) == 0.5
-    assert goodput(other, [other]) is None and goodput(other | {"seconds": None}, [undisturbed]) is None
+    undisturbed = {"contender": "undisturbed", "reached": 100, "seconds": 30.0}
+    slower, ended = ({"contender": "ray", "reached": reached, "seconds": 60.0} for reached in (100, 50))
+    assert goodput(slower, [undisturbed, slower]) == 0.5 and goodput(ended, [undisturbed, ended]) == 0.25
+    assert goodput(slower, [slower]) is None and goodput(slower | {"seconds": None}, [undisturbed]) is None
 
 
 def test_rows_that_ranks_have_written(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     command._show_table(result)
     header, _, of_ray, of_torchft = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines())
     cells = dict(zip(header[-len(of_ray) + 1 :], of_ray[1:], strict=True))
-    assert (cells["Seconds"], cells["Goodput"], cells["Steps done again"]) == ("2.0", "0.50", "2")
+    assert (cells["Seconds"], cells["Goodput"], cells["Steps done again"]) == ("11.5", "0.50", "2")
     assert "pip install torchft" in of_torchft[1]
     plot(result, str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)

@@ -46,7 +46,7 @@ def main(options: GoodputBench) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"contender", "error", the metrics of
-        metrics.py, "goodput": the ratio of the undisturbed run's seconds to its own}. Null: not measured.
+        metrics.py, "goodput": the ratio of its steps per second to the undisturbed run's}. Null: not measured.
 
     Raises:
         UsageError: an option is invalid; before anything is started.
@@ -80,7 +80,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return f"{_name(row)}: {number(row['seconds'], ',.1f')} s, {plural(len(row['kills']), 'kill')}"
+    return f"{_name(row)}: step {row['reached']} after {row['seconds']:.1f} s, {plural(len(row['kills']), 'kill')}"
 
 
 def _show_table(result: dict[str, Any]) -> None:
@@ -88,6 +88,7 @@ def _show_table(result: dict[str, Any]) -> None:
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "": _name,
         "Seconds": cell("seconds", ",.1f"),
+        "Steps": cell("reached"),
         "Goodput": cell("goodput", ".2f"),
         "Kills": lambda row: "-" if row["kills"] is None else str(len(row["kills"])),
         "Longest pause after a kill": lambda row: number(row["pause_seconds"], ".1f", " s"),

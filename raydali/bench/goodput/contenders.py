@@ -37,10 +37,10 @@ OTHERS = ("ray", "torchft")
 
 
 def measure(name: str, options: GoodputOptions) -> Measured:
-    """Run a contender on a cluster of its own, kill its workers until it has finished the last step, and end all.
+    """Run a contender on a cluster of its own, kill its workers until the last step or the timeout, and end all.
 
     Raises:
-        MeasurementError: it failed, or did not finish in time.
+        MeasurementError: it failed, or did not finish its first step in time.
     """
     with tempfile.TemporaryDirectory(prefix="raydali-goodput-", dir="/tmp") as temporary:
         folder = Path(temporary)
@@ -65,10 +65,12 @@ def measure(name: str, options: GoodputOptions) -> Measured:
             nodes.start(0)
             run.start()
             kills = _kill_until_done(run, nodes, rows, options, kills=name != "undisturbed")
-            finished = finished_steps(rows)
+            end, finished = time.time(), finished_steps(rows)
+            done = next((row.time for row in finished if row.step >= options.steps), None)
             if name in RAYDALI:
-                run.finish(END_SECONDS)
-                lost, repeated = lost_and_repeated(*due_and_trained(run.folder), 0, options.steps)
+                if done:
+                    run.finish(END_SECONDS)
+                lost, repeated = lost_and_repeated(*due_and_trained(run.folder), 0, run.committed())
             else:  # each sample belongs to one step
                 lost, repeated = options.batch_size * missing_ranks(finished, options.workers), 0
         except CommandError as error:
@@ -78,22 +80,22 @@ def measure(name: str, options: GoodputOptions) -> Measured:
             left = nodes.end()
         if left:
             raise MeasurementError(f"processes are left: {', '.join(str(each.pid) for each in left)}")
-    return Measured(options.steps, finished, kills, lost, repeated)
+    return Measured(finished, done or end, kills, lost, repeated)
 
 
 def _kill_until_done(run: WatchedRun, nodes: Nodes, rows: Path, options: GoodputOptions, *, kills: bool) -> list[float]:
-    """Kill workers until the run has finished the last step; return when, in seconds since 1970.
+    """Kill workers until the run has finished the last step, or the time has expired; return the kills' times.
 
     A worker is killed only if it has finished a step. There is no kill while all workers are starting.
     """
     started, found = 0.0, list[float]()
     deadline, schedule = time.monotonic() + options.timeout, kill_times(options.kill_every, options.seed)
     due, number = next(schedule)
-    while (step := newest_step(rows)) < options.steps:
+    while (step := newest_step(rows)) < options.steps and (not step or time.monotonic() < deadline):
         if (code := run.exit_code()) is not None:
             raise CommandError(f"the driver ended with {code} at step {step}:\n{run.output()[-2000:]}")
         if time.monotonic() > deadline:
-            raise CommandError(f"at step {step} of {options.steps} after {options.timeout:g} s: raise --timeout")
+            raise CommandError(f"no step is finished after {options.timeout:g} s: raise --timeout")
         if step and not started:
             started = finished_steps(rows)[0].time
         if kills and started and time.time() >= started + due:

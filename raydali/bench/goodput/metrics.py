@@ -20,14 +20,14 @@ class Measured:
     """A contender's run.
 
     Attributes:
-        steps: the number of steps of the run.
-        finished: the finished steps of all ranks by time; the last step is among them.
-        kills: times of the kills before the end of the last step, in seconds since 1970.
+        finished: the finished steps of all ranks by time.
+        end: when the last step was finished or the time had expired, in seconds since 1970.
+        kills: times of the kills until then.
         lost, repeated: samples that are missing in the trained ones, and that are there too often.
     """
 
-    steps: int
     finished: "Sequence[FinishedStep]"
+    end: float
     kills: Sequence[float]
     lost: int
     repeated: int
@@ -39,8 +39,13 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the end of the first step to that of the last one."""
-        return next(row.time for row in self.finished if row.step >= self.steps) - self.start
+        """Seconds from the end of the first step to the end."""
+        return self.end - self.start
+
+    @property
+    def reached(self) -> int:
+        """The highest step that was finished."""
+        return max(row.step for row in self.finished)
 
 
 def kill_times(every: float, seed: int) -> Iterator[tuple[float, int]]:
@@ -100,6 +105,7 @@ def _step_seconds(measured: Measured) -> float:
 
 
 METRICS: dict[str, Callable[[Measured], Any]] = {
+    "reached": lambda measured: measured.reached,
     "seconds": lambda measured: round(measured.seconds, 2),
     "step_seconds": lambda measured: round(_step_seconds(measured), 4),
     "kills": lambda measured: [round(at - measured.start, 2) for at in measured.kills],
@@ -109,16 +115,16 @@ METRICS: dict[str, Callable[[Measured], Any]] = {
     "steps_done_again": lambda measured: done_again(measured.finished),
     "lost": lambda measured: measured.lost,
     "repeated": lambda measured: measured.repeated,
-    "progress": lambda measured: [
-        (round(at - measured.start, 3), step) for at, step in progress(measured.finished) if step <= measured.steps
-    ],
+    "progress": lambda measured: [(round(at - measured.start, 3), step) for at, step in progress(measured.finished)],
 }
-"""Metrics of a row: seconds from the first step to the last one; the median seconds of a step; the kills, in seconds
-from the first step; the mean of `pauses`; samples lost and repeated; seconds and number of each
-finished step."""
+"""Metrics of a row: the highest step; seconds from the first step to the last one, or until the time had expired; the
+median seconds of a step; the kills, in seconds from the first step; the mean of `pauses`; samples lost and repeated;
+seconds and number of each finished step."""
 
 
 def goodput(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float | None:
-    """Return the ratio of the undisturbed run's time to a row's; None if one of them was not measured."""
-    undisturbed = next((each["seconds"] for each in rows if each["contender"] == "undisturbed"), None)
-    return undisturbed / row["seconds"] if undisturbed and row["seconds"] else None
+    """Return the ratio of a row's steps per second to the undisturbed run's; None if one of them was not measured."""
+    undisturbed = next((each for each in rows if each["contender"] == "undisturbed"), None)
+    if undisturbed is None or not (undisturbed["seconds"] and row["seconds"]):
+        return None
+    return float(row["reached"] / row["seconds"] / (undisturbed["reached"] / undisturbed["seconds"]))

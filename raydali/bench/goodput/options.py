@@ -26,11 +26,11 @@ class GoodputOptions:
     """Images per batch and rank."""
     image_size: int = 64
     """Height and width of the images, in pixels."""
-    checkpoint_every: int = 50
+    checkpoint_every: int = 20
     """Steps between checkpoints."""
     kill_every: float = 20.0
     """Mean time between two kills, in seconds."""
     seed: int = 1
     """Seed of the times of the kills and of the ranks."""
-    timeout: float = 900.0
-    """Maximum seconds of a run, its start included."""
+    timeout: float = 600.0
+    """Seconds from the start of a run after which it is ended, and judged by the step that it has reached."""
