@@ -51,9 +51,10 @@ def test_metrics_of_a_restart() -> None:
 
 def test_a_pause_begins_with_the_kill_and_ends_after_the_next_kill_at_the_latest() -> None:
     finished = steps(0, 1, [0.0, 1.0, 6.0, 7.0, 20.0])
-    assert pauses(finished, [3.0]) == [13.0]
-    assert pauses(finished, [3.0, 8.0]) == [3.0, 12.0]
-    assert pauses(finished, [8.0, 9.0]) == [12.0, 11.0]
+    assert pauses(finished, [3.0], 21.0) == [13.0]
+    assert pauses(finished, [3.0, 8.0], 21.0) == [3.0, 12.0]
+    assert pauses(finished, [8.0, 9.0], 21.0) == [12.0, 11.0]
+    assert pauses(finished, [20.5], 25.0) == [4.5]
 
 
 def test_steps_without_a_rank() -> None:
@@ -120,12 +121,12 @@ def test_options_are_cheap_to_import() -> None:
 def test_raydali_in_place_and_plain_ray(tmp_path: Path) -> None:
     options = GoodputBench(
         contenders="raydali-in-place,ray",
-        workers=2,
-        steps=150,
+        workers=3,
+        steps=200,
         batch_size=16,
         image_size=32,
         checkpoint_every=10,
-        kill_every=2.0,
+        kill_every=5.0,
         json=str(tmp_path / "goodput.json"),
     )
     result = command.main(options)
@@ -133,5 +134,5 @@ def test_raydali_in_place_and_plain_ray(tmp_path: Path) -> None:
     in_place, ray = result["rows"]
     assert in_place["kills"] and ray["kills"]
     assert (in_place["lost"], in_place["repeated"], ray["lost"]) == (0, 0, 0)
-    assert ray["progress"][-1][1] == in_place["progress"][-1][1] == 150
+    assert ray["progress"][-1][1] == in_place["progress"][-1][1] == 200
     assert ray["steps_done_again"] > 0

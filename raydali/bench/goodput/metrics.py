@@ -86,8 +86,8 @@ def missing_ranks(finished: "Sequence[FinishedStep]", workers: int) -> int:
     return sum(workers - (known[step] or len(ranks[step])) for step in known)
 
 
-def pauses(finished: "Sequence[FinishedStep]", kills: Sequence[float]) -> list[float]:
-    """Return for each kill the longest time without a finished step, from the kill to the next one.
+def pauses(finished: "Sequence[FinishedStep]", kills: Sequence[float], end: float) -> list[float]:
+    """Return for each kill the longest time without a finished step, from the kill to the next one or the end.
 
     The first step after a kill may be one that the others were about to finish, so it does not end the disturbance.
     """
@@ -95,8 +95,8 @@ def pauses(finished: "Sequence[FinishedStep]", kills: Sequence[float]) -> list[f
     found = []
     for kill, following in pairwise([*kills, float("inf")]):
         after = [at for at in times if at > kill]
-        until = [at for at in after if at <= following] or after[:1]
-        found.append(max((b - a for a, b in pairwise([kill, *until])), default=0.0))
+        until = [at for at in after if at <= following] or after[:1] or [end]
+        found.append(max(b - a for a, b in pairwise([kill, *until])))
     return found
 
 
@@ -110,7 +110,7 @@ METRICS: dict[str, Callable[[Measured], Any]] = {
     "step_seconds": lambda measured: round(_step_seconds(measured), 4),
     "kills": lambda measured: [round(at - measured.start, 2) for at in measured.kills],
     "pause_seconds": lambda measured: (
-        round(mean(pauses(measured.finished, measured.kills)), 2) if measured.kills else None
+        round(mean(pauses(measured.finished, measured.kills, measured.end)), 2) if measured.kills else None
     ),
     "steps_done_again": lambda measured: done_again(measured.finished),
     "lost": lambda measured: measured.lost,
