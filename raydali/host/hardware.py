@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-PrecisionName = Literal["bf16", "fp16", "fp32"]
+PrecisionName = Literal["bf16", "fp16", "fp32", "fp64"]
 
 COMPILE_PAYS_FROM = 10_000
 """Minimum steps on GPUs. torch.compile takes about 40 s. It saves 16 ms in each step of ResNet-50 with batches

@@ -205,9 +205,9 @@ class TrainingOptions(LaunchOptions):
     """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
     weight_decay: float = 5e-5
     """Weight decay; by default not of normalisation layers and biases."""
-    precision: Literal["bf16", "fp16", "fp32"] | None = None
-    """Precision of forward and backward pass; weights stay in fp32. Default: bf16 if the hardware has it, else fp16 on
-    GPUs, fp32 on CPUs; a resume keeps it."""
+    precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
+    """Precision of forward and backward pass; weights stay in fp32. With fp64, slow, weights are so, too: to compare
+    runs. Default: bf16 if the hardware has it, else fp16 on GPUs, fp32 on CPUs; a resume keeps it."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
     10000 steps; a resume keeps it."""

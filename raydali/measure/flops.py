@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak of a GPU, operations a second in this dtype; None for a CPU, and if it is not known."""
-    if device.type != "cuda" or (dtype == torch.bfloat16 and not has_bf16(device)):
+    if device.type != "cuda" or dtype == torch.float64 or (dtype == torch.bfloat16 and not has_bf16(device)):
         return None
     return peak_of(torch.cuda.get_device_name(device), dtype)
 

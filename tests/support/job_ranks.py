@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
-import torch
 
 from raydali.measure import ceiling
 from raydali.run.folder import RunFolder
-from raydali.train import precision
 from raydali.train.weights.matching import MatchedWeights
 from tests.support.ranks import LocalSession
 
@@ -43,11 +42,9 @@ def train_rank(
     return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
 
 
-def train_rank_in_double(train: Callable[..., None], *arguments: Any) -> dict[str, Any]:
+def train_rank_in_double(train: Callable[..., None], config: Any, *arguments: Any) -> dict[str, Any]:
     """The same in float64.
 
     In float32 a ReLU that rounding flips makes the run differ within ten steps; here only real differences remain.
     """
-    torch.set_default_dtype(torch.float64)
-    precision._DTYPES["fp32"] = torch.float64
-    return train_rank(train, *arguments)
+    return train_rank(train, replace(config, precision="fp64"), *arguments)

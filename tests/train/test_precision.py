@@ -52,3 +52,5 @@ def test_autocast_runs_in_the_named_type() -> None:
         with precision.autocast():
             assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == expected
         assert precision.scaler.is_enabled() == (name == "fp16")
+        assert precision.of_parameters == torch.float32
+    assert Precision("fp64", torch.device("cpu")).of_parameters == torch.float64

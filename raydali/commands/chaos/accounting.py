@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LOSS_TOLERANCE, LOSS_FLOOR = 0.05, 0.02
-"""The tolerated relative and absolute deviation of an epoch's mean loss from the undisturbed run. Another number of
-workers adds floating-point numbers in another order, and training amplifies the difference."""
+LOSS_TOLERANCE = 1e-6
+"""The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number
+of workers adds floating-point numbers in another order, and training amplifies the difference."""
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -101,20 +101,12 @@ class Losses:
     disturbed: list[float]
 
     @property
-    def differences(self) -> NDArray[np.float64]:
-        """Return the differences of the common epochs relative to the tolerance; NaN if a loss is NaN."""
-        epochs = min(len(self.undisturbed), len(self.disturbed))
-        wanted = np.asarray(self.undisturbed[:epochs], np.float64)
-        found = np.asarray(self.disturbed[:epochs], np.float64)
-        return np.abs(found - wanted) / np.maximum(LOSS_TOLERANCE * np.abs(wanted), LOSS_FLOOR)
-
-    @property
     def agree(self) -> bool:
         """True if no epoch is missing and all differences are tolerated."""
-        return len(self.undisturbed) == len(self.disturbed) and bool((self.differences <= 1).all())
+        return len(self.undisturbed) == len(self.disturbed) and self.largest <= LOSS_TOLERANCE
 
     @property
     def largest(self) -> float:
-        """The largest absolute difference of an epoch."""
+        """The largest relative difference of an epoch; NaN if a loss is NaN."""
         pairs = zip(self.undisturbed, self.disturbed, strict=False)
-        return max((abs(a - b) for a, b in pairs), default=0.0)
+        return float(np.max([abs(a - b) / abs(a) for a, b in pairs], initial=0))

@@ -89,7 +89,10 @@ def failures(result: dict[str, Any]) -> list[str]:
         (lost, f"{lost} samples were lost"),
         (repeated, f"{repeated} samples were repeated"),
         (not result["same_stream"], "the samples came in another order than the stream's"),
-        (not result["losses"]["agree"], f"losses differ by up to {result['losses']['largest_difference']:.2g}"),
+        (
+            not result["losses"]["agree"],
+            f"losses differ by up to a share of {result['losses']['largest_difference']:.2g}",
+        ),
         *((what, f"left behind, {name.replace('_', ' ')}: {', '.join(map(str, what))}") for name, what in left.items()),
     ]
     return [text for wrong, text in counted if wrong]
@@ -112,7 +115,9 @@ def _show(result: dict[str, Any]) -> None:
     show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", columns, lines)
     losses, left = result["losses"], result["left"]
     epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
-    print(f"the losses of {plural(epochs, 'epoch')} differ from the undisturbed run's by at most {largest:.2g}")
+    print(
+        f"the losses of {plural(epochs, 'epoch')} differ by at most a share of {largest:.2g} from the undisturbed run's"
+    )
     print(", ".join(f"{name.replace('_', ' ')} left: {len(what)}" for name, what in left.items()))
 
 

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from raydali.commands.chaos import leaks
-from raydali.commands.chaos.accounting import FaultOutcome, Losses, Samples, lost_and_repeated, shares
+from raydali.commands.chaos.accounting import FaultOutcome, Losses, lost_and_repeated, shares
 from raydali.commands.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
+from raydali.commands.chaos.samples import due_and_trained
 from raydali.commands.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from raydali.commands.local_cluster.head import Ports
-from raydali.data.stream.stream import Stream
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
-from raydali.run.folder import CONFIG, EPOCHS, RunFolder
-from raydali.run.sample_trace import read_samples
+from raydali.run.folder import EPOCHS, RunFolder
 
 BATCH_SIZE = 16
 CHECKPOINT_EVERY = 20
@@ -118,17 +117,16 @@ class ChaosExperiment:
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
         options += ["--global-batch-size", str(BATCH_SIZE * self._nodes), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
+        options += ["--precision", "fp64"]
         return host.command([sys.executable, str(find_job("imagenet")), *options])
 
     def _accounting(
         self, undisturbed: RunFolder, disturbed: RunFolder, outcomes: Sequence[FaultOutcome]
     ) -> dict[str, Any]:
-        settings = disturbed.read_json(CONFIG)
-        names = "samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block", "shuffle_apart"
-        stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
-        reference, committed = _of_stream(stream), _of_run(disturbed)
+        reference, committed = due_and_trained(disturbed)
+        steps = int(reference.steps[-1]) + 1
         rows = []
-        for each, (low, high) in zip(outcomes, shares(outcomes, stream.steps), strict=True):
+        for each, (low, high) in zip(outcomes, shares(outcomes, steps), strict=True):
             lost, repeated = lost_and_repeated(reference, committed, low, high)
             rows.append(
                 {
@@ -148,14 +146,3 @@ class ChaosExperiment:
             "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
             "losses": {**asdict(losses), "largest_difference": losses.largest, "agree": losses.agree},
         }
-
-
-def _of_stream(stream: Stream) -> Samples:
-    batches = list(stream.micro_batches(0, 1))
-    steps = np.repeat([batch.step for batch in batches], [len(batch.ids) for batch in batches])
-    return Samples(steps, np.concatenate([batch.ids for batch in batches]))
-
-
-def _of_run(folder: RunFolder) -> Samples:
-    table = read_samples(folder)
-    return Samples(table["step"].to_numpy(), table["id"].to_numpy())

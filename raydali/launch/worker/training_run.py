@@ -104,6 +104,7 @@ class TrainingRun:
         self._context: StepContext
         self._step_loop: StepLoop | None = None
         torch.manual_seed(config.seed)
+        torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
 
     @property
