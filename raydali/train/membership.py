@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import count
 from threading import Condition, Thread
@@ -61,6 +61,27 @@ def announce_loss(store: Store, rank: int) -> None:
 def give_up(store: Store) -> None:
     """Tell all ranks that nobody replaces lost ranks any more."""
     _append(store, _Entry("gives up"))
+
+
+def members_of(store: Store, world_size: int) -> list[int]:
+    """Return the ranks that are members by the entries of now; those that were lost and not yet replaced are not."""
+    entries: list[_Entry] = []
+    while store.check([f"entry/{len(entries)}"]):
+        entries.append(_Entry(*json.loads(store.get(f"entry/{len(entries)}"))))
+    return _replayed(entries, world_size)[0]
+
+
+def _replayed(entries: Iterable[_Entry], world_size: int) -> tuple[list[int], list[int]]:
+    """Return the members after these entries, and the ranks that have asked since."""
+    members, asking = [*range(world_size)], list[int]()
+    for entry in entries:
+        if entry.kind == "asks":
+            asking.append(entry.rank)
+        if entry.kind == "lost":
+            members, asking = ([rank for rank in ranks if rank != entry.rank] for ranks in (members, asking))
+        if entry.kind in ("lost", "admits"):
+            members, asking = [*members, *asking], []
+    return members, asking
 
 
 def _append(store: Store, entry: _Entry) -> bool:
@@ -136,18 +157,6 @@ class Membership:
         changes = [number for number, entry in enumerate(self._entries, 1) if entry.kind in ("lost", "admits")]
         return max(changes, default=0)
 
-    def _replayed(self, number: int) -> tuple[list[int], list[int]]:
-        """Return the members after a number of entries, and the ranks that have asked since."""
-        members, asking = [*range(self._world_size)], list[int]()
-        for entry in self._entries[:number]:
-            if entry.kind == "asks":
-                asking.append(entry.rank)
-            if entry.kind == "lost":
-                members, asking = ([rank for rank in ranks if rank != entry.rank] for ranks in (members, asking))
-            if entry.kind in ("lost", "admits"):
-                members, asking = [*members, *asking], []
-        return members, asking
-
     def join(self) -> None:
         """Ask to become a member, and wait until the others admit this process; `agree` is next.
 
@@ -167,7 +176,7 @@ class Membership:
     def asking(self) -> int:
         """The number of processes that ask to be admitted."""
         with self._changed:
-            return len(self._replayed(len(self._entries))[1])
+            return len(_replayed(self._entries, self._world_size)[1])
 
     def admit(self, *, first: bool) -> None:
         """Admit the processes that ask. All members must call it at the same step; `agree` is next.
@@ -192,7 +201,7 @@ class Membership:
         """
 
         def could_be() -> bool:
-            return sum(map(len, self._replayed(len(self._entries)))) == self._world_size
+            return sum(map(len, _replayed(self._entries, self._world_size))) == self._world_size
 
         with self._changed:
             self._changed.wait_for(lambda: could_be() or any(entry.kind == "gives up" for entry in self._entries))
@@ -250,7 +259,7 @@ class Membership:
         while True:
             with self._changed:
                 self._generation = self._newest()
-                self.members = tuple(self._replayed(self._generation)[0])
+                self.members = tuple(_replayed(self._entries[: self._generation], self._world_size)[0])
             try:
                 return self._exchange(report), self.call(self._group)
             except RankLostError:

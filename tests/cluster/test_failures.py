@@ -166,6 +166,19 @@ def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> N
         assert_whole(folder, STREAM)
 
 
+def test_all_restart_if_nobody_has_the_state(env: dict[str, str], tmp_path: Path) -> None:
+    """The last rank is lost before the replacement of the other one has joined it."""
+    with running(env, tmp_path) as (process, folder):
+        known = trainers(process.pid)
+        kill(known[1:])
+        wait_for(lambda: bool({*trainers(process.pid)} - {*known}), process, tmp_path)
+        kill(known[:1])
+        wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
+        assert process.wait(180) == 0
+        assert events(folder, "replace") and events(folder, "failure")
+        assert_whole(folder, STREAM)
+
+
 def test_an_interrupted_run_saves_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         process.send_signal(signal.SIGTERM)

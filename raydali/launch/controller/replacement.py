@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from raydali.launch.channel import DriverChannel
 from raydali.run.events import Replaced, WorkerAddress
 from raydali.text import error_line
-from raydali.train.membership import announce_loss, give_up
+from raydali.train.membership import announce_loss, give_up, members_of
 
 if TYPE_CHECKING:
     from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
@@ -56,15 +56,19 @@ class Replacements:
         """Return the status of the workers without the deaths that the others survive, and replace the dead ones."""
         ranks = status.worker_statuses
         dead = {rank: each.error for rank, each in ranks.items() if _has_died(each.error)}
-        others = [each for rank, each in ranks.items() if rank not in dead]
+        others = {rank: each for rank, each in ranks.items() if rank not in dead}
         if not dead:
             workers = enumerate(group.get_workers())
             self._places = {rank: (worker.metadata.node_id, worker.metadata.pid) for rank, worker in workers}
             return status
-        goes_on = any(each.running for each in others) and not any(each.error for each in others)
-        if not goes_on or not self._channel.board().training:
+        if any(each.error for each in others.values()) or not self._channel.board().training:
             return status
-        self._announce({rank: error for rank, error in dead.items() if rank not in self._lost}, len(others))
+        assert self._store is not None
+        # A replacement that has not joined yet has no state to go on from.
+        members = [rank for rank in members_of(self._store, len(ranks)) if rank in others and others[rank].running]
+        if not members:
+            return status
+        self._announce({rank: error for rank, error in dead.items() if rank not in self._lost}, len(members))
         for rank in sorted(self._lost):
             self._replace(group, rank)
         gone = WorkerStatus(running=False)

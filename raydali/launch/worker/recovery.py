@@ -147,6 +147,8 @@ class Recovery:
             self._worker.regroup(members.index(self._membership.rank), len(members), group)
             steps = [each["step"] for each in reports]
             newest = max(steps)
+            if newest == _NOTHING:
+                raise NotReplacedError("all ranks were lost before this one had their state")
             try:
                 if min(steps) < newest:
                     self._share_state(steps.index(newest), takes=step < newest, joins=step == _NOTHING)
