@@ -106,6 +106,20 @@ def _import(modules: tuple[str, ...]) -> None:
     gc.freeze()
 
 
+def _import_ray() -> None:
+    """Import what uses Ray, without a random id: once Ray has drawn one, all forks draw the same ones, which clash."""
+    with suppress(ImportError):
+        import ray.actor
+
+        class OfSystem(ray.ActorClassID):
+            @classmethod
+            def from_random(cls) -> "OfSystem":
+                return cls(os.urandom(cls.size()))
+
+        vars(ray.actor)["ActorClassID"] = OfSystem  # a declared actor has one
+    _import(RAY_MODULES)
+
+
 def _fork(connection: socket.socket) -> tuple[str, ...]:
     connection.settimeout(10.0)
     _, files, *_ = socket.recv_fds(connection, 1, 3)
@@ -113,13 +127,15 @@ def _fork(connection: socket.socket) -> tuple[str, ...]:
         program, folder, environment = json.loads(request.readline())
     os.environ.clear()
     os.environ.update(environment)
-    _import(RAY_MODULES)
+    _import_ray()
     is_fork = not os.fork()
     if is_fork:
         os.setsid()
         os.chdir(folder)
         for number, file in enumerate(files):
             os.dup2(file, number)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # others seed themselves
         connection.sendall(b"1")
     for file in files:
         os.close(file)
