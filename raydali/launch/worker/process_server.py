@@ -27,6 +27,8 @@ RAY_MODULES = (
 """Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
 GPU = Path("/dev/nvidiactl")
 """Nodes with a GPU have no server: it has not been tried there whether the imports leave CUDA alone."""
+ANSWER_SECONDS = 45.0
+"""How long a process waits for the server; Ray gives it up after 60 s."""
 IDLE_SECONDS = 30.0
 """How long a server stays without a process that it has forked."""
 
@@ -47,6 +49,8 @@ def main(path: str, *program: str) -> None:
         sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
         program = _serve(listening, path)
     else:
+        if listening is not None:
+            listening.close()  # held open here, it would not refuse this process once the server is dead
         with suppress(OSError):
             _ask(path, program)
             return
@@ -69,6 +73,7 @@ def _listen(path: str) -> socket.socket:
 
 def _ask(path: str, program: tuple[str, ...]) -> None:
     with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(ANSWER_SECONDS)
         server.connect(path)
         request = [program, str(Path.cwd()), {**os.environ}]
         socket.send_fds(server, [b" "], [0, 1, 2])
