@@ -105,7 +105,7 @@ def _serve(listening: socket.socket, path: str) -> tuple[str, ...]:
 
 def _import(modules: tuple[str, ...]) -> None:
     for name in modules:
-        with suppress(Exception):  # the program will report it
+        with suppress(ModuleNotFoundError):  # after any other error, forks could not import it again
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
