@@ -141,7 +141,10 @@ def _fork(connection: socket.socket) -> tuple[str, ...]:
             os.dup2(file, number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # others seed themselves
-        connection.sendall(b"1")
+        try:
+            connection.sendall(b"1")
+        except OSError:
+            os._exit(0)  # it has stopped waiting, and runs the program itself
     for file in files:
         os.close(file)
     return tuple(program) if is_fork else ()
