@@ -217,7 +217,7 @@ class _Nothing:
 
 
 class _Run:
-    """What only a replacement takes over."""
+    """It stands for the part of a run that only a replacement takes over."""
 
     def __init__(self, of_rank: str) -> None:
         self._of_rank = of_rank

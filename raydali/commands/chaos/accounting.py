@@ -107,6 +107,6 @@ class Losses:
 
     @property
     def largest(self) -> float:
-        """The largest relative difference of an epoch; NaN if a loss is NaN."""
+        """The largest difference of an epoch, as a share of its loss; NaN if a loss is NaN."""
         pairs = zip(self.undisturbed, self.disturbed, strict=False)
-        return float(np.max([abs(a - b) / abs(a) for a, b in pairs], initial=0))
+        return float(np.max([abs(a - b) / max(abs(a), LOSS_TOLERANCE) for a, b in pairs], initial=0))

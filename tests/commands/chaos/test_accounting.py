@@ -91,6 +91,7 @@ def test_losses_agree_within_the_tolerance() -> None:
     assert not Losses([2.0, 0.01], [2.0, 0.01 + 1.1e-8]).agree
     assert not Losses([2.0, 1.0], [2.0]).agree
     assert not Losses([2.0], [float("nan")]).agree
+    assert not Losses([0.0], [1.0]).agree and Losses([0.0], [0.0]).agree
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What forks of one process share, and what they do not."""
+"""Forks of the process server do not share random ids, and none waits for a server that is dead."""
 
 import os
 import signal
