@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
 from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
@@ -35,6 +36,14 @@ _SIGNATURES: dict[object, inspect.Signature] = {
 _WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
 _GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
+_CALLED = (
+    *_GRADIENTS,
+    torch.ops.raydali.batch_norm_statistics.default,
+    torch.ops.raydali.batch_norm_normalize.default,
+    torch.ops.raydali.batch_norm_pool.default,
+    torch.ops.raydali.cast.default,
+    torch.ops.raydali.add_one.default,
+)
 _FILES = (
     __file__,
     *(str(each.__file__) for each in (grouping, operators, launches, kernels, pooling, pooling_kernels, stem)),
@@ -42,7 +51,14 @@ _FILES = (
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
-    """Return the options of torch.compile that fuse."""
+    """Return the options of torch.compile that fuse.
+
+    Inductor calls the operators as they are. If they are not registered, it does the same, but first torch 2.11 writes
+    out the graph before each of them, once for each path through a network with residual blocks: this takes hours.
+    """
+    for called in _CALLED:
+        if called not in lowerings:
+            make_fallback(called, layout_constraint=constrain_to_fake_tensors)
     return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_after_gradients)}
 
 

@@ -237,6 +237,17 @@ def test_resnet18_trains_as_in_float64() -> None:
         assert error < 3 * plain[name] + 1e-5, name
 
 
+def test_inductor_knows_all_operators() -> None:
+    from torch._inductor.lowering import lowerings
+
+    graph.inductor_options()
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("raydali::")}
+    composed = {"raydali::batch_norm", "raydali::stem_convolution"}
+    assert composed < names
+    for name in names - composed:
+        assert getattr(torch.ops.raydali, name.removeprefix("raydali::")).default in lowerings
+
+
 @pytest.mark.slow
 def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.utils import fresh_cache
@@ -252,7 +263,7 @@ def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPat
     model, x = blocks(), images(4, 8, 13, 13)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
     compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
-    with fresh_cache():
+    with fresh_cache(), torch._inductor.config.patch(implicit_fallbacks=False):
         assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
     assert sum(added) == 3  # the outputs of the stem and of the first two blocks
 
