@@ -6,10 +6,10 @@ as torch counts them: a multiplication and an addition are two. What is computed
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from raydali.host.hardware import has_bf16
 
@@ -71,7 +71,8 @@ def flops_per_image(
     torch.backends.cudnn.benchmark = False  # it would tune convolutions for this number of images, for seconds
     try:
         few = [each[:COUNTED_IMAGES] for each in inputs]
-        with FlopCounterMode(display=False) as counter:
+        formulas = {torch.ops.aten.convolution_backward: _of_convolution_backward}
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             torch.autograd.grad(loss(*few), list(parameters), allow_unused=True)
     except Exception as error:  # a figure must not end the run
         _log.warning("the model's FLOPs cannot be counted: %s: %s", type(error).__name__, error)
@@ -79,3 +80,18 @@ def flops_per_image(
     finally:
         torch.backends.cudnn.benchmark = tunes
     return float(counter.get_total_flops() / len(few[0]))
+
+
+def _of_convolution_backward(
+    grad: list[int], images: list[int], weight: list[int], *settings: Sequence[bool], **_: object
+) -> int:
+    """Count as many for each gradient as for the convolution; torch counts that of the weight once for each group.
+
+    Args:
+        grad: shape of the output's gradient.
+        images: shape of the input.
+        weight: shape of the weight.
+        settings: the other arguments of aten.convolution_backward.
+    """
+    transposed, mask = bool(settings[-4]), settings[-1]
+    return int(conv_flop_count(images, weight, grad, transposed=transposed) * sum(mask[:2]))

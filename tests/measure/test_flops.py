@@ -29,9 +29,17 @@ def test_the_digits_network() -> None:
     assert counted(model, 32) == 2 * (first + others + 128 * 10)
 
 
-def test_resnet50() -> None:
-    # Its published 4.09 G multiplications for an image of 224 pixels, forward, and twice as many backward.
-    assert counted(torchvision.models.resnet50(), 224) == pytest.approx(4.09e9 * 2 * 3, rel=0.02)
+@pytest.mark.parametrize(
+    ("name", "multiplications"), [("resnet50", 4.09e9), ("resnext50_32x4d", 4.23e9), ("convnext_tiny", 4.46e9)]
+)
+def test_published_models(name: str, multiplications: float) -> None:
+    # For an image of 224 pixels, forward, and twice as many backward.
+    assert counted(torchvision.models.get_model(name), 224) == pytest.approx(multiplications * 2 * 3, rel=0.02)
+
+
+def test_transposed_convolutions_in_groups() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 2, 2, groups=4), nn.AvgPool2d(8), nn.Flatten())
+    assert counted(model, 4) == 2 * 4 * 4 * (2 * 3 * 8 + 3 * 8 * 3 * 4)
 
 
 def test_a_loss_that_cannot_be_counted(caplog: pytest.LogCaptureFixture) -> None:
