@@ -12,9 +12,6 @@ PrecisionName = Literal["bf16", "fp16", "fp32", "fp64"]
 COMPILE_PAYS_FROM = 10_000
 """Minimum steps on GPUs. torch.compile takes about 40 s. It saves 16 ms in each step of ResNet-50 with batches
 of 256 on an H200, so 2,500 steps are enough there; shorter steps save less (docs/performance.md)."""
-FUSED_PAYS = False
-"""True if fused BatchNorm saves time in compiled models on GPUs. It does for ResNet-50 (docs/performance.md); other
-models are not measured yet."""
 OVERLAP_PAYS = frozenset({"cuda"})
 """Types of devices on which training is faster if the all-reduce of gradients overlaps with the backward pass."""
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}

@@ -213,7 +213,7 @@ class TrainingOptions(LaunchOptions):
     10000 steps; a resume keeps it."""
     fused: bool | None = None
     """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
-    Default: no; a resume keeps it."""
+    Default: yes; a resume keeps it."""
     cuda_graph: bool = True
     """On GPUs, replay forward and backward as one CUDA graph, if each worker has one micro-batch per step."""
     ceiling: bool = True

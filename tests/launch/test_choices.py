@@ -103,7 +103,28 @@ def test_it_is_by_the_hardware_and_the_length_of_the_run(
     *values, messages = choose(folder, CONFIG, bf16=bf16, samples=samples, device=device)
     assert tuple(values) == expected
     precision, compiled = expected
-    assert messages == [OptionsChosen(options={"precision": precision, "compile": compiled, "fused": False})]
+    assert messages == [OptionsChosen(options={"precision": precision, "compile": compiled, "fused": compiled})]
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("cuda", {"compile": True}, (True, True)),
+        ("cuda", {"compile": True, "fused": False}, (True, False)),
+        ("cuda", {"fused": True}, (True, True)),
+        ("cuda", {"fused": False}, (False, False)),
+        ("cuda", {"compile": False}, (False, False)),
+        ("cpu", {"compile": True}, (True, False)),
+        ("cpu", {"fused": True}, (False, False)),
+    ],
+)
+def test_compiled_models_on_gpus_are_fused(
+    tmp_path: Path, device: str, given: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    folder = begun(tmp_path, **given)
+    choose(folder, replace(CONFIG, **given), samples=8, device=device)
+    settings = folder.read_json("config.json")
+    assert (settings["compile"], settings["fused"]) == expected
 
 
 def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:

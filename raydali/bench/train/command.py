@@ -8,7 +8,7 @@ training, alternating with it; the result is the ratio of the two. Ray is not ne
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raydali.bench.common import options as common
@@ -39,8 +39,8 @@ class TrainBench(TrainingOptions):
     """Precision of the forward and backward pass; weights are kept in fp32."""
     compile: bool = True
     """Compile the model with torch.compile, on GPUs."""
-    fused: bool = False
-    """Compute BatchNorm, addition and ReLU of compiled models in one operation, on GPUs."""
+    fused: bool | None = None
+    """Compute BatchNorm, addition and ReLU of compiled models in one operation, on GPUs. Default: yes."""
     cuda_graph: bool = True
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
     overlap: bool | None = None
@@ -70,6 +70,7 @@ def main(options: TrainBench) -> dict[str, Any]:
     Augmentation(options.augment, options.erase or 0)
     if options.fused and not options.compile:
         raise UsageError("--fused needs --compile, which puts fused operations into the model: leave --no-compile out")
+    options = replace(options, fused=options.compile and options.fused is not False)
     if not common.names(options.models):
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in common.names(options.models):

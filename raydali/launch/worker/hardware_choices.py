@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from raydali.host.hardware import COMPILE_PAYS_FROM, FUSED_PAYS, fastest_precision, has_bf16
+from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
 from raydali.launch.choices import CHOSEN, Options, unchosen, with_kept
 from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
@@ -28,14 +28,15 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
             with folder.must_answer():
                 settings = folder.read_json(CONFIG)
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
-        if names := unchosen(options):
-            pays = device == "cuda" and options.stream(samples).steps >= COMPILE_PAYS_FROM
-            here: dict[str, Any] = {
-                "precision": fastest_precision(device, bf16=bf16),
-                "compile": pays,
-                "fused": device == "cuda" and FUSED_PAYS,
-            }
-            values = {name: here[name] for name in names}
+        if unchosen(options):
+            given = {name: getattr(options, name) for name in CHOSEN if hasattr(options, name)}
+            here: dict[str, Any] = {"precision": given["precision"] or fastest_precision(device, bf16=bf16)}
+            here["compile"], fused = given.get("compile"), given.get("fused")
+            if here["compile"] is None:
+                pays = options.stream(samples).steps >= COMPILE_PAYS_FROM
+                here["compile"] = device == "cuda" and (pays or fused is True)
+            here["fused"] = device == "cuda" and here["compile"] and fused is not False
+            values = {name: here[name] for name in given if here[name] != given[name]}
             options = replace(options, **values)
             if first:
                 with folder.must_answer():
