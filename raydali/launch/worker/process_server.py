@@ -6,6 +6,7 @@ folder and files of the process, and ends. The first one that finds no server be
 fails, Python runs the program as it would without this file, which is run by its path since `raydali` may be missing.
 """
 
+import fcntl
 import gc
 import importlib
 import json
@@ -61,6 +62,9 @@ def main(path: str, *program: str) -> None:
 
 
 def _listen(path: str) -> socket.socket:
+    lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends; its forks do not have it
+    Path(path).unlink(missing_ok=True)  # of a server that was killed
     listening = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)  # nobody else may ask
     try:
@@ -89,7 +93,7 @@ def _serve(listening: socket.socket, path: str) -> tuple[str, ...]:
     listening.settimeout(1.0)
     until = time.monotonic() + IDLE_SECONDS
     while os.getppid() == parent and time.monotonic() < until:
-        with suppress(OSError, EOFError):
+        with suppress(OSError, ValueError):  # a process that has ended has not asked to the end
             connection = listening.accept()[0]
             with connection:
                 if program := _fork(connection):
@@ -135,16 +139,16 @@ def _fork(connection: socket.socket) -> tuple[str, ...]:
     _import_ray()
     is_fork = not os.fork()
     if is_fork:
-        os.setsid()
-        os.chdir(folder)
-        for number, file in enumerate(files):
-            os.dup2(file, number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # others seed themselves
         try:
+            os.setsid()
+            os.chdir(folder)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
             connection.sendall(b"1")
         except OSError:
-            os._exit(0)  # it has stopped waiting, and runs the program itself
+            os._exit(0)  # the folder is gone, or the process has stopped waiting: it runs the program itself
     for file in files:
         os.close(file)
     return tuple(program) if is_fork else ()

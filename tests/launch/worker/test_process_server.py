@@ -1,13 +1,16 @@
-"""Forks of the process server do not share random ids, and none waits for a server that is dead."""
+"""A node has one process server, whose forks do not share random ids; no process waits for one that is dead."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from raydali.launch.worker import process_server
-from tests.support.cluster import descendants
+from tests.support.cluster import descendants, kill
 
 PROGRAM = """
 import os
@@ -22,6 +25,32 @@ for _ in range(2):
         print(ray.ObjectID.from_random().hex(), flush=True)
         os._exit(0)
     os.wait()
+"""
+
+LISTEN = """
+import os
+import signal
+import sys
+from raydali.launch.worker import process_server
+
+try:
+    listening = process_server._listen(sys.argv[1])
+except OSError:
+    print("another one does", flush=True)
+else:
+    if not os.fork():
+        listening.close()
+        signal.pause()
+    print("listens", flush=True)
+    signal.pause()
+"""
+SERVE = """
+import sys
+from raydali.launch.worker import process_server
+
+process_server.MODULES = process_server.RAY_MODULES = ()
+process_server._import_ray = lambda: None
+process_server.main(sys.argv[1])
 """
 
 
@@ -39,5 +68,46 @@ def test_a_program_runs_without_a_fork_if_the_server_dies(tmp_path: Path) -> Non
     while not descendants(server.pid):
         assert server.poll() is None
     later = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while Path("/proc/net/unix").read_text().count(command[2]) < 3:  # it listens, and both are connected
+        assert server.poll() is None
     os.kill(server.pid, signal.SIGKILL)
     assert server.communicate()[0] == later.communicate()[0] == "ran with me\n"
+
+
+def test_of_processes_that_start_at_once_one_replaces_a_server_that_was_killed(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with ExitStack() as stack:
+        for _ in range(2):
+            processes = []
+            for _ in range(4):
+                process = subprocess.Popen([sys.executable, "-c", LISTEN, path], stdout=subprocess.PIPE, text=True)
+                processes.append(stack.enter_context(process))
+                stack.callback(process.kill)
+            (server,) = (each for each in processes if each.stdout and each.stdout.readline() == "listens\n")
+            stack.callback(kill, descendants(server.pid))
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(path)
+            server.kill()  # its fork stays
+            server.wait()
+
+
+def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> None:
+    path, program = str(tmp_path / "socket"), tmp_path / "program.py"
+    program.write_text("import os; print(os.getppid())")
+    server = subprocess.Popen([sys.executable, "-c", SERVE, path])
+    try:
+        with socket.socket(socket.AF_UNIX) as ended:
+            while ended.connect_ex(path):
+                assert server.poll() is None
+        request = json.dumps([[str(program)], str(tmp_path / "gone"), dict(os.environ)])
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(path)
+            socket.send_fds(asking, [b" "], [0, 1, 2])
+            asking.sendall(request.encode() + b"\n")
+            assert asking.recv(1) == b""
+        command = [sys.executable, process_server.__file__, path, str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{server.pid}\n"
+    finally:
+        server.kill()
+        server.wait()
