@@ -19,6 +19,22 @@ from tests.support.cluster import RAY, ROOT, descendants, environment, kill, nam
 from tests.support.messages import mentions
 
 IDLE_SECONDS = 15
+ON_TWO_NODES = """
+import os
+import ray
+
+@ray.remote(num_gpus=1)
+class Process:
+    def folder(self):
+        return os.getcwd()
+
+ray.init()
+first = Process.remote()
+folder = ray.get(first.folder.remote())
+second = Process.remote()
+print("the second is in", ray.get(second.folder.remote()))
+assert ray.get(first.folder.remote()) == folder
+"""
 
 
 def raydali(*arguments: str, env: dict[str, str], timeout: float = 400) -> tuple[int, str]:
@@ -164,6 +180,20 @@ def test_nodes_come_for_a_job_and_go_after_it(env: dict[str, str], tmp_path: Pat
         assert code == 0, output
         assert mentions(output, "room 4 9 workers"), output
         wait_for(lambda: nodes_of(env, folder) == 0, seconds=IDLE_SECONDS + 90)
+
+
+@pytest.mark.slow
+def test_a_process_keeps_its_working_directory_when_another_node_starts(env: dict[str, str], tmp_path: Path) -> None:
+    """Else it could not import torch, for one: MKL ends a process that has no working directory."""
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program/on_two_nodes.py").write_text(ON_TWO_NODES)
+    with cluster(env, "f", nodes=2) as (folder, using):
+        command = [RAY, "job", "submit", "--working-dir", str(tmp_path / "program"), "--", "python", "on_two_nodes.py"]
+        code, output = ended(command, using | {"PYTHONPATH": ""}, 240)
+        assert code == 0, output
+        assert mentions(output, folder), output
+        left = Path(folder, "ray/session_latest")
+        wait_for(lambda: not [*left.glob("runtime_resources_*")], seconds=IDLE_SECONDS + 90)
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ HEAD_ENVIRONMENT = {
 """Environment of every head, in addition to Ray's defaults. Ray gives up a node whose processes have ended after 5 s
 instead of 15, and an unreachable node after 20 s instead of 65. A stopped job has 60 s instead of 3 for its last
 checkpoint."""
+PROVIDER = "raydali.commands.local_cluster.provider.LocalNodeProvider"
+"""Replaces the provider of the configuration, which is Ray's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
     Raises:
         UsageError: the head ended, or does not answer within `timeout` seconds; the message has the end of its log.
     """
-    provider = config["provider"] | {"gcs_address": cluster.head}
+    provider = config["provider"] | {"gcs_address": cluster.head, "module": PROVIDER}
     (folder / "config.yaml").write_text(json.dumps(config | {"provider": provider}, indent=1))  # JSON is YAML
     kind = config["head_node_type"]
     resources = config["available_node_types"][kind]["resources"]

@@ -54,7 +54,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     """
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Before Ray's threads run: while they do, loading MKL, a part of torch, sometimes ends the process.
+    # MKL, a part of torch, ends a process that has no working directory; a node that starts on this host may remove it.
     importlib.import_module("torch")
     if os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
