@@ -30,12 +30,15 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
         if unchosen(options):
             given = {name: getattr(options, name) for name in CHOSEN if hasattr(options, name)}
-            here: dict[str, Any] = {"precision": given["precision"] or fastest_precision(device, bf16=bf16)}
-            here["compile"], fused = given.get("compile"), given.get("fused")
-            if here["compile"] is None:
+            compiled, fused = given.get("compile"), given.get("fused")
+            if compiled is None:
                 pays = options.stream(samples).steps >= COMPILE_PAYS_FROM
-                here["compile"] = device == "cuda" and (pays or fused is True)
-            here["fused"] = device == "cuda" and here["compile"] and fused is not False
+                compiled = device == "cuda" and (pays or fused is True)
+            here: dict[str, Any] = {
+                "precision": given.get("precision") or fastest_precision(device, bf16=bf16),
+                "compile": compiled,
+                "fused": device == "cuda" and compiled and fused is not False,
+            }
             values = {name: here[name] for name in given if here[name] != given[name]}
             options = replace(options, **values)
             if first:
