@@ -29,7 +29,7 @@ def test_the_digits_network() -> None:
     assert counted(model, 32) == 2 * (first + others + 128 * 10)
 
 
-@pytest.mark.parametrize(("name", "multiplications"), [("resnet50", 4.09e9), ("convnext_tiny", 4.46e9)])
+@pytest.mark.parametrize(("name", "multiplications"), [("resnet50", 4.09e9), ("mobilenet_v3_large", 0.217e9)])
 def test_published_models(name: str, multiplications: float) -> None:
     # For an image of 224 pixels, forward, and twice as many backward.
     assert counted(torchvision.models.get_model(name), 224) == pytest.approx(multiplications * 2 * 3, rel=0.02)
