@@ -104,7 +104,7 @@ class Rehearsal:
         done = self._session.cursor.done
         if done == self._stream.steps:
             return
-        before, self._epoch = self._epoch, self._stream.epoch_of(done)
+        before, self._epoch = self._stream.epoch_of(done - 1), self._stream.epoch_of(done)
         if self._pipeline.in_epoch(self._epoch) == self._pipeline.in_epoch(before):
             yield from self._ceiling.doubt(record)
             return

@@ -115,19 +115,29 @@ class RunCeiling:
             record: the epoch's record on rank 0; None on other ranks.
         """
         known = self._state.ceiling
-        if known is not None and self._session.worker.from_first(_disproves(record, known)):
+        is_wrong, measures = self._session.worker.from_first(self._judge(record, known))
+        if is_wrong:
             self._state.ceiling = None
             self._keep(None)
-            if not self._is_void:
+            if known is not None and not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
                 self._note(f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again")
             self._is_void = True
-        if self._state.ceiling is None and self._is_void and self._measured_again < MAX_MEASURED_AGAIN:
+        if measures:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
             self._keep(self._state.ceiling)
             self._report(CeilingMeasured, self._state.ceiling, began)
+
+    def _judge(self, record: Mapping[str, Any] | None, known: float | None) -> tuple[bool, bool]:
+        """Return whether the ceiling is wrong, and whether it is to be measured again.
+
+        That of rank 0 counts, which was there from the beginning; a rank that has replaced another one knows less.
+        """
+        is_wrong = known is not None and _disproves(record, known)
+        is_void = is_wrong or (known is None and self._is_void)
+        return is_wrong, is_void and self._measured_again < MAX_MEASURED_AGAIN
 
     def _find(self, inputs: str) -> tuple[float, float] | None:
         """Return the ceiling that the node of rank 0 has kept, and when it was measured. All ranks must call it."""

@@ -147,6 +147,30 @@ def test_all_ranks_take_the_ceiling_that_rank_0_has_kept(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "caches").iterdir()] == ["0"]
 
 
+def _doubted(folder: RunFolder) -> list[bool]:
+    """Whether this rank measures after each of five epochs; rank 1 has replaced another one after the first start."""
+    session, asked = LocalSession(folder), list[bool]()
+
+    def warm_up(_: int, _measures: bool) -> Generator[Any, None, ceiling.Ceiling]:
+        yield
+        return ceiling.Ceiling(None, "the machine was busy", void=True)
+
+    state: Any = SimpleNamespace(ceiling=None)
+    of_run = RunCeiling(session, state, warm_up, {})
+    if session.worker.rank == 0:
+        alone = replace(session.worker, world_size=1)
+        session.worker, together = alone, session.worker
+        list(of_run.begin(1, measures=True, what="", inputs=""))
+        session.worker = together
+    for _ in range(5):
+        asked.append(bool([*of_run.doubt({} if session.worker.rank == 0 else None)]))
+    return asked
+
+
+def test_ranks_that_came_later_measure_again_with_the_others(tmp_path: Path) -> None:
+    assert run_ranks(2, _doubted, folder_of(tmp_path)) == [[True] * 3 + [False] * 2] * 2
+
+
 def rehearsed() -> ceiling.Ceiling:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
