@@ -25,6 +25,7 @@ PLACEMENT_OPTIONS = {
     "data",
     "max_failures",
     "replace",
+    "spares",
     "hang_timeout",
     "storage_timeout",
     "start_timeout",
@@ -90,6 +91,9 @@ class LaunchOptions:
     replace: bool = True
     """Replace a worker whose process has died while the others train on. Only for a fixed number of workers on CPUs,
     without --sync-bn; otherwise all restart."""
+    spares: int = 0
+    """Number of further workers, which start like the others and then wait. One of them takes the place of a worker
+    that has died at the next step, without the time of a start."""
     hang_timeout: float = 600
     """Seconds without progress after which a run restarts from its newest checkpoint; 0: no limit."""
     storage_timeout: float = 21600
@@ -115,6 +119,12 @@ class LaunchOptions:
         if self.shuffle_window and not self.shuffle_block:
             raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: give --shuffle-block too")
         require(self, "max_failures", least=-1)
+        require(self, "spares", least=0)
+        if self.spares and (other := self._without_replacement):
+            raise UsageError(
+                f"--spares {self.spares} needs workers that are replaced while the others train on, which {other} "
+                "excludes: leave one of them out"
+            )
         require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
             require(self, name, least=0)
@@ -123,6 +133,19 @@ class LaunchOptions:
                     f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
                     "workers report progress every 2 s"
                 )
+
+    @property
+    def _without_replacement(self) -> str | None:
+        """The option with which all workers restart when one is lost."""
+        if not self.replace:
+            return "--no-replace"
+        if self.max_failures == 0:
+            return "--max-failures 0"
+        if self.sync_bn:
+            return "--sync-bn"
+        if self.worker_range is not None and self.worker_range[0] != self.worker_range[1]:
+            return f"--workers {self.workers}"
+        return None
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:

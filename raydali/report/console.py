@@ -20,6 +20,7 @@ from raydali.run.events import (
     Replaced,
     Resize,
     Resumed,
+    SpareReady,
     Started,
     StorageRetried,
 )
@@ -121,8 +122,12 @@ class Console:
             case Resize():
                 self.print(f"continuing with {plural(event.workers, 'worker')} from the newest checkpoint")
             case Replaced():
+                lost = [numbered("rank", event.ranks)] * bool(event.ranks)
+                lost += [plural(event.spares, "spare")] * bool(event.spares)
                 others = f"{plural(event.remaining, 'worker')} train on"
-                self.warn(f"{event.error}; {others}, and {numbered('rank', event.ranks)} will be replaced")
+                self.warn(f"{event.error}; {others}, and {' and '.join(lost)} will be replaced")
+            case SpareReady():
+                self.print(f"a spare is ready on node {event.node}")
             case Rejoined():
                 self.print(f"rank {event.rank} was replaced, and joined at step {event.step}")
             case Preemption():

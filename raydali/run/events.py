@@ -229,19 +229,21 @@ class Resize(GroupEnded):
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced(Event):
-    """Ranks were lost. The others train on, and Ray Train starts replacements.
+    """Workers were lost. The others train on, and Ray Train starts replacements.
 
     Attributes:
-        ranks: the lost ranks.
-        remaining: number of the others.
+        ranks: the ranks that were lost.
+        spares: number of workers that were lost without having a rank.
+        remaining: number of ranks that train on.
         error: why they were lost.
-        places: node and process id of each lost rank.
+        places: node and process id of each lost worker, by its rank; those of spares have negative numbers.
         step: added by the driver: the last completed step that it knows.
     """
 
     event = "replace"
     _unrecorded = ("places",)
     ranks: Sequence[int]
+    spares: int = 0
     remaining: int
     error: str
     places: Mapping[int, WorkerAddress] = field(default_factory=dict)
@@ -249,12 +251,25 @@ class Replaced(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpareReady(Event):
+    """A spare is prepared, and waits until a rank is lost.
+
+    Attributes:
+        phases: see `Started`.
+    """
+
+    event = "spare"
+    node: str
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rejoined(Event):
-    """The replacement of a lost rank has completed its first step with the others.
+    """The replacement of a lost rank, or a spare, has completed its first step with the others.
 
     Attributes:
         step: the step in which it joined.
-        phases: see `Started`.
+        phases: see `Started`; those of a spare begin with the loss of the rank.
     """
 
     event = "rejoin"

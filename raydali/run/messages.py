@@ -33,9 +33,10 @@ class Heartbeat(WorkerMessage):
     """The progress of a rank, sent every `HEARTBEAT_SECONDS`.
 
     Attributes:
-        node, node_id, pid, started: identify its process; see `host.processes.start_ticks`.
+        node, node_id, pid, started: identify its process; see `host.processes.start_ticks`. A spare's rank may change.
         count: number of batches consumed so far, validation included, and of calls that were retried.
-        progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
+        progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks. That of a
+            spare without a rank is infinite.
         stack: stack trace of the training thread if it has made no progress for a while.
         waits: whether the training thread waits for other ranks.
     """
@@ -52,7 +53,10 @@ class Heartbeat(WorkerMessage):
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatEnded(WorkerMessage):
-    """A rank has finished; it sends no more heartbeats."""
+    """A worker has finished; it sends no more heartbeats. `node_id` and `pid` identify its process."""
+
+    node_id: str
+    pid: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,13 @@ class SampleTrace:
     A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, replaced_by (null unless
     the sample is broken), and repeat (how often the id came before in its cycle of epochs). The rows of a micro-batch
     have the order of the stream.
+
+    Attributes:
+        rank: this rank, which a spare knows only once it joins the others.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
-        self._folder, self._rank = folder, rank
+        self._folder, self.rank = folder, rank
         self._micro_batches: list[MicroBatch] = []
 
     def add(self, micro_batch: MicroBatch) -> None:
@@ -55,7 +58,7 @@ class SampleTrace:
         columns: list[Any] = [
             np.repeat([batch.step for batch in batches], sizes),
             np.concatenate([batch.epochs for batch in batches]),
-            np.full(len(ids), self._rank, np.int32),
+            np.full(len(ids), self.rank, np.int32),
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
             _replaced_by(batches),
@@ -64,7 +67,7 @@ class SampleTrace:
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
         first, last = batches[0].step, batches[-1].step
-        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
+        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self.rank:05d}.parquet", sink.getvalue())
         self._micro_batches = []
 
 

@@ -2,15 +2,16 @@
 
 A store outside of all ranks, in the process that starts them, has a list of entries:
 
-    lost      its host says that a rank has ended, or that it takes it for dead (`announce_loss`)
-    asks      a process asks to replace a lost rank (`Membership.join`)
+    lost      its host says that a process has ended, or that it takes it for dead (`announce_loss`)
+    asks      a process asks to take the place of a lost rank (`Membership.join`)
     admits    the first member admits those that have asked, between two steps (`Membership.admit`)
-    gives up  its host says that it replaces no lost rank any more (`give_up`)
+    gives up  nobody takes the place of a lost rank any more (`give_up`)
 
-The group changes with an entry that loses a rank or admits one. So all ranks see changes in one order, and an agreement
-that a further change interrupts starts again. Only losses interrupt calls, at different places in different ranks: a
-rank whose call returned goes on, and hears of the loss at its next one. Therefore ranks are at most one step apart.
-Those that ask are admitted after a loss, too.
+Processes have names, and ranks are their places: a process that waits for a place, a spare, has none yet. The group
+changes with an entry that loses a member or admits one. So all ranks see changes in one order, and an agreement that a
+further change interrupts starts again. Only losses interrupt calls, at different places in different ranks: a rank
+whose call returned goes on, and hears of the loss at its next one. Therefore ranks are at most one step apart. Those
+that ask are admitted after a loss, too.
 """
 
 import json
@@ -43,73 +44,98 @@ class RankLostError(Exception):
 
 
 class NotReplacedError(Exception):
-    """Ranks are lost, and nobody replaces them any more."""
+    """Ranks are lost, and nobody replaces them any more; or the run is over, for a process that waits for a place."""
 
 
 class _Entry(NamedTuple):
     kind: Literal["lost", "asks", "admits", "gives up"]
-    rank: int = -1
     name: str = ""
-    """Distinguishes entries of equal content."""
+    """The process; of "admits" a random text."""
+    rank: int = -1
 
 
-def announce_loss(store: Store, rank: int) -> None:
-    """Tell all ranks that a rank is lost."""
-    _append(store, _Entry("lost", rank, secrets.token_hex(4)))
+def announce_loss(store: Store, name: str) -> None:
+    """Tell all ranks that a process is lost. Its name must not be used again."""
+    _append(store, _Entry("lost", name))
 
 
 def give_up(store: Store) -> None:
-    """Tell all ranks that nobody replaces lost ranks any more."""
+    """Tell all processes that nobody takes the place of a lost rank any more."""
     _append(store, _Entry("gives up"))
 
 
-def members_of(store: Store, world_size: int) -> list[int]:
-    """Return the ranks that are members by the entries of now; those that were lost and not yet replaced are not."""
+def ranks_of(store: Store, world_size: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the ranks of the members by the entries of now, by name, and those that processes ask for."""
     entries: list[_Entry] = []
     while store.check([f"entry/{len(entries)}"]):
         entries.append(_Entry(*json.loads(store.get(f"entry/{len(entries)}"))))
-    return _replayed(entries, world_size)[0]
+    roster = _Roster(entries, world_size)
+    return roster.members, roster.asking
 
 
-def _replayed(entries: Iterable[_Entry], world_size: int) -> tuple[list[int], list[int]]:
-    """Return the members after these entries, and the ranks that have asked since."""
-    members, asking = [*range(world_size)], list[int]()
-    for entry in entries:
-        if entry.kind == "asks":
-            asking.append(entry.rank)
-        if entry.kind == "lost":
-            members, asking = ([rank for rank in ranks if rank != entry.rank] for ranks in (members, asking))
-        if entry.kind in ("lost", "admits"):
-            members, asking = [*members, *asking], []
-    return members, asking
+class _Roster:
+    """The group after some entries.
+
+    Attributes:
+        members: the rank of each member by its name; those that joined come last.
+        asking: the ranks that processes have asked for since, by their names.
+        changed, lost: the number of entries up to the newest one that changes the group, and that loses a member.
+        gave_up: whether nobody may ask any more.
+    """
+
+    def __init__(self, entries: Iterable[_Entry], world_size: int) -> None:
+        self.members = {str(rank): rank for rank in range(world_size)}
+        self.asking: dict[str, int] = {}
+        self.changed = self.lost = 0
+        self.gave_up = False
+        self._world_size = world_size
+        gone: set[str] = set()
+        for number, (kind, name, rank) in enumerate(entries, 1):
+            if kind == "asks" and name not in gone:
+                self.asking[name] = rank
+            self.gave_up |= kind == "gives up"
+            if kind == "lost":
+                gone.add(name)
+                self.asking.pop(name, None)
+                if self.members.pop(name, None) is None:
+                    continue  # it had no place
+                self.lost = number
+            if kind in ("lost", "admits"):
+                self.members |= self.asking
+                self.asking, self.changed = {}, number
+
+    @property
+    def vacant(self) -> list[int]:
+        """The ranks that no process has or asks for."""
+        taken = {*self.members.values(), *self.asking.values()}
+        return [rank for rank in range(self._world_size) if rank not in taken]
 
 
-def _append(store: Store, entry: _Entry) -> bool:
-    """Append an entry; nobody can ask any more after the host gave up."""
+def _append(store: Store, entry: _Entry, at: int | None = None) -> bool:
+    """Append an entry, unless another one is at this index, if one is given; return whether it is there."""
     content = json.dumps(entry)
-    for index in count():
-        there = store.compare_set(f"entry/{index}", "", content).decode()
-        if there == content:
+    for index in count() if at is None else [at]:
+        if store.compare_set(f"entry/{index}", "", content).decode() == content:
             return True
-        if entry.kind == "asks" and _Entry(*json.loads(there)).kind == "gives up":
-            return False
-    raise AssertionError  # the loop has no end
+    return False
 
 
 class Membership:
-    """The ranks that train together, as seen by one of them.
+    """The ranks that train together, as seen by one of them, or by a process that waits for a place among them.
 
     Args:
         connect: returns a new connection to the store. A call that was left may use its connection for long.
-        rank: this rank.
+        rank: this rank; of a process that joins any one.
         world_size: number of ranks at the beginning.
-        joins: whether this process replaces a lost one of this rank.
+        name: the name of a process that joins, which no other process has. Others have their rank as a name.
         timeout: the timeout of the calls of new process groups.
 
     Attributes:
-        joins: see the argument.
-        rank: this rank, by its number at the beginning.
-        members: the ranks at the last agreement, by their numbers at the beginning; replacements come last.
+        joins: whether this process takes the place of a lost rank.
+        world_size: see the argument.
+        rank: this rank, by its number at the beginning; of a process that joins any one, until it asks for a place.
+        is_idle: whether it waits until a rank is lost.
+        members: the ranks at the last agreement, by their numbers at the beginning; those that joined come last.
     """
 
     def __init__(
@@ -118,14 +144,15 @@ class Membership:
         rank: int,
         world_size: int,
         *,
-        joins: bool = False,
+        name: str | None = None,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
         self._connect, self._store, self._watched = connect, connect(), connect()
-        self.rank, self._world_size, self.joins = rank, world_size, joins
+        self.rank, self.world_size, self.joins, self.is_idle = rank, world_size, name is not None, False
         self.members, self._timeout = tuple(range(world_size)), timeout
-        self._asked: _Entry | None = _Entry("asks", rank, secrets.token_hex(8)) if joins else None
+        self._name = str(rank) if name is None else name
         self._entries: list[_Entry] = []
+        self._roster = _Roster((), world_size)
         self._generation = 0
         self._changed = Condition()
         Thread(target=self._watch, daemon=True, name="membership").start()
@@ -139,44 +166,58 @@ class Membership:
             except dist.DistError:
                 time.sleep(1)  # the host is gone, and this process will follow; or a day has passed
                 continue
-            is_other_life = self._asked is not None and self._asked not in self._entries
-            if (entry.kind, entry.rank) == ("lost", self.rank) and not is_other_life:
+            if (entry.kind, entry.name) == ("lost", self._name):
                 os._exit(FENCED)
             with self._changed:
                 self._entries.append(entry)
+                self._roster = _Roster(self._entries, self.world_size)
                 self._changed.notify_all()
 
-    def _changes_since(self, kinds: tuple[str, ...] = ("lost", "admits")) -> bool:
-        return any(entry.kind in kinds for entry in self._entries[self._generation :])
-
     def _is_lost(self) -> bool:
-        return self._changes_since(("lost",))
+        return self._roster.lost > self._generation
 
-    def _newest(self) -> int:
-        """Return the number of entries up to the newest one that changes the group."""
-        changes = [number for number, entry in enumerate(self._entries, 1) if entry.kind in ("lost", "admits")]
-        return max(changes, default=0)
+    def _has_changed(self) -> bool:
+        return self._roster.changed > self._generation
 
-    def join(self) -> None:
-        """Ask to become a member, and wait until the others admit this process; `agree` is next.
+    def ask(self, on_wait: Callable[[], None]) -> bool:
+        """Ask for the place of a lost rank, once there is one; `join` is next.
+
+        Args:
+            on_wait: called once if no rank is lost yet.
+
+        Returns:
+            Whether this process had to wait for a rank to be lost.
 
         Raises:
             NotReplacedError: nobody may join any more.
         """
-        assert self._asked is not None
-        asked = self._asked
-        if not _append(self._store, asked):
-            raise NotReplacedError
+        waited = False
+        while True:
+            with self._changed:
+                self.is_idle = not (self._roster.vacant or self._roster.gave_up)
+                if self.is_idle and not waited:
+                    waited = True
+                    on_wait()
+                self._changed.wait_for(lambda: self._roster.vacant or self._roster.gave_up)
+                self.is_idle = False
+                if self._roster.gave_up:
+                    raise NotReplacedError("no lost rank is replaced any more")
+                self.rank, known = self._roster.vacant[0], len(self._entries)
+            # Nobody else has asked if no entry came in between.
+            if _append(self._store, _Entry("asks", self._name, self.rank), at=known):
+                return waited
+            with self._changed:
+                self._changed.wait_for(lambda known=known: len(self._entries) > known)  # type: ignore[misc]
+
+    def join(self) -> None:
+        """Wait until the others admit this process, which has asked; `agree` is next."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: asked in self._entries and self._newest() > self._entries.index(asked),
-            )
+            self._changed.wait_for(lambda: self._name in self._roster.members)
 
     @property
     def asking(self) -> int:
         """The number of processes that ask to be admitted."""
-        with self._changed:
-            return len(_replayed(self._entries, self._world_size)[1])
+        return len(self._roster.asking)
 
     def admit(self, *, first: bool) -> None:
         """Admit the processes that ask. All members must call it at the same step; `agree` is next.
@@ -185,27 +226,27 @@ class Membership:
             first: whether this is the first member, which does so for all.
         """
         if first:
-            _append(self._store, _Entry("admits", name=secrets.token_hex(4)))
+            _append(self._store, _Entry("admits", secrets.token_hex(4)))
         with self._changed:
-            self._changed.wait_for(self._changes_since)
+            self._changed.wait_for(self._has_changed)
 
     @property
     def is_complete(self) -> bool:
         """True if all ranks were members at the last agreement."""
-        return len(self.members) == self._world_size
+        return len(self.members) == self.world_size
 
     def wait_until_complete(self) -> bool:
         """Wait until all lost ranks could be replaced, and return True; or False if nobody replaces them any more.
 
         All members that ask at the same step get the same answer.
         """
-
-        def could_be() -> bool:
-            return sum(map(len, _replayed(self._entries, self._world_size))) == self._world_size
-
         with self._changed:
-            self._changed.wait_for(lambda: could_be() or any(entry.kind == "gives up" for entry in self._entries))
-            return could_be()
+            self._changed.wait_for(lambda: not self._roster.vacant or self._roster.gave_up)
+            return not self._roster.vacant
+
+    def end(self) -> None:
+        """Tell processes that wait for a place that there will be none, since the run is over."""
+        give_up(self._store)
 
     def check(self) -> None:
         """Do nothing, unless ranks are lost.
@@ -258,8 +299,9 @@ class Membership:
         """
         while True:
             with self._changed:
-                self._generation = self._newest()
-                self.members = tuple(_replayed(self._entries[: self._generation], self._world_size)[0])
+                self._generation = self._roster.changed
+                roster = _Roster(self._entries[: self._generation], self.world_size)
+                self.members = tuple(roster.members.values())
             try:
                 return self._exchange(report), self.call(self._group)
             except RankLostError:
@@ -270,7 +312,7 @@ class Membership:
         self._store.set(keys[self.members.index(self.rank)], json.dumps(report))
         while not self._store.check(keys):
             with self._changed:
-                if self._changed.wait_for(self._changes_since, _POLL_SECONDS):
+                if self._changed.wait_for(self._has_changed, _POLL_SECONDS):
                     raise RankLostError
         return [json.loads(self._store.get(key)) for key in keys]
 

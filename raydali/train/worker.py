@@ -85,18 +85,28 @@ class Worker:
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
 
     @classmethod
-    def replace(
-        cls, device: torch.device, membership: Membership, world_size: int, *, cpus: int, node: str
-    ) -> "Worker":
-        """Return this process as a worker that prepares to replace a lost one of `world_size`.
+    def replace(cls, device: torch.device, membership: Membership, *, cpus: int, node: str) -> "Worker":
+        """Return this process as a worker that prepares to replace a lost one.
 
         Its rank is the last one from the beginning, as it will be: it never writes for all ranks.
         """
         _use(device)
-        rank = world_size - 1
+        size = membership.world_size
         return cls(
-            rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, membership=membership, joined=False
+            rank=size - 1, world_size=size, device=device, cpus=cpus, node=node, membership=membership, joined=False
         )
+
+    def as_member(self, membership: Membership, timeout: timedelta) -> "Worker":
+        """Return this worker of the default process group as one of those that train, or as a spare.
+
+        All ranks of the default group must call it. Those from the membership's world size on are spares.
+        """
+        ranks = [*range(membership.world_size)]
+        group: Any = dist.new_group(ranks, timeout) if len(ranks) < self.world_size else None
+        if membership.joins:
+            return Worker.replace(self.device, membership, cpus=self.cpus, node=self.node)
+        self.world_size, self.group, self.membership = len(ranks), group, membership
+        return self
 
     def regroup(self, rank: int, world_size: int, group: dist.ProcessGroup) -> None:
         """Go on in a group of other ranks, which has another numbering."""

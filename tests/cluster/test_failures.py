@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,32 @@ def test_lost_ranks_are_replaced_while_others_train(
         assert not events(folder, "failure", "resume")
         assert_whole(folder, STREAM)
         assert sum(row["images"] for row in folder.rows("epochs.jsonl")) == STREAM.steps * STREAM.global_batch_size
+
+
+def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: Path) -> None:
+    """The spare joins at once, and what replaces the lost worker is the next spare. An idle spare is replaced, too."""
+    options = ["--workers", "2", "--spares", "1", "--batch-size", "16", "--epochs", "90"]
+    with running(env, tmp_path, *options) as (process, folder):
+        wait_for(lambda: bool(events(folder, "spare")), process, tmp_path)
+        known = trainers(process.pid)
+        assert len(known) == 3
+        for lost in (known[0], known[1]):
+            began, spares = time.time(), len(events(folder, "spare"))
+            kill([lost])
+            wait_for(partial(lambda spares: len(events(folder, "spare")) > spares, spares), process, tmp_path)
+            (idle,) = {*trainers(process.pid)} - {*known}
+            known.append(idle)
+            rejoin = events(folder, "rejoin")[-1]
+            print(f"a spare has trained its first step {rejoin['time'] - began:.1f} s later")
+            assert rejoin["phases"].keys() <= {"join", "first batch", "first step"}, "it began anew"
+        kill([idle])
+        wait_for(lambda: len(events(folder, "replace")) == 3, process, tmp_path)
+        assert process.wait(240) == 0, (tmp_path / "log").read_text()
+        replaced = events(folder, "replace")
+        assert sorted(rank for row in replaced for rank in row["ranks"]) == [0, 1]
+        assert [row["spares"] for row in replaced] == [0, 0, 1]
+        assert len(events(folder, "rejoin")) == 2 and not events(folder, "failure", "resume")
+        assert_whole(folder, replace(STREAM, epochs=90, global_batch_size=64, batch_size=16))
 
 
 def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Ranks as plain gloo processes that die by SIGKILL at chosen points of a step, while the others train on.
 
-Where they are replaced, a process of the same rank joins the others while they train.
+Where they are replaced, another process joins the others while they train: a spare that waits for that, or one that is
+started after the death.
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Literal
@@ -25,13 +26,13 @@ from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
-from raydali.train.membership import Membership, announce_loss
+from raydali.train.membership import Membership, NotReplacedError, announce_loss
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context
 
-Point = Literal["forward", "before", "in", "after", "update", "agree", "group", "share"]
+Point = Literal["forward", "before", "in", "after", "update", "agree", "group", "share", "ask"]
 STREAM = Stream(samples=240, epochs=1, batch_size=3, global_batch_size=15, seed=2)  # 16 steps of 5 micro-batches
 AHEAD = 4
 COMPLETE_AT = 10, 15
@@ -40,12 +41,18 @@ COMPLETE_AT = 10, 15
 
 @dataclass(frozen=True)
 class Death:
-    """A rank's death, at a point of a step or of the recovery in it; a replacement has a later life."""
+    """The death of a process, at a point of a step or of the recovery in it, at most once.
+
+    Attributes:
+        rank: its rank; -1 before a process that joins the others has one.
+        step: the step; -1 before a process has joined.
+        joined: whether it is a process that joins, and not one of the first ranks.
+    """
 
     rank: int
     step: int
     point: Point
-    life: int = 0
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,26 +87,28 @@ class LoadsAhead(Loader):
 
 
 class Mortal:
-    """Kills this rank, at the points where it is to die."""
+    """Kills this process, at the points where it is to die. `died` has the time of each death so far."""
 
-    def __init__(self, deaths: Sequence[Death], rank: int, life: int, died: Any) -> None:
-        mine = (death for death in deaths if (death.rank, death.life) == (rank, life))
-        self._points = {(death.step, death.point) for death in mine}
-        self._rank, self._died, self.step = rank, died, 0
+    def __init__(self, deaths: Sequence[Death], rank: int, *, joined: bool, died: Any) -> None:
+        self._deaths, self._joined, self._died = deaths, joined, died
+        self.rank, self.step = rank, -1 if joined else 0
 
-    def plans(self, point: Point) -> bool:
-        return (self.step, point) in self._points
+    def planned(self, point: Point) -> int | None:
+        here = Death(self.rank, self.step, point, self._joined)
+        return next(
+            (index for index, death in enumerate(self._deaths) if death == here and not self._died[index]), None
+        )
 
     def at(self, point: Point, *, after: float = 0.0) -> None:
-        if self.plans(point):
+        if (index := self.planned(point)) is not None:
             time.sleep(after)
-            self._died[self._rank] = time.time()
+            self._died[index] = time.time()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(
     rank: int,
-    life: int,
+    name: str | None,
     world_size: int,
     port: int,
     deaths: Sequence[Death],
@@ -108,15 +117,24 @@ def train(
     died: Any,
     queue: Any,
 ) -> None:
-    """Train to the end of the stream. `late` has steps whose sum this rank, unlike others, does not get."""
+    """Train to the end of the stream. `late` has steps whose sum this rank, unlike others, does not get.
+
+    A process with a name joins the others.
+    """
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    mortal = Mortal(deaths, rank, life, died)
+    mortal = Mortal(deaths, rank, joined=name is not None, died=died)
 
     def connect() -> Any:
         return dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
 
     class MortalMembership(Membership):
+        def ask(self, on_wait: Callable[[], None]) -> bool:
+            mortal.at("ask")
+            waited = super().ask(on_wait)
+            mortal.rank = self.rank
+            return waited
+
         def _exchange(self, report: dict[str, Any]) -> list[dict[str, Any]]:
             mortal.at("agree")
             return super()._exchange(report)
@@ -128,10 +146,10 @@ def train(
     class MortalWorker(Worker):
         def all_reduce(self, tensor: torch.Tensor) -> None:
             mortal.at("before")
-            if mortal.plans("in"):
+            if mortal.planned("in") is not None:
                 threading.Thread(target=mortal.at, args=("in",), kwargs={"after": 0.0005}, daemon=True).start()
-            if mortal.step in late.get(rank, ()):
-                late[rank].remove(mortal.step)
+            if mortal.step in late.get(mortal.rank, ()):
+                late[mortal.rank].remove(mortal.step)
                 super().all_reduce(tensor.clone())
                 assert self.membership is not None
                 self.membership.call(threading.Event().wait)  # until ranks are lost
@@ -143,26 +161,31 @@ def train(
             mortal.at("share")
             super()._share_state(source, **options)
 
-    membership = MortalMembership(connect, rank, world_size, joins=life > 0)
-    if life:
-        worker = MortalWorker.replace(CPU, membership, world_size, cpus=1, node=str(rank))
+    membership = MortalMembership(connect, max(rank, 0), world_size, name=name)
+    if name is not None:
+        worker = MortalWorker.replace(CPU, membership, cpus=1, node=name)
     else:
         dist.init_process_group("gloo", store=connect(), rank=rank, world_size=world_size)
         worker = MortalWorker(
             rank=rank, world_size=world_size, device=CPU, cpus=1, node=str(rank), membership=membership
         )
-    torch.manual_seed(life)
+    torch.manual_seed(name is not None)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     count, precision = STREAM.micro_batches_per_step, Precision("fp32", CPU)
-    own = STREAM.micro_batches_of(rank, world_size)
+    own = STREAM.micro_batches_of(worker.share, world_size)
     statistics = RunningStatistics(model, micro_batches=own, all_micro_batches=count, each_step=world_size > 1)
     differentiated = ForwardBackward(model, lambda x: model(x).square().mean(), worker, precision, micro_batches=count)
-    loader = LoadsAhead(_Nothing(), _Nothing(), STREAM, rank=rank, world_size=world_size)  # type: ignore[arg-type]
+    loader = LoadsAhead(_Nothing(), _Nothing(), STREAM, rank=worker.share, world_size=world_size)  # type: ignore[arg-type]
     parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-    run = _Run(str(rank) if life == 0 else "")
+    run = _Run(str(rank) if name is None else "")
     recovery = MortalRecovery(worker, membership, parts, run, statistics) if world_size > 1 else None
-    first, settles = recovery.join(loader) if recovery is not None and life else (0, False)
+    first, settles = 0, False
+    try:
+        if recovery is not None and name is not None:
+            first, settles = recovery.join(loader, on_wait=lambda: None)
+    except NotReplacedError:
+        return  # nobody needed this spare
     batches = loader.by_step(first)
     assigned = loader.assigned
     assert isinstance(assigned, Assignment)
@@ -195,9 +218,10 @@ def train(
         updated.append(time.time())
     if recovery is not None:
         recovery.settle()
+        recovery.end()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     of_lost_ranks = [batch.number for batch in assigned.of_lost_ranks(0, STREAM.steps)]
-    queue.put((rank, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict())))
+    queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict())))
     queue.close()
     queue.join_thread()
     connect().wait(["over"])  # until all have left their last call
@@ -235,51 +259,51 @@ def run_mortal(
     late: dict[int, set[int]] | None = None,
     *,
     replaces: bool = False,
+    spares: int = 0,
 ) -> tuple[dict[int, Outcome], int, float]:
     """The outcomes of the last ranks, the deaths, and the most seconds from one to a survivor's next update's end.
 
-    This process hosts the store, announces each rank that ends without an outcome, and may start a replacement.
+    This process hosts the store, announces each process that dies, and may start a replacement. Spares wait for deaths.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    queue, died = context.Queue(), context.Array("d", world_size)
+    queue, died = context.Queue(), context.Array("d", max(1, len(deaths)))
     arguments = world_size, store.port, deaths, late or {}, replaces, died, queue
     started: list[Any] = []
-    running: dict[int, int] = {}
-    lives = dict.fromkeys(range(world_size), -1)
+    running: dict[int, tuple[str, Any]] = {}
 
-    def start(rank: int) -> None:
-        lives[rank] += 1
-        process = context.Process(target=train, args=(rank, lives[rank], *arguments))
+    def start(rank: int = -1) -> None:
+        name = None if rank >= 0 else f"joins as number {len(started)}"
+        process = context.Process(target=train, args=(rank, name, *arguments))
         process.start()
         started.append(process)
-        running[process.sentinel] = len(started) - 1
-        ranks.append(rank)
+        running[process.sentinel] = name or str(rank), process
 
-    ranks: list[int] = []
+    outcomes: dict[int, Outcome] = {}
     try:
         for rank in range(world_size):
             start(rank)
-        outcomes: dict[int, Outcome] = {}
+        for _ in range(spares):
+            start()
         while running:
             ended = wait([*running, queue._reader], timeout=60)  # type: ignore[attr-defined]
-            assert ended, f"ranks {[ranks[index] for index in running.values()]} do not end"
+            assert ended, f"processes do not end: {[name for name, _ in running.values()]}"
             while not queue.empty():
                 rank, outcome = queue.get()
                 outcomes[rank] = outcome
+            for sentinel in {*ended} & {*running}:
+                name, process = running.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
+                assert process.exitcode in (0, -signal.SIGKILL), f"process {name} failed"
+                if process.exitcode:
+                    announce_loss(store, name)
+                    if replaces:
+                        start()
             if len(outcomes) == len(running):
                 store.set("over", "")
-            for sentinel in {*ended} & {*running}:
-                index = running.pop(sentinel)  # type: ignore[arg-type]
-                started[index].join()
-                assert started[index].exitcode in (0, -signal.SIGKILL), f"rank {ranks[index]} failed"
-                if started[index].exitcode:
-                    announce_loss(store, ranks[index])
-                    if replaces:
-                        start(ranks[index])
     finally:
         for process in started:
             process.kill()
             process.join()
     times = [at for at in died[:] if at]
     later = [[ended - at for ended in each.updated if ended > at] for each in outcomes.values() for at in times]
-    return outcomes, len(started) - len(outcomes), max((min(each) for each in later if each), default=0.0)
+    return outcomes, len(times), max((min(each) for each in later if each), default=0.0)

@@ -64,10 +64,11 @@ class Trainer(TorchTrainer):
     """A TorchTrainer whose worker groups start when the driver permits it; only the driver judges failures.
 
     Args:
-        replaces: whether single workers are replaced while the others train on; only with a fixed number of workers.
+        replaces: number of ranks of which single ones are replaced while the others train on, of a fixed number of
+            workers; the other workers are spares. 0: all workers restart.
     """
 
-    def __init__(self, *args: Any, channel: DriverChannel, replaces: bool = False, **options: Any) -> None:
+    def __init__(self, *args: Any, channel: DriverChannel, replaces: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
         self._channel, self._replaces = channel, replaces
 
@@ -76,7 +77,7 @@ class Trainer(TorchTrainer):
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
         arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
         if self._replaces:
-            supervised.replacements = Replacements(self._channel)
+            supervised.replacements = Replacements(self._channel, self._replaces)
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
         return super()._initialize_and_run_controller(**arguments)

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydali.run.events import WorkerAddress
-from raydali.text import numbered
+from raydali.text import numbered, plural
 
 POLL_SECONDS = 10.0
 """Timeout of the task that reads the log of the process on its node."""
@@ -28,7 +29,7 @@ def describe_deaths(
     """Describe which ranks died, where and why, as far as it is known; takes up to POLL_SECONDS per node.
 
     Args:
-        killed: the ranks.
+        killed: the ranks; a negative number is a spare.
         places: where they ran; the others are only described by `error`.
         error: Ray's description.
         hung: the processes that were killed because they held up the run.
@@ -40,7 +41,11 @@ def describe_deaths(
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     texts = []
     for node, ranks in nodes.items():
-        who = numbered("rank", ranks) + (f" (process {places[ranks[0]][1]})" if len(ranks) == 1 else "")
+        named = [rank for rank in ranks if rank >= 0]
+        texts_of_ranks = [numbered("rank", named)] * bool(named)
+        if len(named) < len(ranks):
+            texts_of_ranks.append(plural(len(ranks) - len(named), "spare"))
+        who = " and ".join(texts_of_ranks) + (f" (process {places[ranks[0]][1]})" if len(ranks) == 1 else "")
         if all(places[rank] in hung for rank in ranks):
             why = "killed, because it held up the run"
         else:
@@ -52,12 +57,14 @@ def describe_deaths(
 def _cause(node: str, pid: int, error: str) -> str:
     if "low on memory" in error:
         return "Ray killed it, because the node ran out of memory"
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    try:
-        crash: str = ray.get(look.remote(pid), timeout=POLL_SECONDS)
-    except (ray.exceptions.RayError, TimeoutError):
-        crash = ""
+    crash = ""
+    if node == ray.get_runtime_context().get_node_id():
+        crash = crash_of(pid)
+    else:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            crash = ray.get(look.remote(pid), timeout=POLL_SECONDS)
     return f"it crashed: {crash}" if crash else "killed by SIGKILL, which the kernel sends when memory runs out"
 
 

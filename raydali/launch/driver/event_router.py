@@ -52,7 +52,7 @@ class EventRouter:
             case Heartbeat():
                 self._watch.heartbeat(message)
             case HeartbeatEnded():
-                self._watch.forget(message.rank)
+                self._watch.forget((message.node_id, message.pid))
             case ForwardedWarning():
                 self._warnings.add(message)
             case WorkerError():
@@ -67,8 +67,8 @@ class EventRouter:
             case Left():
                 self._groups.left()
             case Replaced():
-                for rank in message.ranks:
-                    self._watch.forget(rank)
+                for address in message.places.values():
+                    self._watch.forget(address)
                 message = self._groups.replaced(message)
             case GroupEnded():
                 self._watch.group_ended()

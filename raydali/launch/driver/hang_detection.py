@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from raydali.host.processes import start_ticks
-from raydali.run.events import StuckRank
+from raydali.run.events import StuckRank, WorkerAddress
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat
 
 _MISSED_HEARTBEATS = 4
@@ -31,7 +31,7 @@ class HangWatch:
     ) -> None:
         self._timeouts = {True: timeout, False: start_timeout}
         self._now = now
-        self._heartbeats: dict[int, tuple[float, Heartbeat]] = {}
+        self._heartbeats: dict[WorkerAddress, tuple[float, Heartbeat]] = {}
         self._since: float | None = None
         self._training = False
 
@@ -44,15 +44,16 @@ class HangWatch:
         self._since, self._heartbeats, self._training = None, {}, False
 
     def heartbeat(self, message: Heartbeat) -> None:
-        """Take a heartbeat of a rank."""
-        _, last = self._heartbeats.get(message.rank, (0.0, None))
+        """Take a heartbeat of a worker."""
+        address = message.node_id, message.pid
+        _, last = self._heartbeats.get(address, (0.0, None))
         if self._since is None or (self._training and (last is None or last.count != message.count)):
             self._since = self._now()
-        self._heartbeats[message.rank] = self._now(), message
+        self._heartbeats[address] = self._now(), message
 
-    def forget(self, rank: int) -> None:
-        """Note that a rank has finished, and sends no more heartbeats."""
-        self._heartbeats.pop(rank, None)
+    def forget(self, worker: WorkerAddress) -> None:
+        """Note that a worker has finished, and sends no more heartbeats."""
+        self._heartbeats.pop(worker, None)
 
     def stuck(self) -> Sequence[StuckRank]:
         """Return the ranks that hold up the run, if it made no progress for too long; the timeout then starts again."""
@@ -60,12 +61,12 @@ class HangWatch:
         if self._since is None or not self._heartbeats or not 0 < self._timeouts[self._training] <= now - self._since:
             return ()
         silent_after = _MISSED_HEARTBEATS * HEARTBEAT_SECONDS
-        silent = {rank for rank, (at, _) in self._heartbeats.items() if now - at > silent_after}
+        silent = [message for at, message in self._heartbeats.values() if now - at > silent_after]
         least = min(message.progress for _, message in self._heartbeats.values())
-        behind = {rank for rank, (_, message) in self._heartbeats.items() if message.progress == least}
-        blamed = silent or {rank for rank in behind if not self._heartbeats[rank][1].waits} or behind
+        behind = [message for _, message in self._heartbeats.values() if message.progress == least]
+        blamed = silent or [message for message in behind if not message.waits] or behind
         self._since = now
-        return [_stuck(self._heartbeats[rank][1], frozen=rank in silent) for rank in sorted(blamed)]
+        return [_stuck(last, frozen=bool(silent)) for last in sorted(blamed, key=lambda last: last.rank)]
 
 
 def _stuck(last: Heartbeat, *, frozen: bool) -> StuckRank:

@@ -196,7 +196,8 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
                     console.print(line)
             for line in recipe_lines(settings):
                 console.print(line)
-            console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
+            spares = f" and {plural(placement.spares, 'spare')}" if placement.spares else ""
+            console.print(f"starting {plural(placement.reachable, 'worker')}{spares} of {placement}")
             train_in_workers(run, console, track, interrupt)
 
 
@@ -301,6 +302,9 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     global_batch_size = options.global_batch_size or options.batch_size * workers
     stream = replace(options, global_batch_size=global_batch_size).stream(samples)
     stream.micro_batches_of(0, workers)
+    if placement is not None and options.spares and not placement.can_replace:
+        remedy = "--no-gpu: only CPU workers are" if placement.gpu else "2 --workers or more: one alone is not"
+        raise UsageError(f"--spares {options.spares} needs {remedy} replaced while others train on")
     if getattr(options, "optimizer", "") in ("lamb", "lars"):
         require_extra("timm", "timm", "LAMB and LARS")
     if not options.sync_bn:

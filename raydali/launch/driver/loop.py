@@ -196,7 +196,8 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
         # Free resources may be taken, or their node dead, when workers are placed: then they are counted again.
         os.environ.setdefault(START_TIMEOUT, "3")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
-    workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.minimum
+    workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.needed
+    replaces = options.replace and placement.can_replace and not options.sync_bn and options.max_failures != 0
     task = WorkerTask(
         train=run.train,
         data=ray.put(run.data),
@@ -211,7 +212,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
     return Trainer(
         run_worker,
         channel=channel,
-        replaces=options.replace and placement.can_replace and not options.sync_bn and options.max_failures != 0,
+        replaces=placement.minimum if replaces else 0,
         train_loop_config={"task": ray.put(task)},  # or the controller pickles it once more
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(

@@ -21,6 +21,7 @@ class Placement:
         minimum, maximum: a run of MIN:MAX workers is elastic.
         reachable: how many of `maximum` the cluster can ever hold, as far as known. An autoscaler adds nothing if more
             is requested than it may add.
+        spares: number of further workers, which wait until another one is lost.
     """
 
     minimum: int
@@ -28,6 +29,12 @@ class Placement:
     cpus: int
     gpu: bool
     reachable: int
+    spares: int = 0
+
+    @property
+    def needed(self) -> int:
+        """The number of workers without which the run does not start, spares included."""
+        return self.minimum + self.spares
 
     @property
     def is_elastic(self) -> bool:
@@ -100,16 +107,18 @@ def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
     if gpu and not cluster.gpus and options.worker_range is None:
         raise UsageError(f"the cluster has no GPUs yet ({cluster}): give a number of --workers, or --no-gpu")
     minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
-    cpus = options.cpus_per_worker or _share(cluster, maximum, gpu)
+    cpus = options.cpus_per_worker or _share(cluster, maximum + options.spares, gpu)
     reachable = cluster.reachable(cpus, gpu)
-    if reachable < minimum and cluster.growth.known:
-        placement = Placement(minimum, maximum, cpus, gpu, reachable)
+    spares = options.spares
+    if reachable < minimum + spares and cluster.growth.known:
+        placement = Placement(minimum, maximum, cpus, gpu, reachable, spares)
+        with_spares = f" and {plural(spares, 'spare')}" if spares else ""
         raise UsageError(
-            f"the cluster ({cluster}) has room for {reachable} of {plural(minimum, 'worker')} of {placement}: "
-            f"{_what_would_fit(placement, cluster)}"
+            f"the cluster ({cluster}) has room for {reachable} of {plural(minimum, 'worker')}{with_spares} of "
+            f"{placement}: {_what_would_fit(placement, cluster)}"
         )
     limited = bool(cluster.growth.groups)
-    return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum)
+    return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum, spares)
 
 
 def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
@@ -132,14 +141,16 @@ def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
 
 def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
     most = "" if asked.minimum == asked.maximum else f":{asked.maximum}"
-    if asked.reachable:
-        yield f"--workers {asked.reachable}{most}"
+    fitting_now = asked.reachable - asked.spares
+    if fitting_now > 0:
+        yield f"--workers {fitting_now}{most}"
     fewer = [(cpus, cluster.reachable(cpus, asked.gpu)) for cpus in range(asked.cpus - 1, 0, -1)]
-    enough = [cpus for cpus, workers in fewer if workers >= asked.minimum]
+    enough = [cpus for cpus, workers in fewer if workers >= asked.needed]
     if enough:
         yield f"--cpus-per-worker {enough[0]}"
-    elif not asked.reachable:
-        yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in fewer if n), 1)
+    elif fitting_now <= 0:
+        counts = ((cpus, workers - asked.spares) for cpus, workers in fewer)
+        yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in counts if n > 0), 1)
 
 
 def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
@@ -149,4 +160,4 @@ def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     shape = placement.cpus, placement.gpu
     have = sum(fitting(each.get("CPU", 0.0), each.get("GPU", 0.0), *shape) for each in alive)
-    return have + cluster.growth.fitting(*shape) >= placement.minimum
+    return have + cluster.growth.fitting(*shape) >= placement.needed

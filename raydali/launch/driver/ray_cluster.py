@@ -98,7 +98,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
 
 def _own_cpus(options: LaunchOptions) -> int:
     cores = usable_cores()
-    workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
+    workers = (options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS) + options.spares
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(

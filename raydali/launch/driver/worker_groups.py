@@ -88,7 +88,7 @@ class WorkerGroups:
     def replaced(self, loss: Replaced) -> Replaced:
         """Decide whether the run goes on after a loss that others survive; return it with the event to record."""
         self.stop_reason = self.stop_reason or self._policy.lost(self.step)
-        self.failure = self._describe_deaths(loss.ranks, loss.places, loss.error, self._hung)
+        self.failure = self._describe_deaths([*loss.places], loss.places, loss.error, self._hung)
         return replace(loss, error=self.failure, step=self.step)
 
     def ended(self, end: GroupEnded) -> GroupEnded:

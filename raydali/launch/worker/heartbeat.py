@@ -25,7 +25,8 @@ class HeartbeatThread:
         count: returns the number of batches consumed so far, validation included, and of calls that were retried.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
-        rank, group, node, node_id: identify this worker, see `run.messages.Heartbeat`.
+        rank: returns this rank.
+        group, node, node_id: identify this worker, see `run.messages.Heartbeat`.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class HeartbeatThread:
         progress: Callable[[], float],
         stack_after: float,
         *,
-        rank: int,
+        rank: Callable[[], int],
         group: str,
         node: str,
         node_id: str,
@@ -50,7 +51,8 @@ class HeartbeatThread:
     def close(self) -> None:
         """Stop the background thread."""
         self._closed.set()
-        self._emit(HeartbeatEnded(rank=self._rank, group=self._group))
+        ended = HeartbeatEnded(rank=self._rank(), group=self._group, node_id=self._node_id, pid=os.getpid())
+        self._emit(ended)
 
     def _run(self) -> None:
         last, since = -1, time.monotonic()
@@ -62,7 +64,7 @@ class HeartbeatThread:
             stack, waits = self._stack() if is_stuck else (None, False)
             self._emit(
                 Heartbeat(
-                    rank=self._rank,
+                    rank=self._rank(),
                     group=self._group,
                     node=self._node,
                     node_id=self._node_id,

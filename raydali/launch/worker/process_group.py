@@ -17,7 +17,7 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raydali.launch.controller.replacement import STORE
+from raydali.launch.controller.replacement import MEMBER, STORE
 from raydali.run.compile_cache import use_node_folders
 from raydali.train.membership import Membership
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ray.train._internal.base_worker_group import BaseWorkerGroup
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-JOINS = "RAYDALI_JOINS"
-"""Environment variable of a worker that replaces a lost one."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -45,10 +43,10 @@ class WorkerProcesses(TorchConfig):
 
 class _Backend(_TorchBackend):
     def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
-        joins = isinstance(worker_group, ReplicaGroup)
+        member = os.environ[MEMBER] if isinstance(worker_group, ReplicaGroup) else None
         try:
-            worker_group.execute(_prepare_process, os.environ.get(STORE), joins=joins)
-            if not joins:
+            worker_group.execute(_prepare_process, os.environ.get(STORE), member)
+            if member is None:
                 super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
             # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
@@ -58,30 +56,37 @@ class _Backend(_TorchBackend):
         """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
 
 
-def _prepare_process(store: str | None, *, joins: bool) -> None:
+def _prepare_process(store: str | None, member: str | None) -> None:
     """Prepare the process of a worker.
 
     Args:
         store: the address of the store in which the ranks agree; None: they need none.
-        joins: whether the worker replaces a lost one, and joins the others when it is prepared.
+        member: the name of a worker that replaces a lost one, and joins the others when it is prepared.
     """
     if store is not None:
         os.environ[STORE] = store
-    if joins:
-        os.environ[JOINS] = "1"
+    if member is not None:
+        os.environ[MEMBER] = member
     use_node_folders()
     if threads := os.environ.get("OMP_NUM_THREADS"):  # Ray has set it after PyTorch's import
         torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
 
 
-def membership_of(rank: int, world_size: int, timeout: timedelta) -> Membership | None:
-    """Return this worker's membership of its group; None if no worker is replaced."""
+def membership_of(number: int, world_size: int, timeout: timedelta) -> Membership | None:
+    """Return this worker's membership of its group; None if no worker is replaced.
+
+    Args:
+        number: Ray Train's number of this worker; those from `world_size` on are spares.
+        world_size: number of the ranks that train.
+        timeout: see Membership.
+    """
     if (address := os.environ.get(STORE)) is None:
         return None
     host, _, port = address.rpartition(":")
     store = partial(TCPStore, host, int(port), is_master=False)
-    return Membership(store, rank, world_size, joins=JOINS in os.environ, timeout=timeout)
+    name = os.environ.get(MEMBER, str(number) if number >= world_size else None)
+    return Membership(store, min(number, world_size - 1), world_size, name=name, timeout=timeout)
 
 
 def listen_at_node_address() -> None:

@@ -4,12 +4,14 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import ray
 import ray.train
 import ray.train.torch
 import torch
+import torch.distributed as dist
 from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.loading.loader import Loader
@@ -52,26 +54,30 @@ class RaySession:
         start_clock.mark("worker start")
         context = ray.get_runtime_context()
         cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
-        place = ray.train.get_context()
-        membership = membership_of(place.get_world_rank(), place.get_world_size(), task.options.group_timeout)
-        self._joins = membership is not None and membership.joins
-        if membership is not None and self._joins:
-            self.worker = Worker.replace(_device(), membership, place.get_world_size(), cpus=cpus, node=node)
-        else:
-            self.worker = Worker.join(_device(), cpus=cpus, node=node, timeout=task.options.group_timeout)
-            self.worker.membership = membership
-        start_clock.mark("process group")
-        self._environment = environment(
-            [WorkerEnvironment(**each) for each in self.worker.gather(asdict(worker_environment(self.worker)))]
-        )
+        place, timeout = ray.train.get_context(), task.options.group_timeout
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
-        attempt = Attempt.newest(folder) if self._joins else self._attempt(task.attempt, folder)
+        membership = membership_of(place.get_world_rank(), place.get_world_size() - task.options.spares, timeout)
+        self._joins = membership is not None and membership.joins
+        if membership is not None and not dist.is_initialized():
+            worker = Worker.replace(_device(), membership, cpus=cpus, node=node)
+            attempt = Attempt.newest(folder)
+        else:
+            worker = Worker.join(_device(), cpus=cpus, node=node, timeout=timeout)
+            attempt = self._attempt(task.attempt, folder, worker)
+            if membership is not None:
+                worker = worker.as_member(membership, timeout)
+        self.worker = worker
+        start_clock.mark("process group")
+        self._environment = environment(
+            [WorkerEnvironment(**each) for each in worker.gather(asdict(worker_environment(worker)))]
+        )
         if attempt.group == 1 and not self._joins:
             start_clock.join(task.marks)
         self.folder = attempt.fenced(folder)
         self.node_cache = cache_folder()
-        self._metrics = RankMetrics(folder.name, self.worker.share, self.worker.device)
+        if not self._joins:
+            _ = self._metrics  # from the beginning
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
@@ -81,14 +87,19 @@ class RaySession:
         self._taken = 0
         self._last_progress = 0.0
 
-    def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
+    @cached_property
+    def _metrics(self) -> RankMetrics:
+        """Made once this worker has its rank."""
+        return RankMetrics(self.folder.name, self.worker.share, self.worker.device)
+
+    def _attempt(self, driver: str, folder: RunFolder, worker: Worker) -> Attempt:
         """Return this worker group's attempt, after rank 0 has taken the folder over for it."""
         number = 0
-        if self.worker.rank == 0:
+        if worker.rank == 0:
             number = self._channel.next_group()
             with folder.must_answer():
                 Attempt(driver, number).take(folder)
-        return Attempt(driver, self.worker.from_first(number))
+        return Attempt(driver, worker.from_first(number))
 
     def latest(self) -> dict[str, Any] | None:
         """See this method of Session."""
@@ -153,6 +164,9 @@ class RaySession:
 
     def progress(self) -> float:
         """Return the progress of this rank; see HeartbeatThread."""
+        membership = self.worker.membership
+        if membership is not None and membership.is_idle:
+            return float("inf")
         return self.cursor.done + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
@@ -208,8 +222,8 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)
-        rank = session.worker.share
-        with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
+        worker = session.worker
+        with forwarded_warnings(lambda text: channel.post(ForwardedWarning(worker.share, text))):
             options = chosen(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
             if session.steps_left:
@@ -222,8 +236,9 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
     except NotReplacedError:
         if session is None or session.worker.joined:
             raise
+        heartbeat.close()
     except BaseException as error:
-        rank = ray.train.get_context().get_world_rank()
+        rank = session.worker.share if session else ray.train.get_context().get_world_rank()
         cursor, node_id = session.cursor if session else Cursor(), ray.get_runtime_context().get_node_id()
         step = cursor.done if cursor.done > cursor.start else 0
         channel.post_and_wait(worker_error(error, rank=rank, step=step, group=_group(), node_id=node_id))
@@ -236,7 +251,7 @@ def _heartbeat(session: RaySession, options: LaunchOptions) -> HeartbeatThread:
         lambda: Loader.batches_taken + retries(),
         session.progress,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
-        rank=session.worker.share,
+        rank=lambda: session.worker.share,
         group=_group(),
         node=session.worker.node,
         node_id=ray.get_runtime_context().get_node_id(),

@@ -1,6 +1,6 @@
 """A change of ranks in place: all members agree on the step, and share the state and the micro-batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from raydali.data.loading.loader import Loader
 from raydali.data.stream.assignment import Assignment, Change
+from raydali.host import start_clock
 from raydali.launch.worker.checkpointing import Stateful
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.checkpoint_file import State
@@ -122,19 +123,26 @@ class Recovery:
         self.assignment.resume(changes)
         return newest > step
 
-    def join(self, loader: Loader) -> tuple[int, bool]:
-        """Join the others, with their state.
+    def join(self, loader: Loader, *others: Loader, on_wait: Callable[[], None]) -> tuple[int, bool]:
+        """Join the others in the place of a lost rank, with their state. A spare waits until one is lost.
 
         Args:
             loader: the loader of the training set, which begins where the others leave micro-batches to this rank.
+            others: other loaders, which get this rank, too.
+            on_wait: called if no rank is lost yet.
 
         Returns:
             The step that comes next, and whether other things follow the step before, which are to be done first.
 
         Raises:
-            NotReplacedError: nobody may join any more.
+            NotReplacedError: nobody may join any more, for example since the run is over.
         """
+        if self._membership.ask(on_wait):
+            start_clock.restart()
         self._membership.join()
+        start_clock.mark("join")
+        for each in (loader, *others):
+            each.rank = self._membership.rank
         step, changes, settles = self._agree(_NOTHING, False, 0, [])
         loader.start, loader.changes = changes[-1].loaded, changes
         return step, settles
@@ -165,6 +173,10 @@ class Recovery:
         settles = any(each["settles"] for each in reports)
         self._begun = None if settles else newest
         return newest, changes, settles
+
+    def end(self) -> None:
+        """Let spares end, after the last step of the run."""
+        self._membership.end()
 
     def _share_state(self, source: int, *, takes: bool, joins: bool) -> None:
         """Send the state of one rank after its last update to all.

@@ -48,7 +48,6 @@ class RunProgress:
     ) -> None:
         self._config, self._session, self._stream, self._state = config, session, stream, state
         self._broken, self._trace, self._worker = broken, trace, session.worker
-        self._micro_batches = stream.micro_batches_of(self._worker.share, self._worker.world_size)
         self._useful_block = cache(lambda: useful_block(labels, stream))
         self._cursor, self._peak_flops = session.cursor, peak_flops
         self.meter: EpochMeter
@@ -70,6 +69,8 @@ class RunProgress:
         """Begin to measure; call it before the first step."""
         self.meter = self.new_meter(loader)
         self.meter.enter("loop")
+        if self._trace is not None:
+            self._trace.rank = self._worker.share
         self._live_metrics = LiveMetrics(
             self.meter,
             batch_size=self._config.batch_size,
@@ -78,6 +79,13 @@ class RunProgress:
             prepared=lambda: loader.prepared_batches,
             publish=self._session.publish,
         )
+
+    @property
+    def _micro_batches(self) -> int:
+        """The number of this rank's micro-batches of a global batch, while no rank is lost."""
+        worker = self._worker
+        size = worker.world_size if worker.membership is None else worker.membership.world_size
+        return self._stream.micro_batches_of(worker.share, size)
 
     def _ceiling_of_rank(self) -> float | None:
         share = self._micro_batches / self._stream.micro_batches_per_step

@@ -22,7 +22,7 @@ from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.stop_signal import StopSignals
-from raydali.run.events import Left, Notice
+from raydali.run.events import Left, Notice, SpareReady
 from raydali.run.model_file import BestWeights
 
 
@@ -74,7 +74,7 @@ class StepLoop:
         cursor, every = self._cursor, self._config.checkpoint_every
         first, is_finished = cursor.start, False
         if recovery is not None and not self._worker.joined:
-            first, is_finished = recovery.join(loader)
+            first, is_finished = recovery.join(loader, val_loader, on_wait=self._report_spare)
             cursor.start = cursor.done = first - is_finished
         progress.begin(loader)
         batches = loader.by_step(first)
@@ -110,6 +110,8 @@ class StepLoop:
             if notice := self._stop_signals.poll():
                 self._leave(notice)
             self._session.steps_left = stream.steps - cursor.done
+        if recovery is not None:
+            recovery.end()
         self._rehearsal.finish()
 
     @contextmanager
@@ -160,6 +162,9 @@ class StepLoop:
     def _checkpoint(self, best: BestWeights | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):
             self._state.save(self._progress.meter.record, best)
+
+    def _report_spare(self) -> None:
+        self._session.emit(SpareReady(node=self._worker.node, phases=start_clock.phases()))
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""

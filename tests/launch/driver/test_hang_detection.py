@@ -52,7 +52,7 @@ def run(
                 group="g",
                 node="n",
                 node_id="nn",
-                pid=1,
+                pid=rank + 1,
                 started=1,
                 count=taken,
                 progress=progress[rank] if progress else taken,
@@ -115,6 +115,17 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
 
+def test_a_spare_without_a_rank_is_not_named() -> None:
+    clock = Clock()
+    watch = HangWatch(60, clock)
+    watch.training_started()
+    (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 0}, progress={0: 31.0, 1: 30.0, 2: float("inf")})
+    assert stuck.rank == 1
+    watch.forget((stuck.node_id, stuck.pid))
+    (stuck,) = run(watch, clock, 64, {0: 31, 2: 0}, progress={0: 31.0, 2: float("inf")})
+    assert stuck.rank == 0
+
+
 def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
@@ -163,7 +174,9 @@ def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPa
             if message.stack:
                 stuck.set()
 
-    thread = HeartbeatThread(emit, lambda: next(count), lambda: 7.5, 0.2, rank=4, group="g", node="n", node_id="nn")
+    thread = HeartbeatThread(
+        emit, lambda: next(count), lambda: 7.5, 0.2, rank=lambda: 4, group="g", node="n", node_id="nn"
+    )
     assert stuck.wait(120)
     thread.close()
     first, last = heartbeats[0], heartbeats[-1]
@@ -171,7 +184,7 @@ def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPa
     assert (first.pid, first.rank, first.progress, first.stack) == (os.getpid(), 4, 7.5, None)
     assert last.stack is not None and "stuck.wait(120)" in last.stack and not last.waits
     time.sleep(0.1)
-    assert messages[-1] == HeartbeatEnded(rank=4, group="g"), "it goes on"
+    assert messages[-1] == HeartbeatEnded(rank=4, group="g", node_id="nn", pid=os.getpid()), "it goes on"
 
 
 def wait_at_a_barrier(seen: Path) -> None:
@@ -185,7 +198,9 @@ def wait_at_a_barrier(seen: Path) -> None:
         if isinstance(message, Heartbeat) and message.waits:
             seen.touch()
 
-    thread = HeartbeatThread(emit, lambda: 1, lambda: 0.0, 0.05, rank=worker.rank, group="g", node="n", node_id="nn")
+    thread = HeartbeatThread(
+        emit, lambda: 1, lambda: 0.0, 0.05, rank=lambda: worker.rank, group="g", node="n", node_id="nn"
+    )
     worker.barrier()
     thread.close()
 

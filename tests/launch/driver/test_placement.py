@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
+from raydali.launch.driver.launcher import check
 from raydali.launch.driver.placement import Cluster, resolve_placement
 from raydali.launch.driver.ray_cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
@@ -42,6 +43,25 @@ def placed(nodes: list[tuple[float, float]], **options: Any) -> tuple[int, int, 
 )
 def test_defaults(nodes: list[tuple[float, float]], expected: tuple[int, int, int, bool]) -> None:
     assert placed(nodes) == expected
+
+
+def test_spares_need_places_of_their_own() -> None:
+    placement = resolve_placement(LaunchOptions(workers="3", spares=1), cluster((16, 0)))
+    assert (placement.minimum, placement.needed, placement.cpus) == (3, 4, 4)
+    with pytest.raises(UsageError, match=mentioning("3 workers 1 spare --workers 2 --cpus-per-worker 1")):
+        resolve_placement(LaunchOptions(workers="3", spares=1, cpus_per_worker=2), cluster((3, 0), (4, 0)))
+    with pytest.raises(UsageError, match=mentioning("3 workers 4 spares 3 add")):
+        resolve_placement(LaunchOptions(workers="3", spares=4, cpus_per_worker=1), cluster((3, 0)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "message"), [("1", 0, "--spares 1 2 --workers"), ("2", 2, "--spares 1 --no-gpu")]
+)
+def test_spares_where_nobody_is_replaced(workers: str, gpus: int, message: str) -> None:
+    options = LaunchOptions(workers=workers, spares=1, batch_size=8, global_batch_size=16)
+    placement = resolve_placement(options, cluster((16, gpus), (16, gpus)))
+    with pytest.raises(UsageError, match=mentioning(message)):
+        check(options, 1000, placement)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ REPLACED = {
     "rank 0": ((Death(0, 2, "in"),), {}),
     "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
     "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),
-    "its replacement, too": ((Death(1, 1, "before"), Death(1, 12, "in", 1)), {}),
+    "its replacement, too": ((Death(1, 1, "before"), Death(1, 12, "in", True)), {}),
+    "its replacement, before it has a rank": ((Death(1, 2, "before"), Death(-1, -1, "ask", True)), {}),
+    "its replacement, while it joins": ((Death(1, 2, "before"), Death(1, -1, "share", True)), {}),
 }
 
 
@@ -63,10 +65,34 @@ def test_a_replacement_joins_the_survivors(
 ) -> None:
     outcomes, _, _ = run_mortal(3, deaths, late, replaces=True)
     check(outcomes, {0, 1, 2}, undisturbed)
-    for death in deaths:
+    for death in (each for each in deaths if not each.joined):
         replaced = outcomes[death.rank]
-        assert replaced.trained or any(each.life for each in deaths), "it came too late"
+        assert replaced.trained or any(each.joined for each in deaths), "it came too late"
         assert replaced.taken_over["of_rank"] not in ("", str(death.rank))
+
+
+SPARES = {
+    "one": ((Death(1, 2, "before"),), 1),
+    "rank 0, after the sum": ((Death(0, 3, "update"),), 1),
+    "two, by two": ((Death(0, 2, "in"), Death(2, 2, "before")), 2),
+    "two, by one and then by another": ((Death(0, 2, "in"), Death(1, 3, "forward")), 1),
+    "a spare in a rank's place": ((Death(1, 2, "before"), Death(1, 6, "after", True)), 2),
+    "a spare in its idle time": ((Death(-1, -1, "ask", True), Death(1, 4, "before")), 1),
+    "nobody": ((), 2),
+}
+
+
+@pytest.mark.parametrize(("deaths", "spares"), SPARES.values(), ids=SPARES.keys())
+def test_a_spare_takes_the_place_of_a_lost_rank(deaths: tuple[Death, ...], spares: int, undisturbed: Outcome) -> None:
+    """Without replacements that are started after a death, so the ranks are complete only if a spare has joined."""
+    outcomes, died, _ = run_mortal(3, deaths, spares=spares)
+    places = {death.rank for death in deaths if not death.joined}
+    complete = len(deaths) <= spares
+    assert died == len(deaths)
+    check(outcomes, {0, 1, 2} if complete else {*outcomes}, undisturbed)
+    assert len(outcomes) == min(3, 3 + spares - died)
+    for rank in places & {*outcomes}:
+        assert outcomes[rank].trained and outcomes[rank].taken_over["of_rank"] not in ("", str(rank))
 
 
 @pytest.mark.slow
@@ -84,7 +110,9 @@ def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
             for index, (rank, point) in enumerate(zip(ranks, points, strict=True))
         ]
         if replaces:
-            deaths += [Death(ranks[0], COMPLETE_AT[0] + draw.randrange(3), draw.choice(["forward", "in", "update"]), 1)]
+            deaths += [
+                Death(ranks[0], COMPLETE_AT[0] + draw.randrange(3), draw.choice(["forward", "in", "update"]), True)
+            ]
         late = {}
         # The last step's update ends once all have it: nobody would die there for the one who is late.
         if points[0] == "after" or (points[0] == "update" and step < STREAM.steps - 1):
