@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -138,11 +139,10 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         AssertionError: a rank raised; with its traceback.
         Stopped: a rank was told to stop.
     """
-    # Hosted here: a port that is free now may be taken by the time that a rank listens.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    queue = context.Queue()
+    # They meet at a file: for each connection to a TCPStore, torch asks the DNS for a name, which may take 5 s.
+    folder, queue = tempfile.TemporaryDirectory(), context.Queue()
     processes = [
-        context.Process(target=_rank, args=(rank, world_size, store.port, queue, function, args))
+        context.Process(target=_rank, args=(rank, world_size, f"{folder.name}/store", queue, function, args))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -160,13 +160,14 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         for process in processes:
             process.kill()
             process.join()
+        folder.cleanup()
 
 
-def _rank(rank: int, world_size: int, port: int, queue: Any, function: Callable[..., Any], args: Any) -> None:
+def _rank(rank: int, world_size: int, file: str, queue: Any, function: Callable[..., Any], args: Any) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what was imported before the fork is no garbage: loaders that close would look through it
     try:
-        store = dist.TCPStore("127.0.0.1", port)  # type: ignore[attr-defined]
+        store = dist.FileStore(file, world_size)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         queue.put((rank, function(*args), None))
         dist.barrier()
