@@ -19,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from datetime import timedelta
 from itertools import count
 from threading import Condition, Thread
@@ -155,6 +156,7 @@ class Membership:
         self._roster = _Roster((), world_size)
         self._generation = 0
         self._changed = Condition()
+        self._ahead = self._connect_ahead()
         Thread(target=self._watch, daemon=True, name="membership").start()
 
     def _watch(self) -> None:
@@ -316,7 +318,21 @@ class Membership:
                     raise RankLostError
         return [json.loads(self._store.get(key)) for key in keys]
 
+    def _connect_ahead(self) -> Future[Store]:
+        """Begin to connect for the next group: torch asks the DNS for a name then, which may take seconds."""
+        ahead = Future[Store]()
+
+        def connect() -> None:
+            try:
+                ahead.set_result(self._connect())
+            except Exception as error:
+                ahead.set_exception(error)
+
+        Thread(target=connect, daemon=True, name="connection").start()
+        return ahead
+
     def _group(self) -> dist.ProcessGroup:
-        store = PrefixStore(f"group/{self._generation}", self._connect())
+        ahead, self._ahead = self._ahead, self._connect_ahead()
+        store = PrefixStore(f"group/{self._generation}", ahead.result())
         group: Any = dist.ProcessGroupGloo(store, self.members.index(self.rank), len(self.members), self._timeout)
         return group  # type: ignore[no-any-return]  # a backend has the interface of a group
