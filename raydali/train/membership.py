@@ -137,6 +137,7 @@ class Membership:
         rank: this rank, by its number at the beginning; of a process that joins any one, until it asks for a place.
         is_idle: whether it waits until a rank is lost.
         members: the ranks at the last agreement, by their numbers at the beginning; those that joined come last.
+        seconds_awaited: for how long this rank has waited for replacements.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Membership:
         self._connect, self._store, self._watched = connect, connect(), connect()
         self.rank, self.world_size, self.joins, self.is_idle = rank, world_size, name is not None, False
         self.members, self._timeout = tuple(range(world_size)), timeout
+        self.seconds_awaited = 0
         self._name = str(rank) if name is None else name
         self._entries: list[_Entry] = []
         self._roster = _Roster((), world_size)
@@ -243,7 +245,8 @@ class Membership:
         All members that ask at the same step get the same answer.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._roster.vacant or self._roster.gave_up)
+            while not self._changed.wait_for(lambda: not self._roster.vacant or self._roster.gave_up, timeout=1):
+                self.seconds_awaited += 1
             return not self._roster.vacant
 
     def end(self) -> None:

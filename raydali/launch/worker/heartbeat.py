@@ -13,8 +13,8 @@ from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, M
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
-_COLLECTIVES = str(Path("raydali", "train", "worker.py"))
-"""The source file of the collectives in which ranks wait for each other, outside a backward pass."""
+_COLLECTIVES = tuple(str(Path("raydali", "train", name)) for name in ("worker.py", "membership.py"))
+"""The source files of the calls in which ranks wait for each other, outside a backward pass."""
 
 
 class HeartbeatThread:
@@ -22,7 +22,8 @@ class HeartbeatThread:
 
     Args:
         emit: sends a message to the driver without waiting.
-        count: returns the number of batches consumed so far, validation included, and of calls that were retried.
+        count: returns the number of batches consumed so far, validation included, of calls that were retried, and of
+            seconds in which replacements of lost ranks were awaited.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
         rank: returns this rank.

@@ -246,9 +246,10 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
 
 
 def _heartbeat(session: RaySession, options: LaunchOptions) -> HeartbeatThread:
+    membership = session.worker.membership
     return HeartbeatThread(
         session.emit,
-        lambda: Loader.batches_taken + retries(),
+        lambda: Loader.batches_taken + retries() + (membership.seconds_awaited if membership else 0),
         session.progress,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
         rank=lambda: session.worker.share,

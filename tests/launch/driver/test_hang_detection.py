@@ -6,18 +6,23 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from raydali.host.processes import start_ticks
 from raydali.launch.driver import hang_detection
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.worker import heartbeat
+from raydali.launch.worker import heartbeat, ray_session
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
+from raydali.train.membership import Membership, announce_loss, give_up
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -208,6 +213,34 @@ def wait_at_a_barrier(seen: Path) -> None:
 def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
     run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
     assert (tmp_path / "seen").exists()
+
+
+def test_a_wait_for_a_replacement_is_progress_and_a_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(ray_session, "_group", lambda: "g")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "nn"))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    membership = Membership(partial(TCPStore, "127.0.0.1", store.port, is_master=False), 0, 2)
+    counts, waits = set[int](), set[bool]()
+
+    def emit(message: Message) -> None:
+        if isinstance(message, Heartbeat):
+            counts.add(message.count)
+            waits.add(message.waits)
+            if len(counts) == 3:  # within seconds that nobody trains in
+                give_up(store)
+
+    worker = SimpleNamespace(membership=membership, share=0, node="n")
+    session: Any = SimpleNamespace(worker=worker, emit=emit, progress=lambda: 0.0)
+    announce_loss(store, "1")
+    while not membership._entries:
+        time.sleep(0.01)
+    options: Any = SimpleNamespace(hang_timeout=0.2, start_timeout=0)
+    threading.Timer(30, give_up, [store]).start()  # nothing is counted
+    thread = ray_session._heartbeat(session, options)
+    assert not membership.wait_until_complete()
+    thread.close()
+    assert len(counts) >= 3 and True in waits
 
 
 def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
