@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,15 @@ def describe_deaths(
 def _cause(node: str, pid: int, error: str) -> str:
     if "low on memory" in error:
         return "Ray killed it, because the node ran out of memory"
-    crash = ""
     if node == ray.get_runtime_context().get_node_id():
         crash = crash_of(pid)
     else:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-        with suppress(ray.exceptions.RayError, TimeoutError):
+        try:
             crash = ray.get(look.remote(pid), timeout=POLL_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError):
+            return "their node does not answer"  # Ray notices the death of a node later than that of its processes
     return f"it crashed: {crash}" if crash else "killed by SIGKILL, which the kernel sends when memory runs out"
 
 

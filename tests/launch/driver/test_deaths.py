@@ -58,11 +58,17 @@ def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], n
 
 
 @pytest.mark.usefixtures("cluster")
-def test_ranks_of_a_node_that_is_gone_are_said_together() -> None:
+def test_ranks_of_a_node_that_is_gone_are_said_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
     from raydali.launch.driver.deaths import describe_deaths
 
     gone = {rank: ("0123456789abcdef", rank) for rank in range(12)}
     text = describe_deaths(list(range(12)), gone, "the actor died")
     assert text.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more on node 01234567") and "gone" in text
     assert describe_deaths([5], {}, "the actor died") == "the actor died"
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "ab" * 28, "Alive": True}])  # as long as Ray believes it
+    dying = {3: ("ab" * 28, 1)}
+    assert mentions(describe_deaths([3], dying, "the actor died"), "rank 3 node")
+    assert "SIGKILL" not in describe_deaths([3], dying, "the actor died")
     assert mentions(describe_deaths([3], gone, "the actor died", hung={gone[3]}), "rank 3 killed")
