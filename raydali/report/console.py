@@ -137,7 +137,7 @@ class Console:
                 for each in event.ranks:
                     where = f"rank {each.rank} (node {each.node}, process {each.pid})"
                     doing, stack = ("frozen", "") if each.frozen else ("stuck", f":\n{each.stack or ''}".rstrip("\n:"))
-                    self.warn(f"{what}, since {where} is {doing}: restarting from the newest checkpoint{stack}")
+                    self.warn(f"{what}, since {where} is {doing}: its process is killed{stack}")
             case CheckpointFailed():
                 self.warn(f"{event.path} cannot be written: {event.reason}; training continues to the next checkpoint")
             case CheckpointRefused():
