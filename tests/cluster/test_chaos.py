@@ -1,9 +1,13 @@
-"""`raydali chaos` in small: three nodes, one of which dies, a full disk, a damaged checkpoint and a killed driver."""
+"""`raydali chaos` in small: three nodes, one of which dies, a full disk, a damaged checkpoint and a killed driver.
+
+Then ranks are lost in other ways while a fixed number of workers trains, and replaced in place.
+"""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,25 +17,42 @@ from tests.support.cluster import ROOT
 COMMAND = str(Path(sys.executable).with_name("raydali"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_nothing_is_lost_repeated_or_left(tmp_path: Path) -> None:
-    faults = [name for name in ("disk", "node", "corrupt", "driver") if not FAULTS[name].unavailable()]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def chaos(tmp_path: Path, faults: list[str], *options: str) -> dict[str, Any]:
+    """The result of the command, which has succeeded, with these faults on three nodes."""
     file = tmp_path / "chaos.json"
-    command = [COMMAND, "chaos", "--faults", ",".join(faults), "--nodes", "3", "--epochs", "30", "--json", str(file)]
+    command = [COMMAND, "chaos", "--faults", ",".join(faults), "--nodes", "3", "--json", str(file), *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said, errors = process.communicate(timeout=540)
     finally:
         process.terminate()  # not killed: it must end what it has started
         process.wait()
-    assert process.returncode == 0, said + errors
-    found = json.loads(file.read_text())
+    assert process.returncode == 0 and "samples lost" in said, said + errors
+    found: dict[str, Any] = json.loads(file.read_text())
     assert [row["fault"] for row in found["rows"]] == faults
     assert all(row["lost"] == row["repeated"] == 0 for row in found["rows"]) and found["same_stream"]
     assert all(0 <= row["noticed_seconds"] <= row["resumed_seconds"] for row in found["rows"])
-    assert found["losses"]["agree"] and len(found["losses"]["disturbed"]) == 30
-    assert not any(found["left"].values())
+    assert found["losses"]["agree"] and not any(found["left"].values())
+    return found
+
+
+def possible(*faults: str) -> list[str]:
+    """Those of these faults that this machine lets us inject."""
+    return [name for name in faults if not FAULTS[name].unavailable()]
+
+
+def test_nothing_is_lost_repeated_or_left(tmp_path: Path) -> None:
+    found = chaos(tmp_path, possible("disk", "node", "corrupt", "driver"), "--epochs", "30")
+    assert len(found["losses"]["disturbed"]) == 30
     # By itself Ray keeps the places of a killed driver for 180 s, and those of a dead node for up to 33 s.
     assert all(row["resumed_seconds"] < 90 for row in found["rows"])
-    assert "samples lost" in said
+
+
+def test_a_fixed_number_of_workers_goes_on_in_place(tmp_path: Path) -> None:
+    found = chaos(tmp_path, possible("node", "freeze", "link"), "--in-place", "--epochs", "20")
+    assert all(row["in_place"] and row["repeated_steps"] == 0 for row in found["rows"]), found["rows"]
+    # Ray gives an unreachable node up after 20 s, a frozen rank is found after 15 s, and the new node starts meanwhile.
+    assert all(row["resumed_seconds"] < 120 for row in found["rows"])

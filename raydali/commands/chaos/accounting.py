@@ -12,6 +12,8 @@ LOSS_TOLERANCE = 1e-6
 """The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number
 of workers adds floating-point numbers in another order, and training amplifies the difference."""
 
+REJOINED = "rejoin"
+"""The event of a replacement's first step with the others."""
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -26,8 +28,10 @@ class FaultOutcome:
         reached: estimate of the last completed step at that time.
         noticed: time of the detection.
         noticed_by: the event, or another sign, by which the fault was detected.
-        resumed: time of the first completed step after the fault; for a full disk, of the first saved checkpoint.
-        resumed_at: step from which the run resumed; None if it never stopped.
+        resumed: time of the first completed step after the fault, with all ranks; for a full disk, of the first saved
+            checkpoint.
+        resumed_at: step from which the run resumed; None if not all ranks stopped.
+        in_place: whether the lost ranks were replaced while the others trained on; None if no rank was lost.
     """
 
     fault: str
@@ -38,6 +42,7 @@ class FaultOutcome:
     noticed_by: str
     resumed: float
     resumed_at: int | None
+    in_place: bool | None
 
     @property
     def repeated_steps(self) -> int:
@@ -48,6 +53,19 @@ class FaultOutcome:
 def first(events: Events, names: Sequence[str], since: float) -> Mapping[str, Any] | None:
     """Return the first event with one of these names since a time, or None."""
     return next((row for row in events if row["event"] in names and row["time"] >= since), None)
+
+
+def resumption(events: Events, since: float) -> Mapping[str, Any] | None:
+    """Return the event by which training goes on with all ranks: the last replacement's, or that of a restart."""
+    lost = set[int]()
+    for row in (row for row in events if row["time"] >= since):
+        if row["event"] == "replace":
+            lost |= set(row["ranks"])
+        elif row["event"] == REJOINED:
+            lost.discard(row["rank"])
+        if row["event"] == "resume" or (row["event"] == REJOINED and not lost):
+            return row
+    return None
 
 
 def reached(checkpoints: Sequence[tuple[int, float]], at: float) -> int:

@@ -2,7 +2,8 @@
 
     raydali chaos                                   all faults, as root; without root some are skipped
     raydali chaos --faults worker,disk --nodes 2 --json chaos.json
-    raydali chaos --kills 20                        ranks of a fixed number of workers, replaced in place
+    raydali chaos --in-place --faults worker,node,link,freeze   lost ranks are replaced while the others train on
+    raydali chaos --kills 20                        the same, with so many faults `worker`
 
     undisturbed   a run on the built-in digits, for its losses
     disturbed     the same run; each fault is injected when training has progressed after the previous fault
@@ -21,8 +22,8 @@ from raydali.output import JsonFile, machine, require_writable, show, write_json
 from raydali.text import number, plural
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
-KILL = "kill"
 MAX_NODES = 16
+MAX_WORKERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,14 @@ class Chaos:
 
     faults: str = ",".join(NAMES)
     """Faults to inject, in this order."""
+    in_place: bool = False
+    """Fix the number of workers, so that lost ranks are replaced while the others train on."""
     kills: int = 0
-    """Inject no other faults, but kill so many ranks, one after the other, of a run that replaces them in place."""
+    """Inject the fault `worker` so many times instead, with --in-place."""
     nodes: int = 3
-    """Nodes of the cluster, all on this machine, with one worker each."""
+    """Nodes of the cluster, all on this machine."""
+    workers_per_node: int = 1
+    """Workers of the run on each node."""
     epochs: int = 60
     """Epochs of the run: enough for it to last until the last fault."""
     json: JsonFile = None
@@ -47,23 +52,32 @@ def main(options: Chaos) -> dict[str, Any]:
         The content of --json: {"command", "machine", "settings", "left_out": the reason for each fault that was not
         injected, "rows", "same_stream", "losses": {"undisturbed" and "disturbed": one for each epoch,
         "largest_difference", "agree"}, "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault",
-        "noticed_seconds", "noticed_by", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+        "noticed_seconds", "noticed_by", "in_place", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
         UsageError: an option is invalid; nothing was started.
         CommandError: the run did not continue, lost or repeated samples, or left processes or files.
     """
-    faults = [KILL] * options.kills or _faults(options.faults)
+    faults = ["worker"] * options.kills or _faults(options.faults)
     if options.kills < 0:
         raise UsageError(f"--kills must be at least 0, not {options.kills}")
     if not 2 <= options.nodes <= MAX_NODES:
         raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
+    if not 1 <= options.workers_per_node <= MAX_WORKERS:
+        raise UsageError(f"--workers-per-node must be from 1 to {MAX_WORKERS}, not {options.workers_per_node}")
     if options.epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
     require_writable("--json", options.json)
     from raydali.commands.chaos.experiment import ChaosExperiment  # imports Ray and torch: seconds
 
-    experiment = ChaosExperiment(faults, nodes=options.nodes, epochs=options.epochs, report=_report)
+    experiment = ChaosExperiment(
+        faults,
+        in_place=options.in_place or options.kills > 0,
+        nodes=options.nodes,
+        workers=options.workers_per_node,
+        epochs=options.epochs,
+        report=_report,
+    )
     began = time.monotonic()
     found = experiment.run()
     result = {
@@ -104,6 +118,7 @@ def _show(result: dict[str, Any]) -> None:
             row["fault"],
             number(row["noticed_seconds"], ".1f", " s"),
             row["noticed_by"],
+            {True: "in place", False: "restart", None: "-"}[row["in_place"]],
             number(row["resumed_seconds"], ".1f", " s"),
             number(row["repeated_steps"]),
             number(row["lost"]),
@@ -111,8 +126,8 @@ def _show(result: dict[str, Any]) -> None:
         ]
         for row in result["rows"]
     ]
-    columns = ["fault", "noticed after", "by", "resumed after", "steps done again", "samples lost", "repeated"]
-    show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", columns, lines)
+    columns = ["fault", "noticed after", "by", "handled", "resumed after", "steps done again", "samples lost"]
+    show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", [*columns, "repeated"], lines)
     losses, left = result["losses"], result["left"]
     epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
     print(

@@ -35,15 +35,27 @@ class ChaosExperiment:
 
     Args:
         faults: names of faults, in the order of their injection.
+        in_place: whether the number of workers is fixed, so that lost ranks are replaced while the others train on.
         nodes: number of nodes of the cluster.
+        workers: number of workers on each node.
         epochs: number of epochs of the run.
         report: called with lines about the progress.
     """
 
-    def __init__(self, faults: Sequence[str], *, nodes: int, epochs: int, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        faults: Sequence[str],
+        *,
+        in_place: bool,
+        nodes: int,
+        workers: int,
+        epochs: int,
+        report: Callable[[str], None],
+    ) -> None:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
-        self._nodes, self._epochs, self._report = nodes, epochs, report
+        self._in_place, self._nodes, self._workers = in_place, nodes, workers
+        self._epochs, self._report = epochs, report
 
     def run(self) -> dict[str, Any]:
         """Run the experiment; return its part of the result of command.py.
@@ -59,7 +71,8 @@ class ChaosExperiment:
             folder = Path(temporary)
             members = stack.enter_context(virtual_hosts(self._nodes))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
-            nodes = Nodes(members, ports=Ports.checked(0, 0, 0), folder=folder, temp_dir=folder / "ray")
+            ports, cpus = Ports.checked(0, 0, 0), self._workers
+            nodes = Nodes(members, ports=ports, folder=folder, temp_dir=folder / "ray", cpus=cpus)
             runs = [
                 WatchedRun(
                     self._command(members[0], RunFolder(str(disk.path), name)),
@@ -112,10 +125,11 @@ class ChaosExperiment:
         return outcomes
 
     def _command(self, host: Host, folder: RunFolder) -> list[str]:
-        workers = str(self._nodes) if "kill" in self._faults else f"1:{self._nodes}"
+        most = self._nodes * self._workers
+        workers = str(most) if self._in_place else f"1:{most}"
         options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
-        options += ["--global-batch-size", str(BATCH_SIZE * self._nodes), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
         options += ["--precision", "fp64"]
         return host.command([sys.executable, str(find_job("imagenet")), *options])
@@ -133,6 +147,7 @@ class ChaosExperiment:
                     "fault": each.fault,
                     "noticed_seconds": round(each.noticed - each.at, 2),
                     "noticed_by": each.noticed_by,
+                    "in_place": each.in_place,
                     "resumed_seconds": round(each.resumed - each.at, 2),
                     "repeated_steps": each.repeated_steps,
                     "lost": lost,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.chaos.accounting import FaultOutcome, first, reached
+from raydali.commands.chaos.accounting import REJOINED, FaultOutcome, first, reached, resumption
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
@@ -20,8 +20,8 @@ CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""
 INJECT_AT = 0.6
 """Time of an injection after a checkpoint, as a share of the time between two checkpoints."""
-NODE_ENDS_SECONDS = 60.0
-"""Limit for a node to notice, after its link is restored, that the cluster has given it up."""
+LOSSES = ("replace", "failure", "preemption")
+"""The events that name lost ranks."""
 _UNSAVED = "could not be saved"
 
 
@@ -66,8 +66,7 @@ class Fault:
         inject: injects the fault.
         detected: returns the detection, or None if the fault was not detected yet.
         repair: does what an operator would do after the detection.
-        stops: whether training stops until a resume, or a replacement is awaited.
-        resumes: the events that end this.
+        stops: whether it costs ranks: training stops until a resume, or a replacement is awaited.
         resumes_undetected: whether this resume may come before the detection.
         unavailable: returns why the fault cannot be injected on this machine; empty if it can.
     """
@@ -77,7 +76,6 @@ class Fault:
     detected: Callable[[FaultContext], Detection | None]
     repair: Callable[[FaultContext], None] = lambda _: None
     stops: bool = True
-    resumes: tuple[str, ...] = ("resume",)
     resumes_undetected: bool = False
     unavailable: Callable[[], str] = lambda: ""
 
@@ -91,7 +89,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault, run = FAULTS[name], context.run
     before = run.checkpoints()
     context.at, context.unsaved_before = time.time(), context.unsaved()
-    context.victims = context.nodes.all_trainers()[-1:]
+    context.victims = [random.choice(context.nodes.all_trainers())]
     fault.inject(context)
     run.wait_for(f"{name} to be noticed", lambda: fault.detected(context) is not None)
     noticed, by = fault.detected(context) or (time.time(), "")
@@ -99,13 +97,12 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault.repair(context)
     if fault.stops:
         since = context.at if fault.resumes_undetected else noticed
-        ends = fault.resumes
-        run.wait_for(f"training to go on after {name}", lambda: first(run.events(), ends, since) is not None)
-        row = first(run.events(), ends, since) or {}
-        resumed, resumed_at = row["time"], row["step"]
+        run.wait_for(f"training to go on after {name}", lambda: resumption(run.events(), since) is not None)
+        row = resumption(run.events(), since) or {}
+        resumed, resumed_at, in_place = row["time"], row["step"], row["event"] == REJOINED
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > repaired)
-        resumed, resumed_at = run.checkpoints()[0][1], None
+        resumed, resumed_at, in_place = run.checkpoints()[0][1], None, None
     return FaultOutcome(
         fault=name,
         at=context.at,
@@ -114,7 +111,8 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
         noticed=noticed,
         noticed_by=by,
         resumed=resumed,
-        resumed_at=resumed_at,
+        resumed_at=None if in_place else resumed_at,
+        in_place=in_place,
     )
 
 
@@ -138,6 +136,9 @@ def _event(*names: str) -> Callable[[FaultContext], Detection | None]:
         return (row["time"], row["event"]) if row is not None else None
 
     return detected
+
+
+_lost = _event(*LOSSES)
 
 
 def _warned(context: FaultContext) -> Detection | None:
@@ -165,11 +166,10 @@ def _cut_link(context: FaultContext) -> None:
 
 
 def _restore_link(context: FaultContext) -> None:
-    """Restore the link after the cluster has given the node up. Ray then ends the node, so start a new one."""
-    given_up = _event("failure", "preemption")
-    context.run.wait_for("the node without a link to be given up", lambda: given_up(context) is not None)
+    """Restore the link after the cluster has given the node up. Its ranks must end then; a new node is started."""
+    context.run.wait_for("the node without a link to be given up", lambda: _lost(context) is not None)
     context.nodes.hosts[context.node].set_link("up")
-    context.nodes.wait_until_gone(context.node, NODE_ENDS_SECONDS)
+    context.run.wait_for("the cut-off ranks to end", lambda: not context.nodes.trainers(context.node))
     context.nodes.kill(context.node)
     context.nodes.start(context.node)
 
@@ -195,24 +195,18 @@ FAULTS = {
     "worker": Fault(
         description="SIGKILL to one rank",
         inject=lambda context: send(context.victims, signal.SIGKILL),
-        detected=_event("failure"),
-    ),
-    "kill": Fault(
-        description="SIGKILL to one rank, which is replaced while the others train on",
-        inject=lambda context: send([random.choice(context.nodes.all_trainers())], signal.SIGKILL),
-        detected=_event("replace", "failure"),
-        resumes=("rejoin", "resume"),  # all restart if it happens in a validation or a checkpoint
+        detected=_lost,
     ),
     "node": Fault(
         description="SIGKILL to all processes of a node; a new one is started in its place",
         inject=_kill_node,
-        detected=_event("failure", "preemption"),
+        detected=_lost,
         repair=lambda context: context.nodes.start(context.node),
     ),
     "link": Fault(
         description="a node's network link is cut, and restored once the node is given up",
         inject=_cut_link,
-        detected=_event("hang", "failure", "preemption"),
+        detected=_event("hang", *LOSSES),
         repair=_restore_link,
         unavailable=namespaces_unavailable,
     ),

@@ -99,12 +99,6 @@ class Nodes:
         """Return the ranks on all nodes."""
         return [process for number in range(len(self.hosts)) for process in self.trainers(number)]
 
-    def wait_until_gone(self, number: int, seconds: float) -> None:
-        """Wait for a limited time until a node has ended by itself."""
-        deadline = time.monotonic() + seconds
-        while self.processes(number) and time.monotonic() < deadline:
-            time.sleep(0.2)
-
     def kill(self, number: int) -> list[psutil.Process]:
         """Kill all processes of a node; return those that do not end."""
         return kill(self._mark_of(number), self.processes(number), END_SECONDS)
