@@ -18,8 +18,9 @@ from raydali.train.checkpoint_file import FILE_NAME
 
 CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""
-INJECT_AT = 0.6
-"""Time of an injection after a checkpoint, as a share of the time between two checkpoints."""
+INJECT_AT = 0.3
+"""Time of an injection after a checkpoint, as a share of the time between two checkpoints. It is early because a rank
+that is lost at the end of an epoch is not replaced in place."""
 LOSSES = ("replace", "failure", "preemption")
 """The events that name lost ranks."""
 _UNSAVED = "could not be saved"
