@@ -24,7 +24,8 @@ from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
 
 BATCH_SIZE = 16
-CHECKPOINT_EVERY = 20
+CHECKPOINT_EVERY = {False: 20, True: 30}
+"""Steps, by whether ranks are replaced in place. An epoch has 30, and if a rank is lost at its end, all restart."""
 HANG_SECONDS = 15
 DISK_MEGABYTES = 128
 FINISH_SECONDS = 900.0
@@ -55,6 +56,7 @@ class ChaosExperiment:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
         self._in_place, self._nodes, self._workers = in_place, nodes, workers
+        self._every = CHECKPOINT_EVERY[in_place]
         self._epochs, self._report = epochs, report
 
     def run(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class ChaosExperiment:
         outcomes: list[FaultOutcome] = []
         last = 0
         for name in self._faults:
-            wait_until_training(context, beyond=last, every=CHECKPOINT_EVERY)
+            wait_until_training(context, beyond=last, every=self._every)
             self._report(f"{name}: {FAULTS[name].description}")
             outcome = inject(name, context)
             outcomes.append(outcome)
@@ -129,7 +131,7 @@ class ChaosExperiment:
         workers = str(most) if self._in_place else f"1:{most}"
         options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
-        options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(self._every)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
         options += ["--precision", "fp64"]
         return host.command([sys.executable, str(find_job("imagenet")), *options])
