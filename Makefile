@@ -1,8 +1,8 @@
 # `make demo` trains on the built-in digits, `make test` is what every commit must pass.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes with one thread each: more threads would wait for a core.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+# Two processes with one thread each: more threads would wait for a core. PyTorch asks the DNS for names of addresses.
+PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist loadgroup
 
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
