@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,10 @@ SCHEMA = pa.schema(
 )
 
 
+_NUMBERS = ["step", "micro_batch"]
+_FILE = r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?"
+
+
 class SampleTrace:
     """The trace of one rank, which is written to a file before each checkpoint.
 
@@ -43,6 +47,18 @@ class SampleTrace:
     def add(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch that was trained on."""
         self._micro_batches.append(micro_batch)
+
+    def add_missing(self, micro_batches: Iterable[MicroBatch], start: int) -> None:
+        """Add those of these micro-batches, of global batches from `start` on, that no rank has written."""
+        missing = {(each.step, each.index): each for each in micro_batches}
+        if missing:
+            for file in self._folder.files("samples"):
+                match = re.fullmatch(_FILE, file)
+                if match is not None and int(match[2]) >= start and not match[3]:
+                    rows = parquet.read_table(io.BytesIO(self._folder.read(f"samples/{file}")), columns=_NUMBERS)
+                    for written in set(zip(*(rows[name].to_pylist() for name in _NUMBERS), strict=True)):
+                        missing.pop(written, None)
+        self._micro_batches += missing.values()
 
     def flush(self) -> None:
         """Write the rows since the last flush to one file.
@@ -85,7 +101,7 @@ def drop_samples(folder: RunFolder, step: int) -> None:
         RuntimeError: a file has rows before and after the step.
     """
     for file in folder.files("samples"):
-        match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?", file)
+        match = re.fullmatch(_FILE, file)
         if match is None or (int(match[2]) < step and not match[3]):
             continue
         if int(match[1]) < step and not match[3]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raydali.train.checkpoint_file import State, map_tensors, serialize
-from raydali.train.membership import Membership
+from raydali.train.membership import Membership, RankLostError
 from raydali.train.step_counts import StepCounts
 
 HIGHEST_PRIORITY = -5
@@ -51,6 +51,10 @@ class Worker:
     counts: StepCounts = field(default_factory=StepCounts)
     before_call: Callable[[], None] = lambda: None
     """Called before each call but `all_reduce`, for which all ranks must have finished the same step."""
+    after_loss: Callable[[], bool] = lambda: False
+    """Called if ranks were lost in such a call; it returns whether lost ranks are replaced, so that it can be done."""
+    done_calls: list[Callable[[], object]] = field(default_factory=list)
+    """Such calls since the last step: a rank that replaces a lost one does them with the others again."""
 
     @property
     def share(self) -> int:
@@ -112,16 +116,33 @@ class Worker:
         """Go on in a group of other ranks, which has another numbering."""
         self.rank, self.world_size, self.group, self.joined = rank, world_size, group, True
 
-    def _call(self, function: Callable[[], object]) -> None:
-        """Call a function that needs all ranks, at the same step. It fails if one of them is lost."""
-        self.before_call()
-        self._guarded(function)
+    def _call(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that needs all ranks, at the same step.
 
-    def _guarded(self, function: Callable[[], object]) -> None:
-        if self.membership is None:
-            function()
-        else:
-            self.membership.call(function)
+        It may be called again, and must not change its inputs.
+
+        Raises:
+            RankLostError: ranks were lost, and are not replaced now.
+        """
+        self.before_call()
+        while True:
+            try:
+                result = self.guarded(function)
+            except RankLostError:
+                if not self.after_loss():
+                    raise
+            else:
+                if self.membership is not None:
+                    self.done_calls.append(function)
+                return result
+
+    def guarded(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that needs all ranks.
+
+        Raises:
+            RankLostError: ranks were lost.
+        """
+        return function() if self.membership is None else self.membership.call(function)
 
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on rank 0; on others an empty list. All ranks must call it.
@@ -135,21 +156,31 @@ class Worker:
         """Gather bytes like `gather`, for data that is large or not JSON."""
         if self._is_alone:
             return [content]
-        mine, sizes = self._padded(content)
-        parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
-        self._call(lambda: dist.gather(mine, parts, group=self.group, group_dst=0))
-        return _cut(parts or [], sizes)
+
+        def gathered() -> list[bytes]:
+            mine, sizes = self._padded(content)
+            parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
+            dist.gather(mine, parts, group=self.group, group_dst=0)
+            return _cut(parts or [], sizes)
+
+        return self._call(gathered)
 
     def from_first(self, value: T) -> T:
         """Return rank 0's value (see `gather`) on every rank. All ranks must call it."""
-        content = json.dumps(value).encode()
-        if not self._is_alone:
-            size = torch.tensor(len(content), device=self._exchange_device())
-            self._call(lambda: dist.broadcast(size, group=self.group, group_src=0))
-            first = self._tensor(content if self.rank == 0 else bytes(int(size)))
-            self._call(lambda: dist.broadcast(first, group=self.group, group_src=0))
-            (content,) = _cut([first], [len(first)])
-        value_of_first: T = json.loads(content)
+        if self._is_alone:
+            unchanged: T = json.loads(json.dumps(value))
+            return unchanged
+        known = [json.dumps(value).encode()]
+
+        def received() -> bytes:
+            size = torch.tensor(len(known[-1]), device=self._exchange_device())
+            dist.broadcast(size, group=self.group, group_src=0)
+            first = self._tensor(known[-1] if self.rank == 0 else bytes(int(size)))
+            dist.broadcast(first, group=self.group, group_src=0)
+            return _cut([first], [len(first)])[0]
+
+        known.append(self._call(received))  # if this is done again, it is with this value, whoever is the first then
+        value_of_first: T = json.loads(known[-1])
         return value_of_first
 
     def state_from_first(self, state: State, first: int = 0) -> State:
@@ -194,25 +225,27 @@ class Worker:
         """
         group = self.gradients or self.group
         if not self._is_alone:
-            self._guarded(lambda: dist.all_reduce(tensor, group=group))
+            self.guarded(lambda: dist.all_reduce(tensor, group=group))
         elif self.membership is not None and self.joined:
             self.membership.check()
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
-        contents = [json.dumps(value).encode()]
-        if not self._is_alone:
-            mine, sizes = self._padded(contents[0])
+        content = json.dumps(value).encode()
+
+        def exchanged() -> list[bytes]:
+            mine, sizes = self._padded(content)
             parts = [torch.empty_like(mine) for _ in sizes]
-            self._call(lambda: dist.all_gather(parts, mine, group=self.group))
-            contents = _cut(parts, sizes)
-        return [json.loads(content) for content in contents]
+            dist.all_gather(parts, mine, group=self.group)
+            return _cut(parts, sizes)
+
+        return [json.loads(each) for each in ([content] if self._is_alone else self._call(exchanged))]
 
     def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
         """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
         size = torch.tensor([len(content)], device=self._exchange_device())
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        self._call(lambda: dist.all_gather(sizes, size, group=self.group))
+        dist.all_gather(sizes, size, group=self.group)
         of_ranks = [int(each) for each in sizes]
         return self._tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
@@ -228,10 +261,14 @@ class Worker:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of a small tensor, on the CPU."""
-        total = tensor.detach().cpu().clone()
-        if not self._is_alone:
-            self._call(lambda: dist.all_reduce(total, group=self.group))
-        return total
+        mine = tensor.detach().cpu().clone()
+
+        def summed() -> torch.Tensor:
+            total = mine.clone()
+            dist.all_reduce(total, group=self.group)
+            return total
+
+        return mine if self._is_alone else self._call(summed)
 
     def parallel(self, model: nn.Module) -> DistributedDataParallel | None:
         """Return the model in DDP, which averages gradients but does not synchronise buffers; None for one rank."""

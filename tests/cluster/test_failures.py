@@ -175,6 +175,57 @@ def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: P
         assert_whole(folder, replace(STREAM, epochs=90, global_batch_size=64, batch_size=16))
 
 
+DIES_BETWEEN_STEPS = """
+import os, signal
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+PLAN = {("sum", 1): 60, ("flushed", 0): 110, ("sum", 0): 160, ("flushed", 2): 210}  # from which step on each dies
+def train(options, data, session):
+    from raydali.launch.worker.checkpointing import RunState
+    from raydali.train.worker import Worker
+    def dies(point, rank):
+        if session.cursor.done >= PLAN.get((point, rank), 10 ** 9):
+            try:
+                open(f"FOLDER/{point}-{rank}", "x").close()
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+    true_sum, true_flush = Worker.sum, RunState._flush_trace
+    def sum_or_die(self, tensor):
+        dies("sum", self.share)
+        return true_sum(self, tensor)
+    def flush_and_die(self, **options):
+        why = true_flush(self, **options)
+        dies("flushed", self._worker.share)
+        return why
+    Worker.sum, RunState._flush_trace = sum_or_die, flush_and_die
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, str], tmp_path: Path) -> None:
+    """Rank 1 dies in a validation, rank 0 after a checkpoint's exchange, rank 0 in a validation, rank 2 before one."""
+    script = tmp_path / "dies.py"
+    script.write_text(DIES_BETWEEN_STEPS.replace("FOLDER", str(tmp_path)))
+    options = [*OPTIONS, "--workers", "3", "--batch-size", "16", "--epochs", "20", "--name", "run"]
+    options[options.index("--global-batch-size") + 1] = "48"
+    command = [sys.executable, str(script), *options, "--storage", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = RunFolder(str(tmp_path), "run")
+    assert [rank for row in events(folder, "replace") for rank in row["ranks"]] == [1, 0, 0, 2]
+    assert len(events(folder, "rejoin")) == 4 and not events(folder, "failure", "resume")
+    stream = replace(DIGITS, epochs=20, global_batch_size=48, batch_size=16).stream(1437)
+    assert_whole(folder, stream)
+    rows = folder.rows("epochs.jsonl")
+    assert [row["epoch"] for row in rows] == [*range(20)]
+    assert sum(row["images"] for row in rows) == stream.steps * stream.global_batch_size
+    assert all(row["validation"]["images"] == 360 for row in rows)
+
+
 def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         known = trainers(process.pid)

@@ -32,11 +32,29 @@ from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context
 
-Point = Literal["forward", "before", "in", "after", "update", "agree", "group", "share", "ask"]
+Point = Literal[
+    "forward",
+    "before",
+    "in",
+    "after",
+    "update",
+    "agree",
+    "group",
+    "share",
+    "ask",
+    "call 0",
+    "call 1",
+    "call 2",
+    "call 3",
+]
 STREAM = Stream(samples=240, epochs=1, batch_size=3, global_batch_size=15, seed=2)  # 16 steps of 5 micro-batches
 AHEAD = 4
 COMPLETE_AT = 10, 15
-"""Steps before which ranks wait for replacements, where there are some."""
+"""Steps before which ranks wait for replacements, where there are some. After them, and after the first of
+EPOCHS_END_AT, all ranks validate their shares."""
+EPOCHS_END_AT = 5, 10, 15
+CALLS_AT = 8
+"""A step after which ranks call each other as for a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,7 @@ class Outcome:
 
     Attributes:
         of_lost_ranks: what lost ranks have trained on, as this rank knows it.
+        validated: the sums over all ranks after steps, as far as it was there.
         taken_over: what a replacement took over besides weights.
     """
 
@@ -69,6 +88,7 @@ class Outcome:
     updated: list[float]
     of_lost_ranks: list[int]
     taken_over: dict[str, Any]
+    validated: dict[int, list[float]]
 
 
 class LoadsAhead(Loader):
@@ -91,7 +111,7 @@ class Mortal:
 
     def __init__(self, deaths: Sequence[Death], rank: int, *, joined: bool, died: Any) -> None:
         self._deaths, self._joined, self._died = deaths, joined, died
-        self.rank, self.step = rank, -1 if joined else 0
+        self.rank, self.step, self.calls = rank, -1 if joined else 0, 0
 
     def planned(self, point: Point) -> int | None:
         here = Death(self.rank, self.step, point, self._joined)
@@ -144,6 +164,11 @@ def train(
             return super()._group()
 
     class MortalWorker(Worker):
+        def _call(self, function: Callable[[], Any]) -> Any:
+            mortal.at(f"call {mortal.calls}")  # type: ignore[arg-type]
+            mortal.calls += 1
+            return super()._call(function)
+
         def all_reduce(self, tensor: torch.Tensor) -> None:
             mortal.at("before")
             if mortal.planned("in") is not None:
@@ -157,9 +182,9 @@ def train(
             mortal.at("after")
 
     class MortalRecovery(Recovery):
-        def _share_state(self, source: int, **options: bool) -> None:
+        def _share_state(self, source: int, before: Any, **options: bool) -> None:
             mortal.at("share")
-            super()._share_state(source, **options)
+            super()._share_state(source, before, **options)
 
     membership = MortalMembership(connect, max(rank, 0), world_size, name=name)
     if name is not None:
@@ -197,8 +222,9 @@ def train(
     meter = EpochMeter(CPU, rank=rank, world_size=world_size, node="")
     trained: list[int] = []
     updated: list[float] = []
+    validated: dict[int, list[float]] = {}
     for index in range(first - settles, STREAM.steps):
-        mortal.step = index
+        mortal.step, mortal.calls = index, 0
         if recovery is not None and replaces and index in COMPLETE_AT and index >= first:
             assert recovery.await_replacements(index)
         step = Step(
@@ -206,7 +232,7 @@ def train(
             batches,
             meter,
             index=index,
-            ends_epoch=replaces and index == STREAM.steps - 1,
+            ends_epoch=replaces and index in EPOCHS_END_AT,
             finished=index < first,
             on_update=lambda done: trained.extend(batch.number for batch in done),
         )
@@ -216,16 +242,40 @@ def train(
         step.update(optimizer)
         mortal.at("update")
         updated.append(time.time())
+        if index in EPOCHS_END_AT and (replaces or world_size == 1):
+            validated[index] = validate(model, worker, world_size)
+        elif index == CALLS_AT:
+            assert len(worker.exchange(index)) == worker.world_size
+            assert worker.from_first(index) == index
+            worker.gather(index)
     if recovery is not None:
         recovery.settle()
         recovery.end()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     of_lost_ranks = [batch.number for batch in assigned.of_lost_ranks(0, STREAM.steps)]
-    queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict())))
+    queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict(), validated)))
     queue.close()
     queue.join_thread()
     connect().wait(["over"])  # until all have left their last call
     os._exit(0)  # groups with lost ranks cannot be left in order
+
+
+def validate(model: nn.Module, worker: Worker, world_size: int) -> list[float]:
+    """The sum of outputs over all samples, of which each rank has a share, and how often a rank's sum counts."""
+    samples = np.arange(60)[worker.share :: world_size]
+    draws = np.array([np.random.default_rng(id).standard_normal(6) for id in samples.tolist()])
+    model.eval()
+    with torch.no_grad():
+        mine = model(torch.tensor(draws)).abs().sum()
+    model.train()
+    total, count = worker.sum(torch.stack([mine, torch.tensor(1.0 * len(samples))])).tolist()
+    of_ranks = worker.exchange([worker.share, float(mine)])
+    assert sorted(share for share, _ in of_ranks) == [*range(world_size)]
+    np.testing.assert_allclose(sum(value for _, value in of_ranks), total, rtol=1e-9)
+    gathered = worker.gather(worker.share)
+    assert sorted(gathered) == ([*range(world_size)] if worker.rank == 0 else [])
+    worker.barrier()
+    return [total, count]
 
 
 class _Nothing:

@@ -102,7 +102,7 @@ class Assignment(Iterator[T]):
 
     def of_lost_ranks(self, start: int, end: int) -> Iterator[T]:
         """Yield the micro-batches of these global batches whose rank trained on them, and was lost later."""
-        for step in range(start, end):
+        for step in range(start, end) if self.changes else ():
             later = [change.stayed for change in self.changes if change.step > step]
             for index, owner in enumerate(self._owners(step, self.changes)):
                 if any(owner not in stayed for stayed in later):

@@ -1,6 +1,7 @@
 """The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -61,6 +62,7 @@ class RunState:
         self._ceiling_of = dict(ceiling_of)
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
+        self._saved: deque[int] = deque(maxlen=4)
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._snapshots = Snapshots(self._worker.device)
@@ -99,7 +101,7 @@ class RunState:
             "ceiling": self.ceiling,
             "quarantine": self._broken.state(),
             "saved": self._cursor.saved,
-            "unwritten": self._unwritten,
+            "unwritten": [*self._unwritten],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -133,25 +135,25 @@ class RunState:
                     part.load_state_dict(read)
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:
-        """End an epoch: return on rank 0 the records of all ranks, one list for each worker group.
+        """End an epoch: return the records of all ranks, one list for each worker group.
 
         Args:
             record: this rank's record since the last epoch ended or the worker group began.
         """
-        segments = [*self._segments, segment_of(self._worker.gather(asdict(record)))]
+        segments = [*self._segments, segment_of(self._worker.exchange(asdict(record)))]
         self._segments.clear()
         return segments
 
     def add_epoch(self, record: dict[str, Any]) -> None:
-        """Keep an epoch's record on rank 0 until it is written before the next checkpoint."""
+        """Keep an epoch's record until it is written before the next checkpoint; any rank may be rank 0 by then."""
         self._unwritten.append(record)
 
     def best_of(self, score: float, weights: nn.Module, *, metric: str, epoch: int) -> BestWeights | None:
-        """Return the weights on rank 0, not copied yet, if the score is the highest so far; otherwise None."""
+        """Return the weights, not copied yet, if the score is the highest so far; otherwise None."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
-        return BestWeights(weights.state_dict(), epoch, metric, score) if self._worker.rank == 0 else None
+        return BestWeights(weights.state_dict(), epoch, metric, score)
 
     def save(self, measured: Callable[[], RankRecord], best: BestWeights | None) -> None:
         """Save a checkpoint of all completed steps, after the records that it covers are written.
@@ -164,17 +166,22 @@ class RunState:
             best: see `best_of`.
         """
         done = self._cursor.done
+        self._saved.append(self._cursor.saved)
         self._broken.exchange()
         self._prepare()  # it may gather values from other ranks
-        copy = self._copy(best) if self._worker.rank == 0 else None
-        why = self._flush_trace()
+        why = self._flush_trace() if self._worker.rank else ""
         gathered = self._worker.gather((asdict(measured()), why))
+        copy = None
+        if self._worker.rank == 0:  # known by now: the rank 0 of before may have been lost
+            copy = self._copy(best)
+            why = self._flush_trace(with_lost_ranks=True)
         partial_epoch = segment_of(row for row, _ in gathered)
-        save_error = next((why for _, why in gathered if why), "")
+        save_error = why or next((why for _, why in gathered if why), "")
         has_images = any(record.images for record in partial_epoch)
         segments = [*self._segments, partial_epoch] if has_images else self._segments
         if copy is None:
             self._session.commit(done, None)
+            self._unwritten[:] = [row for row in self._unwritten if row["step"] > self._cursor.saved]
         else:
             state = {
                 "state": copy.state["state"],
@@ -214,17 +221,26 @@ class RunState:
                 f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"
             )
+        membership = self._worker.membership
+        if self._unwritten and membership is not None and (membership.rank or membership.joins):
+            # This is another rank 0 than the first one, which may have written rows.
+            written = [row["step"] for row in self._folder.rows(EPOCHS)]
+            self._unwritten[:] = [row for row in self._unwritten if row["step"] not in written]
         while self._unwritten and self._unwritten[0]["step"] <= done:
             self._folder.append(EPOCHS, self._unwritten[0])
             del self._unwritten[0]
 
-    def _flush_trace(self) -> str:
-        """Write the trace of samples before a checkpoint; return the error, or an empty text."""
+    def _flush_trace(self, *, with_lost_ranks: bool = False) -> str:
+        """Write the trace of samples before a checkpoint; return the error, or an empty text.
+
+        Args:
+            with_lost_ranks: whether to add what lost ranks have trained on since the fourth last checkpoint, unless
+                they or an earlier rank 0 have written it.
+        """
         try:
             if self._trace is not None:
-                if self._worker.rank == 0:
-                    for micro_batch in self.of_lost_ranks(self._cursor.saved, self._cursor.done):
-                        self._trace.add(micro_batch)
+                if with_lost_ranks:
+                    self._trace.add_missing(self.of_lost_ranks(self._saved[0], self._cursor.done), self._saved[0])
                 self._trace.flush()
         except OSError as error:
             return reason(error)

@@ -27,8 +27,12 @@ class Recovery:
     """The recovery of a rank from changes of ranks, in the all-reduce of a step.
 
     Where a member has finished the step, its state is that of all, and all go on with the next one. Otherwise they keep
-    their gradients of this step, and train on the lost ranks' micro-batches, too. Before calls outside of steps, ranks
-    wait until all have finished the same step; a change during such calls ends the process group.
+    their gradients of this step, and train on the lost ranks' micro-batches, too.
+
+    Before calls outside of steps, as those of a validation or a checkpoint, ranks wait until all have finished the same
+    step. If a rank is lost in such a call, the others do all calls since that step again, with the rank that replaces
+    it: it validates the lost rank's share. Then they go on with the call that the loss has interrupted. Some may have
+    begun the next step before; they do so, too. Not between warm-up steps, nor when ranks leave.
 
     Args:
         worker: this rank.
@@ -54,7 +58,10 @@ class Recovery:
         self.assignment: Assignment[Any]
         self._finished: int | None = None
         self._begun: int | None = None
-        worker.before_call = self.settle
+        self._next: int | None = None
+        self._ends_epoch = False
+        self._before_calls: State = None
+        worker.before_call, worker.after_loss = self.settle, self._replaced
 
     def begin_step(self, step: int) -> int:
         """Admit ranks that join, and return the number of micro-batches of a global batch that this rank trains on."""
@@ -64,9 +71,9 @@ class Recovery:
         counts.mine[JOINS] = self._membership.asking
         return self.micro_batches(step)
 
-    def _admit(self, step: int, *, settles: bool = False) -> None:
+    def _admit(self, step: int) -> None:
         self._membership.admit(first=self._worker.rank == 0)
-        self.recover(step, settles=settles)
+        self.recover(step)
 
     def await_replacements(self, step: int) -> bool:
         """Wait before a step until lost ranks are replaced, and return True; or False if nobody does that any more.
@@ -89,25 +96,45 @@ class Recovery:
         Raises:
             NotReplacedError: nobody replaces them any more.
         """
-        self._finished = step
-        while ends_epoch:
+        self._finished, self._next, self._ends_epoch = step, step + 1, ends_epoch
+        self._before_calls = None
+        self._worker.done_calls.clear()
+        if ends_epoch:
             self.settle()
-            if self._membership.is_complete:
-                return
-            if not self._membership.wait_until_complete():
-                raise NotReplacedError(f"lost ranks are not replaced at the end of step {step}")
-            self._admit(step + 1, settles=True)
-            self._finished = step  # those that were admitted settle, too
+            if not self._membership.is_complete:
+                self._complete(step + 1)
+                self.recover(step + 1, settles=True)
+
+    def _complete(self, step: int) -> None:
+        """Wait until lost ranks are replaced, and admit the replacements; `recover` is next."""
+        if not self._membership.wait_until_complete():
+            raise NotReplacedError(f"lost ranks are not replaced at the end of step {step - 1}")
+        self._membership.admit(first=self._worker.rank == 0)
 
     def settle(self) -> None:
         """Wait until all members have finished the step that this rank has, unless they are known to have."""
-        while self._finished is not None:
-            try:
-                self._worker.all_reduce(torch.zeros(1, device=self._worker.device))
-            except RankLostError:
-                self.recover(self._finished + 1, settles=True)
-            else:
-                self._finished = None
+        if self._finished is None:
+            return
+        step, self._finished = self._finished + 1, None
+        self._before_calls = {"run": self._run.state_dict(), "counts": self._worker.counts.state_dict()}
+        try:
+            self._meet()
+        except RankLostError:
+            self.recover(step, settles=True)
+
+    def _meet(self) -> None:
+        self._worker.all_reduce(torch.zeros(1, device=self._worker.device))
+
+    def end_calls(self) -> None:
+        """Note that a loss before the end of the next step ends the process group."""
+        self._next = None
+
+    def _replaced(self) -> bool:
+        """Go on after a loss in a call outside of steps. Return whether this call can be done again."""
+        if self._next is None:
+            return False
+        self.recover(self._next, settles=True)
+        return True
 
     def recover(self, step: int, *, settles: bool = False) -> bool:
         """Agree with the other members, and share what lost ranks had to do. All members must call it.
@@ -118,10 +145,25 @@ class Recovery:
 
         Returns:
             True if another rank has finished this step; this rank now has the state after it.
+
+        Raises:
+            NotReplacedError: an epoch has ended, and nobody replaces lost ranks any more.
         """
-        newest, changes, _ = self._agree(step, settles, self.assignment.pause(), self.assignment.changes)
-        self.assignment.resume(changes)
-        return newest > step
+        while True:
+            newest, changes, settles = self._agree(step, settles, self.assignment.pause(), self.assignment.changes)
+            self.assignment.resume(changes)
+            if newest > step or not settles:
+                return newest > step
+            try:
+                self._meet()
+                if self._ends_epoch and not self._membership.is_complete:
+                    self._complete(step)
+                    continue
+                for call in self._worker.done_calls:
+                    self._worker.guarded(call)
+            except RankLostError:
+                continue
+            return False
 
     def join(self, loader: Loader, *others: Loader, on_wait: Callable[[], None]) -> tuple[int, bool]:
         """Join the others in the place of a lost rank, with their state. A spare waits until one is lost.
@@ -159,7 +201,9 @@ class Recovery:
                 raise NotReplacedError("all ranks were lost before this one had their state")
             try:
                 if min(steps) < newest:
-                    self._share_state(steps.index(newest), takes=step < newest, joins=step == _NOTHING)
+                    before = self._before_calls if any(each["settles"] for each in reports) else None
+                    source = steps.index(newest)
+                    self._share_state(source, before, takes=step < newest, joins=step == _NOTHING)
                     step = newest
                 break
             except RankLostError:
@@ -178,11 +222,12 @@ class Recovery:
         """Let spares end, after the last step of the run."""
         self._membership.end()
 
-    def _share_state(self, source: int, *, takes: bool, joins: bool) -> None:
+    def _share_state(self, source: int, before: State, *, takes: bool, joins: bool) -> None:
         """Send the state of one rank after its last update to all.
 
         Args:
             source: the rank.
+            before: of what calls since then have changed, the state before them; None if it has not changed.
             takes: whether this rank takes it over.
             joins: whether it also takes over what only a replacement does.
         """
@@ -191,6 +236,8 @@ class Recovery:
             with self._statistics.before_step():
                 parts = snapshot({name: part.state_dict() for name, part in self._parts.items()})
             state = {"parts": parts, "run": self._run.state_dict()}
+            if before is not None:
+                state = {"parts": {**parts, "counts": before["counts"]}, "run": before["run"]}
         state = self._membership.call(lambda: self._worker.state_from_first(state, source))
         if takes:
             for name, part in self._parts.items():

@@ -95,11 +95,11 @@ class Rehearsal:
         """Wait for what is written in the background."""
         self._cache.finish()
 
-    def after_epoch(self, record: Mapping[str, Any] | None) -> Iterator[Step]:
+    def after_epoch(self, record: Mapping[str, Any]) -> Iterator[Step]:
         """Yield warm-up steps if the next epoch has another size, or if the ceiling cannot be right.
 
         Args:
-            record: the epoch's record on rank 0; None on other ranks.
+            record: the epoch's record.
         """
         done = self._session.cursor.done
         if done == self._stream.steps:

@@ -106,13 +106,13 @@ class RunCeiling:
             self._note(f"the ceiling is not measured: {measured.why}")
         self._report(event, rate, began, measured_at)
 
-    def doubt(self, record: Mapping[str, Any] | None) -> Iterator[Step]:
+    def doubt(self, record: Mapping[str, Any]) -> Iterator[Step]:
         """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
 
         It yields the steps of the measurement. Their time belongs to no epoch.
 
         Args:
-            record: the epoch's record on rank 0; None on other ranks.
+            record: the epoch's record.
         """
         known = self._state.ceiling
         is_wrong, measures = self._session.worker.from_first(self._judge(record, known))
@@ -130,7 +130,7 @@ class RunCeiling:
             self._keep(self._state.ceiling)
             self._report(CeilingMeasured, self._state.ceiling, began)
 
-    def _judge(self, record: Mapping[str, Any] | None, known: float | None) -> tuple[bool, bool]:
+    def _judge(self, record: Mapping[str, Any], known: float | None) -> tuple[bool, bool]:
         """Return whether the ceiling is wrong, and whether it is to be measured again.
 
         That of rank 0 counts, which was there from the beginning; a rank that has replaced another one knows less.
@@ -173,9 +173,9 @@ class RunCeiling:
             )
 
 
-def _disproves(record: Mapping[str, Any] | None, ceiling: float) -> bool:
+def _disproves(record: Mapping[str, Any], ceiling: float) -> bool:
     """Return whether an epoch was faster than the ceiling allows; False if the number of ranks changed during it."""
-    if record is None or len({rank["world_size"] for rank in record["ranks"]}) > 1:
+    if len({rank["world_size"] for rank in record["ranks"]}) > 1:
         return False
     rate = record["images_per_second"]
     return bool(rate) and share_of_ceiling(rate, ceiling) is None

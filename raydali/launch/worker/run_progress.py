@@ -130,17 +130,15 @@ class RunProgress:
 
     def end_epoch(
         self, validation: Mapping[str, Any], learning_rate: float, flops_per_image: float | None
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Any]:
         """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
 
         Returns:
-            The record on rank 0; None on other ranks.
+            The record, on all ranks: rank 0 may be lost before the next checkpoint.
         """
         self._broken.exchange()
         segments = self._state.gather(self.meter.record())
         self._live_metrics.end_epoch()
-        if self._worker.rank:
-            return None
         cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
         record = epoch_record(
             segments,
@@ -156,7 +154,8 @@ class RunProgress:
             useful_block=self._useful_block,
         )
         self._state.add_epoch(record)
-        self._session.emit(EpochEnded(record))
+        if self._worker.rank == 0:
+            self._session.emit(EpochEnded(record))
         return record
 
     def begin_epoch(self) -> None:

@@ -92,6 +92,8 @@ class Step:
         self._loss_and_images = torch.zeros(2, device=context.worker.device if context.apart else "cpu")
         self._updated, self._finished_by_others = False, finished
         self._recovery = None if self.is_warm_up else context.recovery
+        if self.is_warm_up and context.recovery is not None:
+            context.recovery.end_calls()
         self._micro_batches = context.micro_batches
         if finished:
             self._micro_batches = 0

@@ -27,9 +27,9 @@ from raydali.run.model_file import BestWeights
 
 
 class _Closed(NamedTuple):
-    """An epoch that the job has closed: its record on rank 0, and the best weights if they are new."""
+    """An epoch that the job has closed: its record, and the best weights if they are new."""
 
-    record: dict[str, Any] | None
+    record: dict[str, Any]
     best: BestWeights | None
 
 
@@ -168,6 +168,8 @@ class StepLoop:
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""
+        if self._context.recovery is not None:
+            self._context.recovery.end_calls()
         if self._cursor.saved < self._cursor.done:
             self._checkpoint()
         self._session.finish()

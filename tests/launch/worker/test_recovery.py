@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from tests.support.mortal_ranks import COMPLETE_AT, STREAM, Death, Outcome, Point, run_mortal
+from tests.support.mortal_ranks import CALLS_AT, COMPLETE_AT, EPOCHS_END_AT, STREAM, Death, Outcome, Point, run_mortal
 
 KILLS = 200
 MOST_SECONDS = 5.0
@@ -21,6 +21,8 @@ def check(outcomes: dict[int, Outcome], survivors: set[int], undisturbed: Outcom
     assert {*outcomes} == survivors
     numbers = [number for outcome in outcomes.values() for number in outcome.trained]
     for outcome in outcomes.values():
+        for step, sums in outcome.validated.items():
+            np.testing.assert_allclose(sums, undisturbed.validated[step], rtol=1e-9, err_msg=f"after step {step}")
         assert sorted([*numbers, *outcome.of_lost_ranks]) == [*range(STREAM.steps * STREAM.micro_batches_per_step)]
         for name, weight in undisturbed.weights.items():
             np.testing.assert_allclose(outcome.weights[name], weight, rtol=1e-9, atol=1e-11, err_msg=name)
@@ -53,6 +55,12 @@ REPLACED = {
     "rank 0": ((Death(0, 2, "in"),), {}),
     "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
     "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),
+    "in a validation": ((Death(1, 5, "call 1"),), {}),
+    "rank 0 in a validation, when others may be in the next step": ((Death(0, 5, "call 3"),), {}),
+    "two in a validation, one after the other": ((Death(2, 5, "call 0"), Death(0, 5, "call 2")), {}),
+    "its replacement in the validation, too": ((Death(1, 5, "call 2"), Death(1, 5, "call 1", True)), {}),
+    "in a checkpoint": ((Death(1, 8, "call 1"),), {}),
+    "rank 0 in a checkpoint": ((Death(0, 8, "call 2"),), {}),
     "its replacement, too": ((Death(1, 1, "before"), Death(1, 12, "in", True)), {}),
     "its replacement, before it has a rank": ((Death(1, 2, "before"), Death(-1, -1, "ask", True)), {}),
     "its replacement, while it joins": ((Death(1, 2, "before"), Death(1, -1, "share", True)), {}),
@@ -104,6 +112,9 @@ def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
         ranks = draw.sample(range(world_size), draw.randint(1, world_size - 1))
         step = draw.randrange(STREAM.steps - 2 * replaces)
         points: list[Point] = [draw.choice(["forward", "before", "in", "after", "update"])]
+        if draw.random() < 0.4:
+            step = draw.choice([CALLS_AT, *EPOCHS_END_AT[:2]] if replaces else [CALLS_AT])
+            points = [draw.choice(["call 0", "call 1", "call 2"])]
         points += draw.choices(get_args(Point), k=len(ranks) - 1)
         deaths = [
             Death(rank, step + (index > 0 and draw.random() < 0.5), point)

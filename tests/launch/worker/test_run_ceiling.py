@@ -163,7 +163,7 @@ def _doubted(folder: RunFolder) -> list[bool]:
         list(of_run.begin(1, measures=True, what="", inputs=""))
         session.worker = together
     for _ in range(5):
-        asked.append(bool([*of_run.doubt({} if session.worker.rank == 0 else None)]))
+        asked.append(bool([*of_run.doubt({})]))
     return asked
 
 
