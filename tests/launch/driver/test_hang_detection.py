@@ -1,6 +1,7 @@
 """Which ranks are found to hold up a run, and what the heartbeats of a worker contain."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 from raydali.train.membership import Membership, announce_loss, give_up
 from raydali.train.worker import Worker
-from tests.support.ranks import run_ranks
+from tests.support.ranks import context, run_ranks
 
 
 class Clock:
@@ -215,32 +216,41 @@ def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "seen").exists()
 
 
-def test_a_wait_for_a_replacement_is_progress_and_a_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(ray_session, "_group", lambda: "g")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "nn"))
+def wait_for_a_replacement(seen: Path) -> None:
+    """Write the counts of a waiting rank's heartbeats, and whether one says that it waits. Nobody is replaced."""
+    vars(heartbeat)["HEARTBEAT_SECONDS"] = 0.02
+    vars(ray_session)["_group"] = lambda: "g"
+    vars(ray)["get_runtime_context"] = lambda: SimpleNamespace(get_node_id=lambda: "nn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     membership = Membership(partial(TCPStore, "127.0.0.1", store.port, is_master=False), 0, 2)
-    counts, waits = set[int](), set[bool]()
+    heartbeats: list[Heartbeat] = []
 
     def emit(message: Message) -> None:
         if isinstance(message, Heartbeat):
-            counts.add(message.count)
-            waits.add(message.waits)
-            if len(counts) == 3:  # within seconds that nobody trains in
-                give_up(store)
+            heartbeats.append(message)
 
-    worker = SimpleNamespace(membership=membership, share=0, node="n")
-    session: Any = SimpleNamespace(worker=worker, emit=emit, progress=lambda: 0.0)
+    session: Any = SimpleNamespace(
+        worker=SimpleNamespace(membership=membership, share=0, node="n"), emit=emit, progress=lambda: 0.0
+    )
+    options: Any = SimpleNamespace(hang_timeout=0.2, start_timeout=0)
     announce_loss(store, "1")
     while not membership._entries:
         time.sleep(0.01)
-    options: Any = SimpleNamespace(hang_timeout=0.2, start_timeout=0)
-    threading.Timer(30, give_up, [store]).start()  # nothing is counted
-    thread = ray_session._heartbeat(session, options)
-    assert not membership.wait_until_complete()
-    thread.close()
-    assert len(counts) >= 3 and True in waits
+    threading.Timer(3.5, give_up, [store]).start()
+    ray_session._heartbeat(session, options)
+    membership.wait_until_complete()
+    counts = sorted({each.count for each in heartbeats})
+    seen.write_text(json.dumps([counts, any(each.waits for each in heartbeats)]))
+    os._exit(0)  # a thread of the membership never ends
+
+
+def test_a_wait_for_a_replacement_is_progress_and_a_wait_for_others(tmp_path: Path) -> None:
+    process = context.Process(target=wait_for_a_replacement, args=(tmp_path / "seen",))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    counts, waits = json.loads((tmp_path / "seen").read_text())
+    assert len(counts) >= 3 and waits
 
 
 def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:

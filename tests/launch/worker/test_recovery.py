@@ -125,8 +125,8 @@ def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
                 Death(ranks[0], COMPLETE_AT[0] + draw.randrange(3), draw.choice(["forward", "in", "update"]), True)
             ]
         late = {}
-        # The last step's update ends once all have it: nobody would die there for the one who is late.
-        if points[0] == "after" or (points[0] == "update" and step < STREAM.steps - 1):
+        # The update at an epoch's end ends once all have it: nobody would die there for the one who is late.
+        if points[0] == "after" or (points[0] == "update" and step not in EPOCHS_END_AT):
             late = {draw.choice([rank for rank in range(world_size) if rank not in ranks]): {step}}
         outcomes, died, seconds = run_mortal(world_size, deaths, late, replaces=replaces)
         lost = {*range(world_size)} - {*outcomes}
