@@ -12,8 +12,8 @@ LOSS_TOLERANCE = 1e-6
 """The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number
 of workers adds floating-point numbers in another order, and training amplifies the difference."""
 
-REJOINED = "rejoin"
-"""The event of a replacement's first step with the others."""
+IN_PLACE = "rejoin", "spare"
+"""The events of a replacement's first step with the others, and of a spare that is ready."""
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -56,14 +56,17 @@ def first(events: Events, names: Sequence[str], since: float) -> Mapping[str, An
 
 
 def resumption(events: Events, since: float) -> Mapping[str, Any] | None:
-    """Return the event by which training goes on with all ranks: the last replacement's, or that of a restart."""
-    lost = set[int]()
+    """Return the event by which training goes on with all ranks: the last replacement's, or that of a restart.
+
+    If a spare was lost that had no rank, it is that of the next spare.
+    """
+    lost = set[int | None]()
     for row in (row for row in events if row["time"] >= since):
         if row["event"] == "replace":
             lost |= set(row["ranks"])
-        elif row["event"] == REJOINED:
-            lost.discard(row["rank"])
-        if row["event"] == "resume" or (row["event"] == REJOINED and not lost):
+        elif row["event"] in IN_PLACE:
+            lost.discard(row.get("rank"))
+        if row["event"] == "resume" or (row["event"] in IN_PLACE and not lost):
             return row
     return None
 

@@ -40,6 +40,8 @@ class Chaos:
     """Nodes of the cluster, all on this machine."""
     workers_per_node: int = 1
     """Workers of the run on each node."""
+    spares: int = 0
+    """Further workers, which wait until another one is lost, with --in-place."""
     epochs: int = 60
     """Epochs of the run: enough for it to last until the last fault."""
     json: JsonFile = None
@@ -65,6 +67,9 @@ def main(options: Chaos) -> dict[str, Any]:
         raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
     if not 1 <= options.workers_per_node <= MAX_WORKERS:
         raise UsageError(f"--workers-per-node must be from 1 to {MAX_WORKERS}, not {options.workers_per_node}")
+    in_place = options.in_place or options.kills > 0
+    if options.spares < 0 or (options.spares and not in_place):
+        raise UsageError(f"--spares must be at least 0, and needs --in-place, not {options.spares}")
     if options.epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
     require_writable("--json", options.json)
@@ -72,7 +77,8 @@ def main(options: Chaos) -> dict[str, Any]:
 
     experiment = ChaosExperiment(
         faults,
-        in_place=options.in_place or options.kills > 0,
+        in_place=in_place,
+        spares=options.spares,
         nodes=options.nodes,
         workers=options.workers_per_node,
         epochs=options.epochs,

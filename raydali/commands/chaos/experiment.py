@@ -24,8 +24,7 @@ from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
 
 BATCH_SIZE = 16
-CHECKPOINT_EVERY = {False: 20, True: 30}
-"""Steps, by whether ranks are replaced in place. An epoch has 30, and if a rank is lost at its end, all restart."""
+CHECKPOINT_EVERY = 20
 HANG_SECONDS = 15
 DISK_MEGABYTES = 128
 FINISH_SECONDS = 900.0
@@ -39,6 +38,7 @@ class ChaosExperiment:
         in_place: whether the number of workers is fixed, so that lost ranks are replaced while the others train on.
         nodes: number of nodes of the cluster.
         workers: number of workers on each node.
+        spares: number of workers that wait until another one is lost.
         epochs: number of epochs of the run.
         report: called with lines about the progress.
     """
@@ -50,14 +50,14 @@ class ChaosExperiment:
         in_place: bool,
         nodes: int,
         workers: int,
+        spares: int,
         epochs: int,
         report: Callable[[str], None],
     ) -> None:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
         self._in_place, self._nodes, self._workers = in_place, nodes, workers
-        self._every = CHECKPOINT_EVERY[in_place]
-        self._epochs, self._report = epochs, report
+        self._epochs, self._report, self._spares = epochs, report, spares
 
     def run(self) -> dict[str, Any]:
         """Run the experiment; return its part of the result of command.py.
@@ -73,7 +73,7 @@ class ChaosExperiment:
             folder = Path(temporary)
             members = stack.enter_context(virtual_hosts(self._nodes))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
-            ports, cpus = Ports.checked(0, 0, 0), self._workers
+            ports, cpus = Ports.checked(0, 0, 0), self._workers + -(-self._spares // self._nodes)
             nodes = Nodes(members, ports=ports, folder=folder, temp_dir=folder / "ray", cpus=cpus)
             runs = [
                 WatchedRun(
@@ -115,7 +115,7 @@ class ChaosExperiment:
         outcomes: list[FaultOutcome] = []
         last = 0
         for name in self._faults:
-            wait_until_training(context, beyond=last, every=self._every)
+            wait_until_training(context, beyond=last, every=CHECKPOINT_EVERY)
             self._report(f"{name}: {FAULTS[name].description}")
             outcome = inject(name, context)
             outcomes.append(outcome)
@@ -131,9 +131,9 @@ class ChaosExperiment:
         workers = str(most) if self._in_place else f"1:{most}"
         options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
-        options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(self._every)]
+        options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
-        options += ["--precision", "fp64"]
+        options += ["--precision", "fp64", "--spares", str(self._spares)]
         return host.command([sys.executable, str(find_job("imagenet")), *options])
 
     def _accounting(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.chaos.accounting import REJOINED, FaultOutcome, first, reached, resumption
+from raydali.commands.chaos.accounting import IN_PLACE, FaultOutcome, first, reached, resumption
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
@@ -18,9 +18,6 @@ from raydali.train.checkpoint_file import FILE_NAME
 
 CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""
-INJECT_AT = 0.3
-"""Time of an injection after a checkpoint, as a share of the time between two checkpoints. It is early because a rank
-that is lost at the end of an epoch is not replaced in place."""
 LOSSES = ("replace", "failure", "preemption")
 """The events that name lost ranks."""
 _UNSAVED = "could not be saved"
@@ -100,7 +97,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
         since = context.at if fault.resumes_undetected else noticed
         run.wait_for(f"training to go on after {name}", lambda: resumption(run.events(), since) is not None)
         row = resumption(run.events(), since) or {}
-        resumed, resumed_at, in_place = row["time"], row["step"], row["event"] == REJOINED
+        resumed, resumed_at, in_place = row["time"], row["step"], row["event"] in IN_PLACE
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > repaired)
         resumed, resumed_at, in_place = run.checkpoints()[0][1], None, None
@@ -118,14 +115,14 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
 
 
 def wait_until_training(context: FaultContext, *, beyond: int, every: int) -> None:
-    """Wait until a checkpoint after a step is saved, a node other than the head trains, and it is time to inject."""
+    """Wait for a checkpoint after a step, for a node other than the head to train, and for a while after that."""
     goal, run = beyond + CHECKPOINTS_BETWEEN * every, context.run
     run.wait_for(
         f"a checkpoint at step {goal} or later, while a node other than the head trains",
         lambda: run.committed() >= goal and bool(context.training_nodes()),
     )
     (_, newest), (_, before) = run.checkpoints()[:2]
-    time.sleep(max(0.0, newest + INJECT_AT * (newest - before) - time.time()))
+    time.sleep(max(0.0, newest + random.random() * (newest - before) - time.time()))
 
 
 # -- Detection

@@ -108,6 +108,8 @@ def made(text: str, time: int) -> dict[str, Any]:
         ("replace12 rejoin1 rejoin2", 2),
         ("replace1 replace2 rejoin1 rejoin2", 3),
         ("replace1 replace1 rejoin1", 2),  # its replacement was lost, too
+        ("replace spare", 1),  # a spare without a rank
+        ("replace1 spare rejoin1", 2),
         ("replace1 failure resume", 2),
         ("hang failure resume rejoin1", 2),
         ("hang failure", None),
@@ -184,6 +186,8 @@ def test_in_place_is_a_fixed_number_of_workers(
         (Chaos(epochs=0), "--epochs 1 0"),
         (Chaos(kills=-1), "--kills 0 -1"),
         (Chaos(in_place=True, workers_per_node=0), "--workers-per-node 1 8 0"),
+        (Chaos(spares=1), "--spares 0 --in-place 1"),
+        (Chaos(in_place=True, spares=-1), "--spares 0 -1"),
         (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
     ],
 )
