@@ -1,32 +1,25 @@
 """Ranks that train together hear of losses, leave the call that these block, and agree on who they are.
 
-A store outside of all ranks, in the process that starts them, has a list of entries:
-
-    lost      its host says that a process has ended, or that it takes it for dead (`announce_loss`)
-    asks      a process asks to take the place of a lost rank (`Membership.join`)
-    admits    the first member admits those that have asked, between two steps (`Membership.admit`)
-    gives up  nobody takes the place of a lost rank any more (`give_up`)
-
-Processes have names, and ranks are their places: a process that waits for a place, a spare, has none yet. The group
-changes with an entry that loses a member or admits one. So all ranks see changes in one order, and an agreement that a
-further change interrupts starts again. Only losses interrupt calls, at different places in different ranks: a rank
-whose call returned goes on, and hears of the loss at its next one. Therefore ranks are at most one step apart. Those
-that ask are admitted after a loss, too.
+A store outside of all ranks, in the process that starts them, has the list of changes (roster.py). All ranks see the
+changes in one order, and an agreement that a further change interrupts starts again. Only losses interrupt calls, at
+different places in different ranks: a rank whose call returned goes on, and hears of the loss at its next one.
+Therefore ranks are at most one step apart. Those that ask are admitted after a loss, too.
 """
 
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from itertools import count
 from threading import Condition, Thread
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from raydali.train.roster import Entry, Roster, append, give_up
 
 T = TypeVar("T")
 
@@ -46,79 +39,6 @@ class RankLostError(Exception):
 
 class NotReplacedError(Exception):
     """Ranks are lost, and nobody replaces them any more; or the run is over, for a process that waits for a place."""
-
-
-class _Entry(NamedTuple):
-    kind: Literal["lost", "asks", "admits", "gives up"]
-    name: str = ""
-    """The process; of "admits" a random text."""
-    rank: int = -1
-
-
-def announce_loss(store: Store, name: str) -> None:
-    """Tell all ranks that a process is lost. Its name must not be used again."""
-    _append(store, _Entry("lost", name))
-
-
-def give_up(store: Store) -> None:
-    """Tell all processes that nobody takes the place of a lost rank any more."""
-    _append(store, _Entry("gives up"))
-
-
-def ranks_of(store: Store, world_size: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the ranks of the members by the entries of now, by name, and those that processes ask for."""
-    entries: list[_Entry] = []
-    while store.check([f"entry/{len(entries)}"]):
-        entries.append(_Entry(*json.loads(store.get(f"entry/{len(entries)}"))))
-    roster = _Roster(entries, world_size)
-    return roster.members, roster.asking
-
-
-class _Roster:
-    """The group after some entries.
-
-    Attributes:
-        members: the rank of each member by its name; those that joined come last.
-        asking: the ranks that processes have asked for since, by their names.
-        changed, lost: the number of entries up to the newest one that changes the group, and that loses a member.
-        gave_up: whether nobody may ask any more.
-    """
-
-    def __init__(self, entries: Iterable[_Entry], world_size: int) -> None:
-        self.members = {str(rank): rank for rank in range(world_size)}
-        self.asking: dict[str, int] = {}
-        self.changed = self.lost = 0
-        self.gave_up = False
-        self._world_size = world_size
-        gone: set[str] = set()
-        for number, (kind, name, rank) in enumerate(entries, 1):
-            if kind == "asks" and name not in gone:
-                self.asking[name] = rank
-            self.gave_up |= kind == "gives up"
-            if kind == "lost":
-                gone.add(name)
-                self.asking.pop(name, None)
-                if self.members.pop(name, None) is None:
-                    continue  # it had no place
-                self.lost = number
-            if kind in ("lost", "admits"):
-                self.members |= self.asking
-                self.asking, self.changed = {}, number
-
-    @property
-    def vacant(self) -> list[int]:
-        """The ranks that no process has or asks for."""
-        taken = {*self.members.values(), *self.asking.values()}
-        return [rank for rank in range(self._world_size) if rank not in taken]
-
-
-def _append(store: Store, entry: _Entry, at: int | None = None) -> bool:
-    """Append an entry, unless another one is at this index, if one is given; return whether it is there."""
-    content = json.dumps(entry)
-    for index in count() if at is None else [at]:
-        if store.compare_set(f"entry/{index}", "", content).decode() == content:
-            return True
-    return False
 
 
 class Membership:
@@ -154,8 +74,8 @@ class Membership:
         self.members, self._timeout = tuple(range(world_size)), timeout
         self.seconds_awaited = 0
         self._name = str(rank) if name is None else name
-        self._entries: list[_Entry] = []
-        self._roster = _Roster((), world_size)
+        self._entries: list[Entry] = []
+        self._roster = Roster((), world_size)
         self._generation = 0
         self._changed = Condition()
         self._ahead = self._connect_ahead()
@@ -166,7 +86,7 @@ class Membership:
             key = f"entry/{len(self._entries)}"
             try:
                 self._watched.wait([key], timedelta(days=1))
-                entry = _Entry(*json.loads(self._watched.get(key)))
+                entry = Entry(*json.loads(self._watched.get(key)))
             except dist.DistError:
                 time.sleep(1)  # the host is gone, and this process will follow; or a day has passed
                 continue
@@ -174,7 +94,7 @@ class Membership:
                 os._exit(FENCED)
             with self._changed:
                 self._entries.append(entry)
-                self._roster = _Roster(self._entries, self.world_size)
+                self._roster = Roster(self._entries, self.world_size)
                 self._changed.notify_all()
 
     def _is_lost(self) -> bool:
@@ -208,7 +128,7 @@ class Membership:
                     raise NotReplacedError("no lost rank is replaced any more")
                 self.rank, known = self._roster.vacant[0], len(self._entries)
             # Nobody else has asked if no entry came in between.
-            if _append(self._store, _Entry("asks", self._name, self.rank), at=known):
+            if append(self._store, Entry("asks", self._name, self.rank), at=known):
                 return waited
             with self._changed:
                 self._changed.wait_for(lambda known=known: len(self._entries) > known)  # type: ignore[misc]
@@ -230,7 +150,7 @@ class Membership:
             first: whether this is the first member, which does so for all.
         """
         if first:
-            _append(self._store, _Entry("admits", secrets.token_hex(4)))
+            append(self._store, Entry("admits", secrets.token_hex(4)))
         with self._changed:
             self._changed.wait_for(self._has_changed)
 
@@ -305,7 +225,7 @@ class Membership:
         while True:
             with self._changed:
                 self._generation = self._roster.changed
-                roster = _Roster(self._entries[: self._generation], self.world_size)
+                roster = Roster(self._entries[: self._generation], self.world_size)
                 self.members = tuple(roster.members.values())
             try:
                 return self._exchange(report), self.call(self._group)

@@ -26,8 +26,9 @@ from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
-from raydali.train.membership import Membership, NotReplacedError, announce_loss
+from raydali.train.membership import Membership, NotReplacedError
 from raydali.train.precision import Precision
+from raydali.train.roster import announce_loss
 from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context

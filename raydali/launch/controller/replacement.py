@@ -1,6 +1,6 @@
 """Replace a lost rank while the others train on: Ray Train's controller starts a new worker in its place.
 
-The controller hosts the store in which the ranks agree (train/membership.py). Ray Train can replace single workers, for
+The controller hosts the store in which the ranks agree (train/roster.py). Ray Train can replace single workers, for
 TorchFT; here the controller asks it to do so as soon as a worker's process has died, and hides the death from Ray
 Train's own failure handling, which would end all workers. If another rank fails, too, all are restarted as usual.
 
@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from raydali.launch.channel import DriverChannel
 from raydali.run.events import Replaced, WorkerAddress
 from raydali.text import error_line
-from raydali.train.membership import announce_loss, give_up, ranks_of
+from raydali.train.roster import announce_loss, give_up, ranks_of
 
 if TYPE_CHECKING:
     from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus

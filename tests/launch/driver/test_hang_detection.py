@@ -23,7 +23,8 @@ from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.worker import heartbeat, ray_session
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
-from raydali.train.membership import Membership, announce_loss, give_up
+from raydali.train.membership import Membership
+from raydali.train.roster import announce_loss, give_up
 from raydali.train.worker import Worker
 from tests.support.ranks import context, run_ranks
 
