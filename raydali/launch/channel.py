@@ -47,7 +47,7 @@ class Board:
 @ray.remote(num_cpus=0)
 class _ChannelActor:
     def __init__(self) -> None:
-        self._messages: list[Message] = []
+        self._messages: list[tuple[float, Message]] = []
         self._board = Board()
         self._groups = 0
 
@@ -56,9 +56,9 @@ class _ChannelActor:
         return self._groups
 
     def post(self, message: Message) -> None:
-        self._messages.append(message)
+        self._messages.append((time.time(), message))
 
-    def empty(self) -> list[Message]:
+    def empty(self) -> list[tuple[float, Message]]:
         messages, self._messages = self._messages, []
         return messages
 
@@ -95,9 +95,9 @@ class DriverChannel:
         number: int = ray.get(self._actor.next_group.remote())
         return number
 
-    def empty(self) -> list[Message]:
-        """Return the messages that arrived since the last call."""
-        messages: list[Message] = ray.get(self._actor.empty.remote())
+    def empty(self) -> list[tuple[float, Message]]:
+        """Return the messages that arrived since the last call, with the time of arrival in seconds since 1970."""
+        messages: list[tuple[float, Message]] = ray.get(self._actor.empty.remote())
         return messages
 
     def write(self, **facts: Any) -> None:

@@ -26,28 +26,28 @@ class EventRouter:
         self._channel, self._groups, self._watch = channel, groups, watch
         self._recorder, self._console = recorder, console
         self._warnings = WorkerWarnings()
-        self._began = time.monotonic()
+        self._began = time.time()
 
     def dispatch(self) -> None:
         """Route all messages that arrived since the last call; kill ranks that hold up the run."""
-        for message in self._channel.empty():
+        for arrived, message in self._channel.empty():
             if not self._groups.is_outdated(message):
-                self._route(message)
+                self._route(message, arrived)
         self._groups.permit_start()
         self._show_warnings()
         if stuck := self._watch.stuck():
-            self._route(Hang(starting=not self._groups.training, ranks=stuck))
+            self._route(Hang(starting=not self._groups.training, ranks=stuck), time.time())
             self._groups.hung(stuck)
             hang_detection.kill(stuck)
 
     def close(self, end: Event) -> None:
         """Record how the driver ends, as the last event."""
         self._show_warnings(at_end=True)
-        self._recorder.event(end)
+        self._recorder.event(end, time.time())
 
-    def _route(self, message: Message) -> None:
+    def _route(self, message: Message, arrived: float) -> None:
         if isinstance(message, Event):
-            message = replace(message, seconds=round(time.monotonic() - self._began, 3))
+            message = replace(message, seconds=round(arrived - self._began, 3))
         match message:
             case Heartbeat():
                 self._watch.heartbeat(message)
@@ -74,7 +74,7 @@ class EventRouter:
                 self._watch.group_ended()
                 message = self._groups.ended(message)
         if isinstance(message, Event):
-            self._recorder.event(message)
+            self._recorder.event(message, arrived)
         self._console.show(message)
 
     def _show_warnings(self, *, at_end: bool = False) -> None:

@@ -1,6 +1,5 @@
 """Records what happens to a run: in `events.jsonl`, in `report.html`, for Prometheus and for trackers."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +32,14 @@ class RunRecorder:
         self._folder, self._report, self._metrics, self._track, self._warn = folder, report, metrics, track, warn
         self._unwritten: list[dict[str, Any]] = []
 
-    def event(self, event: Event) -> None:
-        """Record an event. A row that cannot be written, to a full disk for example, is written with the next one."""
-        row = {"time": round(time.time(), 3), **event.row()}
+    def event(self, event: Event, at: float) -> None:
+        """Record an event. A row that cannot be written, to a full disk for example, is written with the next one.
+
+        Args:
+            event: the event.
+            at: its time, in seconds since 1970; what the driver does about an earlier one may take seconds.
+        """
+        row = {"time": round(at, 3), **event.row()}
         self._metrics.count(event)
         self._report.event(row)
         self._unwritten.append(row)

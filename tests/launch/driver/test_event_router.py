@@ -19,6 +19,9 @@ from raydali.run.messages import Message, Progress, WorkerError
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of
 
+ARRIVED = 1.7e9
+"""The time at which messages arrive, in seconds since 1970."""
+
 
 class Driver:
     """A router over a channel that the test fills."""
@@ -33,9 +36,9 @@ class Driver:
         recorder = RunRecorder(folder, LiveReport(folder, print), MagicMock(), print, print)
         self.router = EventRouter(channel, self.groups, HangWatch(0), recorder, Console())
 
-    def empty(self) -> list[Message]:
+    def empty(self) -> list[tuple[float, Message]]:
         messages, self.messages = self.messages, []
-        return messages
+        return [(ARRIVED, message) for message in messages]
 
     def write(self, **facts: Any) -> None:
         self.board |= facts
@@ -58,6 +61,12 @@ def started(step: int, kind: type[Started] = Resumed) -> Started:
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
     return Driver(folder_of(tmp_path))
+
+
+def test_events_have_the_time_of_their_arrival(driver: Driver) -> None:
+    driver.failure()
+    driver.receive(started(5))
+    assert [row["time"] for row in driver.folder.rows("events.jsonl")] == [ARRIVED] * 2
 
 
 def test_a_group_that_trains_again_has_not_left(driver: Driver) -> None:
