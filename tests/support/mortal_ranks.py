@@ -54,8 +54,9 @@ COMPLETE_AT = 10, 15
 """Steps before which ranks wait for replacements, where there are some. After them, and after the first of
 EPOCHS_END_AT, all ranks validate their shares."""
 EPOCHS_END_AT = 5, 10, 15
-CALLS_AT = 8
+CALLS_AT = 9
 """A step after which ranks call each other as for a checkpoint."""
+SLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,15 @@ def train(
     port: int,
     deaths: Sequence[Death],
     late: Any,
+    slow: int | None,
     replaces: bool,
     died: Any,
     queue: Any,
 ) -> None:
     """Train to the end of the stream. `late` has steps whose sum this rank, unlike others, does not get.
 
-    A process with a name joins the others.
+    The rank `slow` comes to the last call after CALLS_AT when others have begun the next step. A process with a name
+    joins the others.
     """
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -247,8 +250,10 @@ def train(
             validated[index] = validate(model, worker, world_size)
         elif index == CALLS_AT:
             assert len(worker.exchange(index)) == worker.world_size
-            assert worker.from_first(index) == index
             worker.gather(index)
+            if rank == slow:
+                time.sleep(SLOW_SECONDS)
+            assert worker.from_first(index) == index
     if recovery is not None:
         recovery.settle()
         recovery.end()
@@ -309,6 +314,7 @@ def run_mortal(
     deaths: Sequence[Death] = (),
     late: dict[int, set[int]] | None = None,
     *,
+    slow: int | None = None,
     replaces: bool = False,
     spares: int = 0,
 ) -> tuple[dict[int, Outcome], int, float]:
@@ -318,7 +324,7 @@ def run_mortal(
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     queue, died = context.Queue(), context.Array("d", max(1, len(deaths)))
-    arguments = world_size, store.port, deaths, late or {}, replaces, died, queue
+    arguments = world_size, store.port, deaths, late or {}, slow, replaces, died, queue
     started: list[Any] = []
     running: dict[int, tuple[str, Any]] = {}
 

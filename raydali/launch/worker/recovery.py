@@ -150,9 +150,9 @@ class Recovery:
             NotReplacedError: an epoch has ended, and nobody replaces lost ranks any more.
         """
         while True:
-            newest, changes, settles = self._agree(step, settles, self.assignment.pause(), self.assignment.changes)
+            newest, changes, some_settle = self._agree(step, settles, self.assignment.pause(), self.assignment.changes)
             self.assignment.resume(changes)
-            if newest > step or not settles:
+            if newest > step or not some_settle:
                 return newest > step
             try:
                 self._meet()
@@ -214,9 +214,9 @@ class Recovery:
         joined = [rank for rank, step in zip(members, steps, strict=True) if step == _NOTHING]
         changes = [*known, _change(sorted(members), newest, begun, joined)]
         self._worker.counts.sums[JOINS] = 0
-        settles = any(each["settles"] for each in reports)
-        self._begun = None if settles else newest
-        return newest, changes, settles
+        has_begun = any(each["step"] == newest and not each["settles"] for each in reports)
+        self._begun = newest if has_begun else None
+        return newest, changes, any(each["settles"] for each in reports)
 
     def end(self) -> None:
         """Let spares end, after the last step of the run."""

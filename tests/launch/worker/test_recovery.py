@@ -59,8 +59,8 @@ REPLACED = {
     "rank 0 in a validation, when others may be in the next step": ((Death(0, 5, "call 3"),), {}),
     "two in a validation, one after the other": ((Death(2, 5, "call 0"), Death(0, 5, "call 2")), {}),
     "its replacement in the validation, too": ((Death(1, 5, "call 2"), Death(1, 5, "call 1", True)), {}),
-    "in a checkpoint": ((Death(1, 8, "call 1"),), {}),
-    "rank 0 in a checkpoint": ((Death(0, 8, "call 2"),), {}),
+    "in a checkpoint": ((Death(1, CALLS_AT, "call 1"),), {}),
+    "rank 0 in a checkpoint": ((Death(0, CALLS_AT, "call 2"),), {}),
     "its replacement, too": ((Death(1, 1, "before"), Death(1, 12, "in", True)), {}),
     "its replacement, before it has a rank": ((Death(1, 2, "before"), Death(-1, -1, "ask", True)), {}),
     "its replacement, while it joins": ((Death(1, 2, "before"), Death(1, -1, "share", True)), {}),
@@ -77,6 +77,15 @@ def test_a_replacement_joins_the_survivors(
         replaced = outcomes[death.rank]
         assert replaced.trained or any(each.joined for each in deaths), "it came too late"
         assert replaced.taken_over["of_rank"] not in ("", str(death.rank))
+
+
+def test_some_are_in_a_checkpoint_when_another_has_begun_the_last_step_of_an_epoch(undisturbed: Outcome) -> None:
+    """Ranks 2 and 4 are ahead. Others must not wait for the replacement of rank 4 before that step: rank 2 has not.
+
+    In a broadcast, rank 0 sends to ranks 1, 2 and 4, and rank 1 to rank 3, which is slow.
+    """
+    outcomes, _, _ = run_mortal(5, (Death(4, CALLS_AT + 1, "forward"),), slow=3, replaces=True)
+    check(outcomes, {*range(5)}, undisturbed)
 
 
 SPARES = {
