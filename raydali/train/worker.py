@@ -145,7 +145,9 @@ class Worker:
         return function() if self.membership is None else self.membership.call(function)
 
     def gather(self, value: object) -> list[Any]:
-        """Return all ranks' values, ordered by rank, on rank 0; on others an empty list. All ranks must call it.
+        """Return all ranks' values, ordered by rank, on each rank that needs them. All ranks must call it.
+
+        Rank 0 needs them, and if ranks can be replaced all do, since each may be rank 0 next. Others get an empty list.
 
         Args:
             value: a value that JSON can represent, or NaN or infinity. It is sent as JSON, so tuples become lists.
@@ -159,9 +161,13 @@ class Worker:
 
         def gathered() -> list[bytes]:
             mine, sizes = self._padded(content)
-            parts = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
-            dist.gather(mine, parts, group=self.group, group_dst=0)
-            return _cut(parts or [], sizes)
+            is_needed = self.rank == 0 or self.membership is not None
+            parts = [torch.empty_like(mine) for _ in sizes] if is_needed else []
+            if self.membership is None:
+                dist.gather(mine, parts or None, group=self.group, group_dst=0)
+            else:
+                dist.all_gather(parts, mine, group=self.group)
+            return _cut(parts, sizes)
 
         return self._call(gathered)
 

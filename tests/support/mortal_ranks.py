@@ -26,6 +26,7 @@ from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
+from raydali.train.evaluation import multi_label
 from raydali.train.membership import Membership, NotReplacedError
 from raydali.train.precision import Precision
 from raydali.train.roster import announce_loss
@@ -47,6 +48,7 @@ Point = Literal[
     "call 1",
     "call 2",
     "call 3",
+    "call 4",
 ]
 STREAM = Stream(samples=240, epochs=1, batch_size=3, global_batch_size=15, seed=2)  # 16 steps of 5 micro-batches
 AHEAD = 4
@@ -65,7 +67,7 @@ class Death:
 
     Attributes:
         rank: its rank; -1 before a process that joins the others has one.
-        step: the step; -1 before a process has joined.
+        step: the step; -1 before the first one of a process.
         joined: whether it is a process that joins, and not one of the first ranks.
     """
 
@@ -113,7 +115,7 @@ class Mortal:
 
     def __init__(self, deaths: Sequence[Death], rank: int, *, joined: bool, died: Any) -> None:
         self._deaths, self._joined, self._died = deaths, joined, died
-        self.rank, self.step, self.calls = rank, -1 if joined else 0, 0
+        self.rank, self.step, self.calls = rank, -1, 0
 
     def planned(self, point: Point) -> int | None:
         here = Death(self.rank, self.step, point, self._joined)
@@ -267,21 +269,22 @@ def train(
 
 
 def validate(model: nn.Module, worker: Worker, world_size: int) -> list[float]:
-    """The sum of outputs over all samples, of which each rank has a share, and how often a rank's sum counts."""
+    """Return results over all samples, of which each rank has a share, by which one sees how often a rank's counts."""
     samples = np.arange(60)[worker.share :: world_size]
-    draws = np.array([np.random.default_rng(id).standard_normal(6) for id in samples.tolist()])
+    draws = torch.tensor(np.array([np.random.default_rng(id).standard_normal(6) for id in samples.tolist()]))
     model.eval()
     with torch.no_grad():
-        mine = model(torch.tensor(draws)).abs().sum()
+        mine = model(draws).abs().sum()
     model.train()
     total, count = worker.sum(torch.stack([mine, torch.tensor(1.0 * len(samples))])).tolist()
     of_ranks = worker.exchange([worker.share, float(mine)])
     assert sorted(share for share, _ in of_ranks) == [*range(world_size)]
     np.testing.assert_allclose(sum(value for _, value in of_ranks), total, rtol=1e-9)
-    gathered = worker.gather(worker.share)
-    assert sorted(gathered) == ([*range(world_size)] if worker.rank == 0 else [])
+    labels = torch.tensor([[id % 3 == 0] for id in samples.tolist()]).long()
+    batch = Batch({"images": draws, "labels": labels}, MicroBatch(0, 0, 0, samples, samples * 0))
+    metrics = multi_label.evaluate(model, [batch], worker, Precision("fp32", CPU))
     worker.barrier()
-    return [total, count]
+    return [total, count, metrics["images"], metrics["map"], metrics["accuracy"]]
 
 
 class _Nothing:

@@ -39,7 +39,7 @@ def evaluate(
     """Compute mAP of the unwrapped model over batches of "images" and "sizes", against all boxes of the source.
 
     Ranks may have different numbers of batches, or none: they communicate only at the end, when rank 0 gathers all
-    detections and broadcasts the metrics.
+    detections and broadcasts the metrics. If ranks can be replaced, each computes them, since each may be rank 0 next.
     """
     began = time.perf_counter()
     found: list[Found] = []
@@ -50,16 +50,13 @@ def evaluate(
                 results = model(images)
             found += in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
     of_ranks = worker.gather_bytes(_packed(found))
-    figures = torch.zeros(3, dtype=torch.float64)
-    if worker.rank == 0:
-        of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
-        if of_all:
-            coco = coco_metrics(of_all, source)
-            figures += torch.tensor([len(of_all), coco["map"], coco["map_50"]])
-    images_seen, map_, map_50 = worker.sum(figures).tolist()
+    of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
+    coco = coco_metrics(of_all, source) if of_all else {}
+    mine = (len(of_all), float(coco["map"]), float(coco["map_50"])) if coco else (0, 0.0, 0.0)
+    images_seen, map_, map_50 = worker.from_first(mine)
     if not images_seen:
         raise DataError(NONE_READ)
-    return {"images": int(images_seen), "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
+    return {"images": images_seen, "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
 
 
 def in_originals(

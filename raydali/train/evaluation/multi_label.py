@@ -37,7 +37,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
     The average precision of a label is torchmetrics' MultilabelAveragePrecision over all images, not a mean over
     batches or ranks; a label that no image has does not count. Ranks may have different numbers of batches, or none:
-    they communicate only at the end, when rank 0 gathers the scores of all images and broadcasts the metrics.
+    they communicate only at the end, when rank 0 gathers the scores of all images and broadcasts the metrics. If ranks
+    can be replaced, each computes them, since each may be rank 0 next.
     """
     began = time.perf_counter()
     logits, labels, ids = list[torch.Tensor](), list[torch.Tensor](), list[int]()
@@ -52,10 +53,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
     if ids:
         np.savez(content, ids=np.array(ids), logits=torch.cat(logits).numpy(), labels=torch.cat(labels).numpy())
     of_ranks = worker.gather_bytes(content.getvalue())
-    figures = torch.zeros(4, dtype=torch.float64)
-    if worker.rank == 0 and any(of_ranks):
-        figures += torch.tensor(_metrics([each for each in of_ranks if each]), dtype=torch.float64)
-    images, loss, map_, accuracy = worker.sum(figures).tolist()
+    mine = _metrics([each for each in of_ranks if each]) if any(of_ranks) else (0, 0.0, 0.0, 0.0)
+    images, loss, map_, accuracy = worker.from_first(mine)
     if not images:
         raise DataError(NONE_READ)
     return {

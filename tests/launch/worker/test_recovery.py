@@ -56,7 +56,8 @@ REPLACED = {
     "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
     "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),
     "in a validation": ((Death(1, 5, "call 1"),), {}),
-    "rank 0 in a validation, when others may be in the next step": ((Death(0, 5, "call 3"),), {}),
+    "rank 0 in a validation, when it has gathered the scores of all": ((Death(0, 5, "call 3"),), {}),
+    "rank 0 in a validation, when others may be in the next step": ((Death(0, 5, "call 4"),), {}),
     "two in a validation, one after the other": ((Death(2, 5, "call 0"), Death(0, 5, "call 2")), {}),
     "its replacement in the validation, too": ((Death(1, 5, "call 2"), Death(1, 5, "call 1", True)), {}),
     "in a checkpoint": ((Death(1, CALLS_AT, "call 1"),), {}),
@@ -123,7 +124,8 @@ def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
         points: list[Point] = [draw.choice(["forward", "before", "in", "after", "update"])]
         if draw.random() < 0.4:
             step = draw.choice([CALLS_AT, *EPOCHS_END_AT[:2]] if replaces else [CALLS_AT])
-            points = [draw.choice(["call 0", "call 1", "call 2"])]
+            calls: list[Point] = ["call 0", "call 1", "call 2", "call 3", "call 4"]
+            points = [draw.choice(calls[: 3 if step == CALLS_AT else 5])]
         points += draw.choices(get_args(Point), k=len(ranks) - 1)
         deaths = [
             Death(rank, step + (index > 0 and draw.random() < 0.5), point)
