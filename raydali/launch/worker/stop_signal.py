@@ -22,10 +22,15 @@ class StopSignals:
         self._notice: Notice | None = None
 
     def poll(self) -> Notice | None:
-        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none."""
+        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none.
+
+        Or if the rank that had it has been lost since.
+        """
         counts = self._worker.counts
         if counts.sums[NOTICES]:
-            return next(notice for notice in self._worker.exchange(self._notice) if notice)
+            notices: list[Notice | None] = self._worker.exchange(self._notice)
+            if any(notices):
+                return next(filter(None, notices))
         self._notice = self._mine()
         counts.mine[NOTICES] = int(self._notice is not None)
         return None
