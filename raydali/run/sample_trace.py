@@ -48,18 +48,6 @@ class SampleTrace:
         """Add a micro-batch that was trained on."""
         self._micro_batches.append(micro_batch)
 
-    def add_missing(self, micro_batches: Iterable[MicroBatch], start: int) -> None:
-        """Add those of these micro-batches, of global batches from `start` on, that no rank has written."""
-        missing = {(each.step, each.index): each for each in micro_batches}
-        if missing:
-            for file in self._folder.files("samples"):
-                match = re.fullmatch(_FILE, file)
-                if match is not None and int(match[2]) >= start and not match[3]:
-                    rows = parquet.read_table(io.BytesIO(self._folder.read(f"samples/{file}")), columns=_NUMBERS)
-                    for written in set(zip(*(rows[name].to_pylist() for name in _NUMBERS), strict=True)):
-                        missing.pop(written, None)
-        self._micro_batches += missing.values()
-
     def flush(self) -> None:
         """Write the rows since the last flush to one file.
 
@@ -92,6 +80,31 @@ def _replaced_by(batches: Sequence[MicroBatch]) -> pa.Array:
     ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
     joined = np.concatenate(ids)
     return pa.array(joined, pa.int64(), mask=joined == none)
+
+
+def write_missing(folder: RunFolder, of_ranks: Iterable[tuple[int, MicroBatch]], start: int) -> None:
+    """Write the rows of lost ranks that nobody has written, as these ranks would have.
+
+    Args:
+        folder: the run's folder.
+        of_ranks: what lost ranks have trained on, each with its rank, in global batches from `start` on.
+        start: see `of_ranks`.
+
+    Raises:
+        OSError: a file cannot be read or written; the next call tries again.
+    """
+    missing = {(each.step, each.index): (rank, each) for rank, each in of_ranks}
+    for file in folder.files("samples") if missing else ():
+        match = re.fullmatch(_FILE, file)
+        if match is not None and int(match[2]) >= start and not match[3]:
+            rows = parquet.read_table(io.BytesIO(folder.read(f"samples/{file}")), columns=_NUMBERS)
+            for written in set(zip(*(rows[name].to_pylist() for name in _NUMBERS), strict=True)):
+                missing.pop(written, None)
+    traces = {rank: SampleTrace(folder, rank) for rank, _ in missing.values()}
+    for rank, each in missing.values():
+        traces[rank].add(each)
+    for trace in traces.values():
+        trace.flush()
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:

@@ -226,6 +226,54 @@ def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, 
     assert all(row["validation"]["images"] == 360 for row in rows)
 
 
+DIES_BEFORE_IT_WRITES = """
+import os, signal, time
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.checkpointing import RunState
+    def first_dies(owner, name, epochs, wait=1.0):
+        true = getattr(owner, name)
+        def dies(self, *arguments):
+            done, (first, last) = session.cursor.done, (30 * epoch for epoch in epochs)
+            if session.worker.rank == 0 and first <= done <= last and not os.path.exists(f"FOLDER/{name}"):
+                open(f"FOLDER/{name}", "x").close()
+                time.sleep(wait)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return true(self, *arguments)
+        setattr(owner, name, dies)
+    first_dies(RunState, "add_epoch", (3, 4))  # after it got the records of others, who go on
+    first_dies(RunState, "_complete", (6, 6))  # while it writes a checkpoint, and the best weights of the run
+    first_dies(RunState, "_copy", (9, 10))
+    first_dies(type(session), "finish", (11, 12), 0.0)  # while it writes the last one
+    true_best = RunState.best_of
+    def best_of(self, score, weights, *, epoch, **options):
+        return true_best(self, 1.0 if epoch == 5 else 0.01 * epoch, weights, epoch=epoch, **options)
+    RunState.best_of = best_of
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+def test_a_successor_writes_what_rank_0_has_not_written(env: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(DIES_BEFORE_IT_WRITES.replace("FOLDER", str(tmp_path)))
+    options = ["--workers", "3", "--batch-size", "16", "--global-batch-size", "48", "--epochs", "12", "--name", "run"]
+    command = [sys.executable, str(script), *options, "--trace-samples", "--storage", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = RunFolder(str(tmp_path), "run")
+    assert [len(row["ranks"]) for row in events(folder, "replace")] == [1] * 4
+    assert len(events(folder, "rejoin")) == 4 and not events(folder, "failure", "resume")
+    stream = replace(DIGITS, epochs=12, global_batch_size=48, batch_size=16).stream(1437)
+    assert committed(folder) == stream.steps == 12 * 30 - 1
+    assert_whole(folder, stream)
+    assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [*range(12)]
+    assert folder.read_json("model.json")["best"] == {"epoch": 5, "metric": "top1", "score": 1.0}
+
+
 def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         known = trainers(process.pid)

@@ -260,7 +260,7 @@ def train(
         recovery.settle()
         recovery.end()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    of_lost_ranks = [batch.number for batch in assigned.of_lost_ranks(0, STREAM.steps)]
+    of_lost_ranks = [batch.number for _, batch in assigned.of_lost_ranks(0, STREAM.steps)]
     queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict(), validated)))
     queue.close()
     queue.join_thread()

@@ -100,13 +100,13 @@ class Assignment(Iterator[T]):
         self.changes = changes
         self._lock.release()
 
-    def of_lost_ranks(self, start: int, end: int) -> Iterator[T]:
-        """Yield the micro-batches of these global batches whose rank trained on them, and was lost later."""
+    def of_lost_ranks(self, start: int, end: int) -> Iterator[tuple[int, T]]:
+        """Yield the micro-batches of these global batches whose rank trained on them and was lost later, with it."""
         for step in range(start, end) if self.changes else ():
             later = [change.stayed for change in self.changes if change.step > step]
             for index, owner in enumerate(self._owners(step, self.changes)):
                 if any(owner not in stayed for stayed in later):
-                    yield self._make(step, index)
+                    yield owner, self._make(step, index)
 
     def _turns(self, step: int, changes: list[Change]) -> tuple[list[int], list[Change]]:
         """Return the rank of each micro-batch by the order of turns, and the changes that this does not consider."""

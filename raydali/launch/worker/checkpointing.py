@@ -1,7 +1,6 @@
 """The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,10 +17,10 @@ from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
-from raydali.run.sample_trace import SampleTrace, drop_samples
+from raydali.run.sample_trace import SampleTrace, drop_samples, write_missing
 from raydali.train.checkpoint_file import is_finite
 from raydali.train.optim import load_optimizer
-from raydali.train.snapshot import Snapshot, Snapshots
+from raydali.train.snapshot import Snapshot, Snapshots, snapshot
 
 
 class Stateful(Protocol):
@@ -46,7 +45,7 @@ class RunState:
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
         before_update: call it before each update of the weights; see `Snapshots.before_update`.
-        of_lost_ranks: returns the micro-batches of a range of steps that lost ranks have trained on.
+        of_lost_ranks: returns the micro-batches of a range of steps that lost ranks have trained on, with these ranks.
     """
 
     def __init__(
@@ -62,13 +61,15 @@ class RunState:
         self._ceiling_of = dict(ceiling_of)
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._saved: deque[int] = deque(maxlen=4)
+        self._traced = 0
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._snapshots = Snapshots(self._worker.device)
         self.before_update = self._snapshots.before_update
-        self.of_lost_ranks: Callable[[int, int], Iterable[MicroBatch]] = lambda *_: ()
+        self.of_lost_ranks: Callable[[int, int], Iterable[tuple[int, MicroBatch]]] = lambda *_: ()
         self._best: float | None = None
+        self._best_of_others: BestWeights | None = None
+        self._uncommitted: Callable[[], None] | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
         self._cursor = session.cursor
@@ -77,6 +78,7 @@ class RunState:
     def _resume(self) -> None:
         checkpoint = self._session.latest()
         self._cursor.resume(self._stream.steps_of(checkpoint["stream"]) if checkpoint is not None else 0)
+        self._traced = self._cursor.start
         if checkpoint is not None:
             self._take(checkpoint)
             if checkpoint["ceiling_of"] == self._ceiling_of:
@@ -101,13 +103,15 @@ class RunState:
             "ceiling": self.ceiling,
             "quarantine": self._broken.state(),
             "saved": self._cursor.saved,
+            "traced": self._traced,
             "unwritten": [*self._unwritten],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another rank's `state_dict` returned."""
         self._take(state)
-        self.ceiling, self._cursor.saved, self._unwritten = state["ceiling"], state["saved"], state["unwritten"]
+        self.ceiling, self._cursor.saved, self._traced = state["ceiling"], state["saved"], state["traced"]
+        self._unwritten = state["unwritten"]
         self._broken.resume(state["quarantine"])
 
     @property
@@ -166,36 +170,67 @@ class RunState:
             best: see `best_of`.
         """
         done = self._cursor.done
-        self._saved.append(self._cursor.saved)
         self._broken.exchange()
         self._prepare()  # it may gather values from other ranks
-        why = self._flush_trace() if self._worker.rank else ""
-        gathered = self._worker.gather((asdict(measured()), why))
-        copy = None
+        why = self._flush_trace()
+        unwritten = min((row["step"] for row in [*self._unwritten]), default=done + 1)
+        gathered = self._worker.gather((asdict(measured()), why, self._traced, unwritten))
+        self._traced = max((traced for _, _, traced, _ in gathered), default=self._traced)
+        save_error = next((why for _, why, _, _ in gathered if why), "")
+        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best)
         if self._worker.rank == 0:  # known by now: the rank 0 of before may have been lost
-            copy = self._copy(best)
-            why = self._flush_trace(with_lost_ranks=True)
-        partial_epoch = segment_of(row for row, _ in gathered)
-        save_error = why or next((why for _, why in gathered if why), "")
+            commit()
+        else:
+            self._session.commit(done, None)
+            self._keep(gathered[0][3] if gathered else done + 1, best)
+            self._uncommitted = commit
+        self._cursor.saved = done
+
+    def finish(self) -> None:
+        """Wait until rank 0 has saved the last checkpoint, or a successor that has become rank 0 since `save`.
+
+        Raises:
+            StorageError: see `Session.finish`.
+        """
+        while True:
+            is_first = self._worker.rank == 0
+            if is_first:
+                if self._uncommitted is not None:
+                    self._uncommitted()
+                self._session.finish()
+            if self._worker.from_first(is_first):  # False from a rank that became the first one in this call
+                return
+
+    def _commit(self, done: int, partial_epoch: list[RankRecord], save_error: str, best: BestWeights | None) -> None:
+        copy = self._copy(best)
+        save_error = save_error or self._trace_lost_ranks(done)
         has_images = any(record.images for record in partial_epoch)
         segments = [*self._segments, partial_epoch] if has_images else self._segments
-        if copy is None:
-            self._session.commit(done, None)
-            self._unwritten[:] = [row for row in self._unwritten if row["step"] > self._cursor.saved]
-        else:
-            state = {
-                "state": copy.state["state"],
-                "stream": self._stream.state(done),
-                "quarantine": self._broken.state(),
-                "segments": _rows(segments),
-                "best": self._best,
-                "ceiling": self.ceiling,
-                "ceiling_of": self._ceiling_of,
-            }
-            best = best and replace(best, state=copy.state["best"])
-            complete = partial(self._complete, copy, done, self._cursor.saved)
-            self._session.commit(done, state, best=best, save_error=save_error, before_writing=complete)
-        self._cursor.saved = done
+        state = {
+            "state": copy.state["state"],
+            "stream": self._stream.state(done),
+            "quarantine": self._broken.state(),
+            "segments": _rows(segments),
+            "best": self._best,
+            "ceiling": self.ceiling,
+            "ceiling_of": self._ceiling_of,
+        }
+        best = replace(best, state=copy.state["best"]) if best else self._best_of_others
+        self._best_of_others = self._uncommitted = None
+        complete = partial(self._complete, copy, done, self._cursor.saved)
+        self._session.commit(done, state, best=best, save_error=save_error, before_writing=complete)
+
+    def _keep(self, unwritten: int, best: BestWeights | None) -> None:
+        """Keep what rank 0 may not have written when it is lost, for its successor.
+
+        Args:
+            unwritten: the step of the first epoch that rank 0 had not written at the last exchange.
+            best: see `best_of`.
+        """
+        while self._unwritten and self._unwritten[0]["step"] < unwritten:
+            del self._unwritten[0]
+        if best is not None and self._worker.membership is not None:
+            self._best_of_others = replace(best, state=snapshot(dict(best.state)))
 
     def _copy(self, best: BestWeights | None) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
@@ -221,29 +256,38 @@ class RunState:
                 f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"
             )
-        membership = self._worker.membership
-        if self._unwritten and membership is not None and (membership.rank or membership.joins):
-            # This is another rank 0 than the first one, which may have written rows.
-            written = [row["step"] for row in self._folder.rows(EPOCHS)]
-            self._unwritten[:] = [row for row in self._unwritten if row["step"] not in written]
+        written = self._written_by_others()
         while self._unwritten and self._unwritten[0]["step"] <= done:
-            self._folder.append(EPOCHS, self._unwritten[0])
+            if self._unwritten[0]["step"] not in written:
+                self._folder.append(EPOCHS, self._unwritten[0])
             del self._unwritten[0]
 
-    def _flush_trace(self, *, with_lost_ranks: bool = False) -> str:
-        """Write the trace of samples before a checkpoint; return the error, or an empty text.
+    def _written_by_others(self) -> set[int]:
+        """Return the steps of the epochs that an earlier rank 0 may have written, if there was one."""
+        membership = self._worker.membership
+        was_first = membership is None or (membership.rank == 0 and not membership.joins)
+        return set() if was_first else {row["step"] for row in self._folder.rows(EPOCHS)}
 
-        Args:
-            with_lost_ranks: whether to add what lost ranks have trained on since the fourth last checkpoint, unless
-                they or an earlier rank 0 have written it.
-        """
+    def _flush_trace(self) -> str:
+        """Write the trace of samples before a checkpoint; return the error, or an empty text."""
         try:
             if self._trace is not None:
-                if with_lost_ranks:
-                    self._trace.add_missing(self.of_lost_ranks(self._saved[0], self._cursor.done), self._saved[0])
                 self._trace.flush()
         except OSError as error:
             return reason(error)
+        return ""
+
+    def _trace_lost_ranks(self, done: int) -> str:
+        """Write what lost ranks have trained on and not written themselves; return the error, or an empty text.
+
+        All other ranks have written theirs.
+        """
+        try:
+            if self._trace is not None:
+                write_missing(self._folder, self.of_lost_ranks(self._traced, done), self._traced)
+        except OSError as error:
+            return reason(error)
+        self._traced = done
         return ""
 
 

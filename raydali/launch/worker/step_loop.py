@@ -111,6 +111,7 @@ class StepLoop:
                 self._leave(notice)
             self._session.steps_left = stream.steps - cursor.done
         if recovery is not None:
+            self._state.finish()
             recovery.end()
         self._rehearsal.finish()
 

@@ -64,7 +64,7 @@ def test_members_train_on_each_micro_batch_once(data: st.DataObject) -> None:
             trained += mine
             by_rank[rank] += mine
         assert sorted(trained) == [*range((step + 1) * stream.micro_batches_per_step)]
-    left = {batch.number for batch in next(iter(ranks.values())).of_lost_ranks(0, stream.steps)}
+    left = {batch.number for _, batch in next(iter(ranks.values())).of_lost_ranks(0, stream.steps)}
     assert left == {*trained} - {number for numbers in by_rank.values() for number in numbers}
     for rank in ranks:
         assert next(ranks[rank], None) is None
