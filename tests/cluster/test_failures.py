@@ -272,6 +272,8 @@ def test_a_successor_writes_what_rank_0_has_not_written(env: dict[str, str], tmp
     assert_whole(folder, stream)
     assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [*range(12)]
     assert folder.read_json("model.json")["best"] == {"epoch": 5, "metric": "top1", "score": 1.0}
+    shown = [line.split()[0] for line in done.stdout.splitlines() if line[:8].strip().split(" ")[0].isdigit()]
+    assert shown == [str(epoch) for epoch in range(12)]
 
 
 def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> None:

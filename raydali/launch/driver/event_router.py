@@ -26,6 +26,7 @@ class EventRouter:
         self._channel, self._groups, self._watch = channel, groups, watch
         self._recorder, self._console = recorder, console
         self._warnings = WorkerWarnings()
+        self._epoch_reported: int | None = None
         self._began = time.time()
 
     def dispatch(self) -> None:
@@ -59,9 +60,13 @@ class EventRouter:
                 self._groups.add_error(message)
             case Progress():
                 self._groups.step = message.step
-            case EpochEnded():
-                self._recorder.epoch(message.record)
+            case EpochEnded(record):
+                if record["step"] == self._epoch_reported:
+                    return  # by the successor of a rank 0 that had reported it
+                self._epoch_reported = record["step"]
+                self._recorder.epoch(record)
             case Started():
+                self._epoch_reported = None
                 self._groups.started(message.step)
                 self._watch.training_started()
             case Left():

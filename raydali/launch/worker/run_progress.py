@@ -50,6 +50,7 @@ class RunProgress:
         self._broken, self._trace, self._worker = broken, trace, session.worker
         self._useful_block = cache(lambda: useful_block(labels, stream))
         self._cursor, self._peak_flops = session.cursor, peak_flops
+        self._unreported: EpochEnded | None = None
         self.meter: EpochMeter
         self._live_metrics: LiveMetrics
 
@@ -115,6 +116,7 @@ class RunProgress:
                 self._trace.add(micro_batch)
         stream, cursor = self._stream, self._cursor
         cursor.done += 1
+        self.report_epoch()
         self.meter.end_step()
         self._broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
@@ -154,9 +156,18 @@ class RunProgress:
             useful_block=self._useful_block,
         )
         self._state.add_epoch(record)
-        if self._worker.rank == 0:
-            self._session.emit(EpochEnded(record))
+        self._unreported = EpochEnded(record)
+        self.report_epoch()
         return record
+
+    def report_epoch(self) -> None:
+        """Report the last epoch to the driver, if this is rank 0, and has become it since.
+
+        The driver may know the epoch from the rank 0 of before.
+        """
+        if self._unreported is not None and self._worker.rank == 0:
+            self._session.emit(self._unreported)
+            self._unreported = None
 
     def begin_epoch(self) -> None:
         """Begin to measure the next epoch."""

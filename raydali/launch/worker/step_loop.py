@@ -112,6 +112,7 @@ class StepLoop:
             self._session.steps_left = stream.steps - cursor.done
         if recovery is not None:
             self._state.finish()
+            progress.report_epoch()
             recovery.end()
         self._rehearsal.finish()
 

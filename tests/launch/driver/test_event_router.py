@@ -15,9 +15,10 @@ from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
 from raydali.run.events import Failure, Left, Preemption, Resize, Resumed, Started
 from raydali.run.folder import RunFolder
-from raydali.run.messages import Message, Progress, WorkerError
+from raydali.run.messages import EpochEnded, Message, Progress, WorkerError
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of
+from tests.support.records import epoch_line, rank_record
 
 ARRIVED = 1.7e9
 """The time at which messages arrive, in seconds since 1970."""
@@ -67,6 +68,18 @@ def test_events_have_the_time_of_their_arrival(driver: Driver) -> None:
     driver.failure()
     driver.receive(started(5))
     assert [row["time"] for row in driver.folder.rows("events.jsonl")] == [ARRIVED] * 2
+
+
+def test_an_epoch_that_the_next_rank_0_reports_again_is_recorded_once(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a restart, the epoch is another one."""
+    for step in (0, 5):
+        driver.receive(started(step))
+        for epoch in (0, 0, 1):
+            driver.receive(EpochEnded(epoch_line([rank_record()], epoch=epoch, step=epoch + 10)))
+    lines = [line.split()[:1] for line in capsys.readouterr().out.splitlines() if line[:10].strip().isdigit()]
+    assert lines == [["0"], ["1"], ["0"], ["1"]]
 
 
 def test_a_group_that_trains_again_has_not_left(driver: Driver) -> None:
