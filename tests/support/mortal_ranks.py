@@ -327,7 +327,8 @@ def run_mortal(
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     queue, died = context.Queue(), context.Array("d", max(1, len(deaths)))
-    arguments = world_size, store.port, deaths, late or {}, slow, replaces, died, queue
+    completes = replaces or 0 < spares >= len(deaths)  # so that no spare comes too late
+    arguments = world_size, store.port, deaths, late or {}, slow, completes, died, queue
     started: list[Any] = []
     running: dict[int, tuple[str, Any]] = {}
 
