@@ -4,6 +4,8 @@ A store outside of all ranks, in the process that starts them, has the list of c
 changes in one order, and an agreement that a further change interrupts starts again. Only losses interrupt calls, at
 different places in different ranks: a rank whose call returned goes on, and hears of the loss at its next one.
 Therefore ranks are at most one step apart. Those that ask are admitted after a loss, too.
+
+On GPUs, NCCL sums gradients. Its kernels wait on the GPU for all ranks, so a call ends when the GPU has done it.
 """
 
 import json
@@ -14,8 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Condition, Thread
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -28,6 +31,14 @@ FENCED = 75
 GRACE_SECONDS = 30.0
 """Time from a broken connection to the announcement of the loss; without one, the error is no loss."""
 _POLL_SECONDS = 0.005
+_CPU = torch.device("cpu")
+
+
+class Groups(NamedTuple):
+    """The process groups of the members: for values on the host, and on GPUs another one for gradients, with NCCL."""
+
+    values: dist.ProcessGroup
+    gradients: dist.ProcessGroup | None
 
 
 class RankLostError(Exception):
@@ -50,6 +61,7 @@ class Membership:
         world_size: number of ranks at the beginning.
         name: the name of a process that joins, which no other process has. Others have their rank as a name.
         timeout: the timeout of the calls of new process groups.
+        device: the device of the gradients of this rank.
 
     Attributes:
         joins: whether this process takes the place of a lost rank.
@@ -68,7 +80,9 @@ class Membership:
         *,
         name: str | None = None,
         timeout: timedelta = timedelta(minutes=30),
+        device: torch.device = _CPU,
     ) -> None:
+        self._device, self._of_nccl = device, list[Any]()
         self._connect, self._store, self._watched = connect, connect(), connect()
         self.rank, self.world_size, self.joins, self.is_idle = rank, world_size, name is not None, False
         self.members, self._timeout = tuple(range(world_size)), timeout
@@ -213,22 +227,23 @@ class Membership:
                 raise error
         raise RankLostError from error
 
-    def agree(self, report: dict[str, Any]) -> tuple[list[dict[str, Any]], dist.ProcessGroup]:
+    def agree(self, report: dict[str, Any]) -> tuple[list[dict[str, Any]], Groups]:
         """Agree with the other members on who they are, and connect with them.
 
         Args:
             report: what this rank tells the others, as JSON can represent it.
 
         Returns:
-            The reports of `members`, in their order, and the new process group of these ranks, with gloo.
+            The reports of `members`, in their order, and the new process groups of these ranks.
         """
         while True:
+            self._abort()
             with self._changed:
                 self._generation = self._roster.changed
                 roster = Roster(self._entries[: self._generation], self.world_size)
                 self.members = tuple(roster.members.values())
             try:
-                return self._exchange(report), self.call(self._group)
+                return self._exchange(report), self.call(self._groups)
             except RankLostError:
                 continue
 
@@ -254,8 +269,32 @@ class Membership:
         Thread(target=connect, daemon=True, name="connection").start()
         return ahead
 
-    def _group(self) -> dist.ProcessGroup:
+    def _groups(self) -> Groups:
         ahead, self._ahead = self._ahead, self._connect_ahead()
         store = PrefixStore(f"group/{self._generation}", ahead.result())
-        group: Any = dist.ProcessGroupGloo(store, self.members.index(self.rank), len(self.members), self._timeout)
-        return group  # type: ignore[no-any-return]  # a backend has the interface of a group
+        values: Any = dist.ProcessGroupGloo(store, self.members.index(self.rank), len(self.members), self._timeout)
+        return Groups(values, self._gradients(ahead.result()))  # a backend has the interface of a group
+
+    def first_gradients(self) -> dist.ProcessGroup | None:
+        """Return the group of gradients of all ranks at the beginning; see Groups."""
+        return self._gradients(self._connect())
+
+    def _gradients(self, connection: Store) -> dist.ProcessGroup | None:
+        if self._device.type != "cuda":
+            return None
+        # Otherwise a broken connection to a lost rank would end this process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = self._timeout
+        store = PrefixStore(f"gradients/{self._generation}", connection)
+        group: Any = dist.ProcessGroupNCCL(store, self.members.index(self.rank), len(self.members), options)
+        with torch.cuda.device(self._device):
+            group.eager_connect_single_device(self._device)
+        self._of_nccl.append(group)
+        return group  # type: ignore[no-any-return]  # as above
+
+    def _abort(self) -> None:
+        """End the kernels of NCCL that wait for a lost rank: what this rank does next would wait behind them."""
+        for group in self._of_nccl:
+            group.abort()
+        self._of_nccl.clear()

@@ -101,9 +101,13 @@ class ForwardBackward:
                 return self._run(*inputs)
         for captured, given in zip(self._inputs, inputs, strict=True):
             captured.copy_(given)
+        # Those of an earlier micro-batch of this step, which lost ranks have left: a replay overwrites them.
+        earlier = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         self._graph.replay()
+        if earlier:
+            torch._foreach_add_([gradient for gradient in self._gradients if gradient is not None], earlier)
         return self._loss
 
     @property
@@ -124,6 +128,7 @@ class ForwardBackward:
 
     def _capture(self, *inputs: torch.Tensor) -> None:
         self._inputs = [each.clone() for each in inputs]
+        before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
@@ -135,11 +140,12 @@ class ForwardBackward:
             _log.warning(
                 "the model cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", error
             )
-            for parameter in self._parameters:
-                parameter.grad = None
-            return
-        self._gradients = [parameter.grad for parameter in self._parameters]
-        self._graph = graph
+        else:
+            self._gradients = [parameter.grad for parameter in self._parameters]
+            self._graph = graph
+        finally:
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
 
 
 class _Loss(nn.Module):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raydali.train.checkpoint_file import State, map_tensors, serialize
-from raydali.train.membership import Membership, RankLostError
+from raydali.train.membership import Groups, Membership, RankLostError
 from raydali.train.step_counts import StepCounts
 
 HIGHEST_PRIORITY = -5
@@ -66,7 +66,9 @@ class Worker:
         return self.world_size == 1 or not self.joined
 
     @classmethod
-    def join(cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None) -> "Worker":
+    def join(
+        cls, device: torch.device, *, cpus: int, node: str, timeout: timedelta | None = None, gradients: bool = True
+    ) -> "Worker":
         """Return this process as a worker of the default process group, or as the only one if there is no group.
 
         On a GPU this thread uses a non-default stream from now on. This stream can be captured, and is not serialised
@@ -77,16 +79,17 @@ class Worker:
             cpus: number of cores that this rank may use.
             node: the name of its node.
             timeout: NCCL's timeout for waiting for another rank; None for its default of 10 minutes.
+            gradients: whether to make a group of all ranks for gradients; otherwise `as_member` is next.
         """
         _use(device)
         if not dist.is_initialized():
             return cls(rank=0, world_size=1, device=device, cpus=cpus, node=node)
-        gradients: Any = None
-        if device.type == "cuda":
+        group: Any = None
+        if gradients and device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            gradients = dist.new_group(backend="nccl", timeout=timeout, pg_options=options)
+            group = dist.new_group(backend="nccl", timeout=timeout, pg_options=options)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=gradients)
+        return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=group)
 
     @classmethod
     def replace(cls, device: torch.device, membership: Membership, *, cpus: int, node: str) -> "Worker":
@@ -110,11 +113,13 @@ class Worker:
         if membership.joins:
             return Worker.replace(self.device, membership, cpus=self.cpus, node=self.node)
         self.world_size, self.group, self.membership = len(ranks), group, membership
+        self.gradients = membership.first_gradients()
         return self
 
-    def regroup(self, rank: int, world_size: int, group: dist.ProcessGroup) -> None:
-        """Go on in a group of other ranks, which has another numbering."""
-        self.rank, self.world_size, self.group, self.joined = rank, world_size, group, True
+    def regroup(self, rank: int, world_size: int, groups: Groups) -> None:
+        """Go on in groups of other ranks, which have another numbering."""
+        self.rank, self.world_size, self.joined = rank, world_size, True
+        self.group, self.gradients = groups
 
     def _call(self, function: Callable[[], T]) -> T:
         """Return what a function returns that needs all ranks, at the same step.
@@ -137,12 +142,14 @@ class Worker:
                 return result
 
     def guarded(self, function: Callable[[], T]) -> T:
-        """Return what a function returns that needs all ranks.
+        """Return what a function returns that needs all ranks. If ranks can be lost, the GPU has done it then.
 
         Raises:
             RankLostError: ranks were lost.
         """
-        return function() if self.membership is None else self.membership.call(function)
+        if self.membership is None:
+            return function()
+        return self.membership.call(function if self.device.type == "cpu" else _done_on_gpu(function))
 
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on each rank that needs them. All ranks must call it.
@@ -301,6 +308,19 @@ def _use(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=HIGHEST_PRIORITY))
+
+
+def _done_on_gpu(function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that does the same in any thread on this thread's stream, and waits for the GPU."""
+    stream = torch.cuda.current_stream()
+
+    def done() -> T:
+        with torch.cuda.stream(stream):
+            result = function()
+        stream.synchronize()
+        return result
+
+    return done
 
 
 def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:

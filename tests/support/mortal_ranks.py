@@ -1,4 +1,6 @@
-"""Ranks as plain gloo processes that die by SIGKILL at chosen points of a step, while the others train on.
+"""Ranks as plain processes that die by SIGKILL at chosen points of a step, while the others train on.
+
+They sum gradients with gloo, or with NCCL on one GPU that they share.
 
 Where they are replaced, another process joins the others while they train: a spare that waits for that, or one that is
 started after the death.
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
@@ -30,7 +33,7 @@ from raydali.train.evaluation import multi_label
 from raydali.train.membership import Membership, NotReplacedError
 from raydali.train.precision import Precision
 from raydali.train.roster import announce_loss
-from raydali.train.step import ForwardBackward
+from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context
 
@@ -139,14 +142,17 @@ def train(
     late: Any,
     slow: int | None,
     replaces: bool,
+    device: torch.device,
     died: Any,
     queue: Any,
 ) -> None:
     """Train to the end of the stream. `late` has steps whose sum this rank, unlike others, does not get.
 
     The rank `slow` comes to the last call after CALLS_AT when others have begun the next step. A process with a name
-    joins the others.
+    joins the others. On a GPU, the forward and backward passes are a CUDA graph.
     """
+    # Ranks of one host may not share a GPU.
+    os.environ.update({"NCCL_HOSTID": name or str(rank), "NCCL_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     mortal = Mortal(deaths, rank, joined=name is not None, died=died)
@@ -165,9 +171,9 @@ def train(
             mortal.at("agree")
             return super()._exchange(report)
 
-        def _group(self) -> Any:
+        def _groups(self) -> Any:
             mortal.at("group")
-            return super()._group()
+            return super()._groups()
 
     class MortalWorker(Worker):
         def _call(self, function: Callable[[], Any]) -> Any:
@@ -192,22 +198,30 @@ def train(
             mortal.at("share")
             super()._share_state(source, before, **options)
 
-    membership = MortalMembership(connect, max(rank, 0), world_size, name=name)
+    membership = MortalMembership(connect, max(rank, 0), world_size, name=name, device=device)
     if name is not None:
-        worker = MortalWorker.replace(CPU, membership, cpus=1, node=name)
+        worker: Worker = MortalWorker.replace(device, membership, cpus=1, node=name)
     else:
         dist.init_process_group("gloo", store=connect(), rank=rank, world_size=world_size)
-        worker = MortalWorker(
-            rank=rank, world_size=world_size, device=CPU, cpus=1, node=str(rank), membership=membership
-        )
+        worker = MortalWorker.join(device, cpus=1, node=str(rank), gradients=False)
+        worker = worker.as_member(membership, timedelta(minutes=30))
     torch.manual_seed(name is not None)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    count, precision = STREAM.micro_batches_per_step, Precision("fp32", CPU)
+    count, precision, graph = STREAM.micro_batches_per_step, Precision("fp32", device), device.type == "cuda"
     own = STREAM.micro_batches_of(worker.share, world_size)
     statistics = RunningStatistics(model, micro_batches=own, all_micro_batches=count, each_step=world_size > 1)
-    differentiated = ForwardBackward(model, lambda x: model(x).square().mean(), worker, precision, micro_batches=count)
-    loader = LoadsAhead(_Nothing(), _Nothing(), STREAM, rank=worker.share, world_size=world_size)  # type: ignore[arg-type]
+    differentiated = ForwardBackward(
+        model, lambda x: model(x).square().mean(), worker, precision, micro_batches=count, graph=graph
+    )
+    if graph:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        for _ in range(WARM_UP_STEPS + 1):
+            differentiated(torch.ones(STREAM.batch_size, 6, device=device), last=False)
+            optimizer.zero_grad(set_to_none=True)
+        model.load_state_dict(before)
+    loader = LoadsAhead(_Nothing(), _Nothing(device), STREAM, rank=worker.share, world_size=world_size)  # type: ignore[arg-type]
     parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
     run = _Run(str(rank) if name is None else "")
     recovery = MortalRecovery(worker, membership, parts, run, statistics) if world_size > 1 else None
@@ -225,7 +239,7 @@ def train(
     shared = StepContext(
         worker, own, 3, model, statistics, precision, lambda: None, recovery, differentiated, apart=world_size > 1
     )
-    meter = EpochMeter(CPU, rank=rank, world_size=world_size, node="")
+    meter = EpochMeter(device, rank=rank, world_size=world_size, node="")
     trained: list[int] = []
     updated: list[float] = []
     validated: dict[int, list[float]] = {}
@@ -259,7 +273,7 @@ def train(
     if recovery is not None:
         recovery.settle()
         recovery.end()
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
     of_lost_ranks = [batch.number for _, batch in assigned.of_lost_ranks(0, STREAM.steps)]
     queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict(), validated)))
     queue.close()
@@ -272,17 +286,18 @@ def validate(model: nn.Module, worker: Worker, world_size: int) -> list[float]:
     """Return results over all samples, of which each rank has a share, by which one sees how often a rank's counts."""
     samples = np.arange(60)[worker.share :: world_size]
     draws = torch.tensor(np.array([np.random.default_rng(id).standard_normal(6) for id in samples.tolist()]))
+    draws = draws.to(worker.device)
     model.eval()
     with torch.no_grad():
-        mine = model(draws).abs().sum()
+        mine = model(draws).abs().sum().cpu()
     model.train()
     total, count = worker.sum(torch.stack([mine, torch.tensor(1.0 * len(samples))])).tolist()
     of_ranks = worker.exchange([worker.share, float(mine)])
     assert sorted(share for share, _ in of_ranks) == [*range(world_size)]
     np.testing.assert_allclose(sum(value for _, value in of_ranks), total, rtol=1e-9)
-    labels = torch.tensor([[id % 3 == 0] for id in samples.tolist()]).long()
+    labels = torch.tensor([[id % 3 == 0] for id in samples.tolist()], device=worker.device).long()
     batch = Batch({"images": draws, "labels": labels}, MicroBatch(0, 0, 0, samples, samples * 0))
-    metrics = multi_label.evaluate(model, [batch], worker, Precision("fp32", CPU))
+    metrics = multi_label.evaluate(model, [batch], worker, Precision("fp32", worker.device))
     worker.barrier()
     return [total, count, metrics["images"], metrics["map"], metrics["accuracy"]]
 
@@ -292,11 +307,14 @@ class _Nothing:
 
     path = staticmethod(str)
 
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+
     def __len__(self) -> int:
         return STREAM.samples
 
     def finish(self, tensors: Any) -> Any:
-        return tensors
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
 
 class _Run:
@@ -320,6 +338,7 @@ def run_mortal(
     slow: int | None = None,
     replaces: bool = False,
     spares: int = 0,
+    device: torch.device = CPU,
 ) -> tuple[dict[int, Outcome], int, float]:
     """The outcomes of the last ranks, the deaths, and the most seconds from one to a survivor's next update's end.
 
@@ -328,7 +347,7 @@ def run_mortal(
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     queue, died = context.Queue(), context.Array("d", max(1, len(deaths)))
     completes = replaces or 0 < spares >= len(deaths)  # so that no spare comes too late
-    arguments = world_size, store.port, deaths, late or {}, slow, completes, died, queue
+    arguments = world_size, store.port, deaths, late or {}, slow, completes, device, died, queue
     started: list[Any] = []
     running: dict[int, tuple[str, Any]] = {}
 

@@ -41,7 +41,9 @@ class Chaos:
     workers_per_node: int = 1
     """Workers of the run on each node."""
     spares: int = 0
-    """Further workers, which wait until another one is lost, with --in-place."""
+    """Further workers, on further nodes, which wait until another one is lost, with --in-place."""
+    gpu: bool = False
+    """Train on the GPUs of this machine, which the nodes share; otherwise on CPUs."""
     epochs: int = 60
     """Epochs of the run: enough for it to last until the last fault."""
     json: JsonFile = None
@@ -73,12 +75,13 @@ def main(options: Chaos) -> dict[str, Any]:
     if options.epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
     require_writable("--json", options.json)
-    from raydali.commands.chaos.experiment import ChaosExperiment  # imports Ray and torch: seconds
+    from raydali.commands.chaos.experiment import ChaosExperiment, gpus_of  # imports Ray and torch: seconds
 
     experiment = ChaosExperiment(
         faults,
         in_place=in_place,
         spares=options.spares,
+        gpus=gpus_of(options.workers_per_node) if options.gpu else 0,
         nodes=options.nodes,
         workers=options.workers_per_node,
         epochs=options.epochs,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from raydali.commands.chaos import leaks
 from raydali.commands.chaos.accounting import FaultOutcome, Losses, lost_and_repeated, shares
@@ -18,10 +19,12 @@ from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.samples import due_and_trained
 from raydali.commands.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from raydali.commands.local_cluster.head import Ports
+from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
+from raydali.text import plural
 
 BATCH_SIZE = 16
 CHECKPOINT_EVERY = 20
@@ -39,6 +42,7 @@ class ChaosExperiment:
         nodes: number of nodes of the cluster.
         workers: number of workers on each node.
         spares: number of workers that wait until another one is lost.
+        gpus: number of GPUs that the nodes share; 0 to train on CPUs.
         epochs: number of epochs of the run.
         report: called with lines about the progress.
     """
@@ -51,13 +55,15 @@ class ChaosExperiment:
         nodes: int,
         workers: int,
         spares: int,
+        gpus: int,
         epochs: int,
         report: Callable[[str], None],
     ) -> None:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
         self._in_place, self._nodes, self._workers = in_place, nodes, workers
-        self._epochs, self._report, self._spares = epochs, report, spares
+        self._epochs, self._report, self._spares, self._gpus = epochs, report, spares, gpus
+        self._hosts = nodes + -(-spares // workers)
 
     def run(self) -> dict[str, Any]:
         """Run the experiment; return its part of the result of command.py.
@@ -71,10 +77,16 @@ class ChaosExperiment:
         memory = leaks.shared_memory()
         with tempfile.TemporaryDirectory(prefix="raydali-chaos-", dir="/tmp") as temporary, ExitStack() as stack:
             folder = Path(temporary)
-            members = stack.enter_context(virtual_hosts(self._nodes))
+            members = stack.enter_context(virtual_hosts(self._hosts))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
-            ports, cpus = Ports.checked(0, 0, 0), self._workers + -(-self._spares // self._nodes)
-            nodes = Nodes(members, ports=ports, folder=folder, temp_dir=folder / "ray", cpus=cpus)
+            nodes = Nodes(
+                members,
+                ports=Ports.checked(0, 0, 0),
+                folder=folder,
+                temp_dir=folder / "ray",
+                cpus=self._workers,
+                gpus=self._gpus,
+            )
             runs = [
                 WatchedRun(
                     self._command(members[0], RunFolder(str(disk.path), name)),
@@ -88,13 +100,13 @@ class ChaosExperiment:
             undisturbed, disturbed = runs
             occupied: set[int] = set()
             try:
-                for i in range(self._nodes):
+                for i in range(self._hosts):
                     nodes.start(i)
-                self._report(f"{self._nodes} nodes are up; starting the undisturbed run")
+                self._report(f"{self._hosts} nodes are up; starting the undisturbed run")
                 undisturbed.start()
                 undisturbed.finish(FINISH_SECONDS)
                 outcomes = self._disturb(FaultContext(nodes, disturbed, disk))
-                occupied = leaks.ports_of(nodes.processes(i) for i in range(self._nodes))
+                occupied = leaks.ports_of(nodes.processes(i) for i in range(self._hosts))
             finally:
                 for run in runs:
                     run.kill()
@@ -132,8 +144,10 @@ class ChaosExperiment:
         options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
         options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(CHECKPOINT_EVERY)]
-        options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling", "--no-gpu"]
+        options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling"]
         options += ["--precision", "fp64", "--spares", str(self._spares)]
+        options += ["--gpu"] if self._gpus else ["--no-gpu"]
+        options += ["--replace"] if self._in_place else []
         return host.command([sys.executable, str(find_job("imagenet")), *options])
 
     def _accounting(
@@ -163,3 +177,15 @@ class ChaosExperiment:
             "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
             "losses": {**asdict(losses), "largest_difference": losses.largest, "agree": losses.agree},
         }
+
+
+def gpus_of(workers: int) -> int:
+    """Return the number of GPUs of this machine, if a node's workers can have one each.
+
+    Raises:
+        UsageError: there are too few.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus < workers:
+        raise UsageError(f"--gpu needs a GPU for each of {plural(workers, 'worker')} of a node, but there are {gpus}")
+    return gpus

@@ -33,6 +33,7 @@ class Nodes:
         folder: folder for the logs of the nodes.
         temp_dir: Ray's temporary folder; a short path.
         cpus: number of workers that fit on a node.
+        gpus: number of GPUs of this machine, which the nodes share, one for each worker; 0: workers have none.
         settings: further environment variables of all processes that use the cluster.
     """
 
@@ -44,11 +45,12 @@ class Nodes:
         folder: Path,
         temp_dir: Path,
         cpus: int = 1,
+        gpus: int = 0,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.hosts = hosts
         self.address = f"{hosts[0].address}:{ports.ray}"
-        self._ports, self._folder, self._temp_dir, self._cpus = ports, folder, temp_dir, cpus
+        self._ports, self._folder, self._temp_dir, self._cpus, self._gpus = ports, folder, temp_dir, cpus, gpus
         self._mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.env: Mapping[str, str] = inherited | {
@@ -73,9 +75,10 @@ class Nodes:
         else:
             # Without a dashboard, Ray never frees the resources of a job after its driver was killed.
             options = head_options(self._ports, dashboard_host=host.address, temp_dir=self._temp_dir)
-        options += [f"--num-cpus={self._cpus}", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+        gpus = self._cpus if self._gpus else 0
+        options += [f"--num-cpus={self._cpus}", f"--num-gpus={gpus}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         options += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
-        env = {**self.env, MARK: self._mark_of(number)}
+        env = {**self.env, **self._gpu_settings(number), MARK: self._mark_of(number)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 host.command(ray_start(options)), env=env, stdout=output, stderr=output, start_new_session=True, cwd="/"
@@ -86,6 +89,17 @@ class Nodes:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise CommandError(f"node {number} does not start:\n{log_tail(log)}")
             time.sleep(0.1)
+
+    def _gpu_settings(self, number: int) -> dict[str, str]:
+        """Return which GPUs the node has. NCCL takes it for a host: otherwise it refuses ranks that share a GPU."""
+        if not self._gpus:
+            return {}
+        own = [(number * self._cpus + index) % self._gpus for index in range(self._cpus)]
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, own)),
+            "NCCL_HOSTID": self.hosts[number].name,
+            "NCCL_SOCKET_IFNAME": self.hosts[number].interface,
+        }
 
     def processes(self, number: int) -> list[psutil.Process]:
         """Return the processes of a node."""

@@ -29,6 +29,11 @@ class Host:
     address: str
     veth: str | None = None
 
+    @property
+    def interface(self) -> str:
+        """The network interface with its address."""
+        return "eth0" if self.veth else "lo"
+
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command line that runs this command on the host."""
         return [*(["ip", "netns", "exec", self.name] if self.veth else []), *command]

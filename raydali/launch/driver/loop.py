@@ -197,7 +197,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
         os.environ.setdefault(START_TIMEOUT, "3")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
     workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.needed
-    replaces = options.replace and placement.can_replace and not options.sync_bn and options.max_failures != 0
+    replaces = placement.can_replace and options.replaces(gpu=placement.gpu)
     task = WorkerTask(
         train=run.train,
         data=ray.put(run.data),

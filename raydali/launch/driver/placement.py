@@ -43,8 +43,8 @@ class Placement:
 
     @property
     def can_replace(self) -> bool:
-        """True if the other workers can train on without one: without NCCL, whose groups do not survive a loss."""
-        return self.minimum > 1 and not self.is_elastic and not self.gpu
+        """True if the other workers can train on without one."""
+        return self.minimum > 1 and not self.is_elastic
 
     def __str__(self) -> str:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"

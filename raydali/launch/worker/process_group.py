@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ray.train._internal.base_worker_group import BaseWorkerGroup
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+GPUS = "CUDA_VISIBLE_DEVICES"
 _SIOCGIFADDR = 0x8915
 
 
@@ -42,11 +44,15 @@ class WorkerProcesses(TorchConfig):
 
 
 class _Backend(_TorchBackend):
+    def __init__(self) -> None:
+        self._gpus: dict[str, str] = {}
+
     def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
         member = os.environ[MEMBER] if isinstance(worker_group, ReplicaGroup) else None
         try:
-            worker_group.execute(_prepare_process, os.environ.get(STORE), member)
+            gpus = worker_group.execute(_prepare_process, os.environ.get(STORE), member, self._gpus)
             if member is None:
+                self._gpus = dict(gpus)
                 super().on_start(worker_group, backend_config)
         except ray.exceptions.RayTaskError as error:
             # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
@@ -56,13 +62,21 @@ class _Backend(_TorchBackend):
         """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
 
 
-def _prepare_process(store: str | None, member: str | None) -> None:
+def _prepare_process(store: str | None, member: str | None, gpus: Mapping[str, str]) -> tuple[str, str]:
     """Prepare the process of a worker.
 
     Args:
         store: the address of the store in which the ranks agree; None: they need none.
         member: the name of a worker that replaces a lost one, and joins the others when it is prepared.
+        gpus: the GPUs that the first workers on each node saw. Ray Train shows a replacement only its own one, over
+            which NCCL would not reach the others directly.
+
+    Returns:
+        The node, and its GPUs that this worker sees.
     """
+    node, own = ray.get_runtime_context().get_node_id(), os.environ.get(GPUS, "")
+    if member is not None and own in gpus.get(node, "").split(","):
+        os.environ[GPUS] = gpus[node]
     if store is not None:
         os.environ[STORE] = store
     if member is not None:
@@ -71,22 +85,24 @@ def _prepare_process(store: str | None, member: str | None) -> None:
     if threads := os.environ.get("OMP_NUM_THREADS"):  # Ray has set it after PyTorch's import
         torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
+    return node, os.environ.get(GPUS, "")
 
 
-def membership_of(number: int, world_size: int, timeout: timedelta) -> Membership | None:
+def membership_of(number: int, world_size: int, timeout: timedelta, device: torch.device) -> Membership | None:
     """Return this worker's membership of its group; None if no worker is replaced.
 
     Args:
         number: Ray Train's number of this worker; those from `world_size` on are spares.
         world_size: number of the ranks that train.
         timeout: see Membership.
+        device: see Membership.
     """
     if (address := os.environ.get(STORE)) is None:
         return None
     host, _, port = address.rpartition(":")
     store = partial(TCPStore, host, int(port), is_master=False)
     name = os.environ.get(MEMBER, str(number) if number >= world_size else None)
-    return Membership(store, min(number, world_size - 1), world_size, name=name, timeout=timeout)
+    return Membership(store, min(number, world_size - 1), world_size, name=name, timeout=timeout, device=device)
 
 
 def listen_at_node_address() -> None:

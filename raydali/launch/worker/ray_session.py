@@ -57,13 +57,14 @@ class RaySession:
         place, timeout = ray.train.get_context(), task.options.group_timeout
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
-        membership = membership_of(place.get_world_rank(), place.get_world_size() - task.options.spares, timeout)
+        device, ranks = _device(), place.get_world_size() - task.options.spares
+        membership = membership_of(place.get_world_rank(), ranks, timeout, device)
         self._joins = membership is not None and membership.joins
         if membership is not None and not dist.is_initialized():
-            worker = Worker.replace(_device(), membership, cpus=cpus, node=node)
+            worker = Worker.replace(device, membership, cpus=cpus, node=node)
             attempt = Attempt.newest(folder)
         else:
-            worker = Worker.join(_device(), cpus=cpus, node=node, timeout=timeout)
+            worker = Worker.join(device, cpus=cpus, node=node, timeout=timeout, gradients=membership is None)
             attempt = self._attempt(task.attempt, folder, worker)
             if membership is not None:
                 worker = worker.as_member(membership, timeout)

@@ -192,9 +192,9 @@ class Recovery:
     def _agree(self, step: int, settles: bool, loaded: int, known: Sequence[Change]) -> tuple[int, list[Change], bool]:
         while True:
             report = {"step": step, "settles": settles, "loaded": loaded, "changes": [*map(astuple, known)]}
-            reports, group = self._membership.agree(report)
+            reports, groups = self._membership.agree(report)
             members = self._membership.members
-            self._worker.regroup(members.index(self._membership.rank), len(members), group)
+            self._worker.regroup(members.index(self._membership.rank), len(members), groups)
             steps = [each["step"] for each in reports]
             newest = max(steps)
             if newest == _NOTHING:

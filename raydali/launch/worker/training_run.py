@@ -81,7 +81,8 @@ class TrainingRun:
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
         self._micro_batches = self.stream.micro_batches_of(self.worker.share, self.worker.world_size)
-        self._overlaps = self.worker.world_size == 1 or self.worker.device.type in OVERLAP_PAYS
+        is_fixed = self.worker.membership is None
+        self._overlaps = self.worker.world_size == 1 or (is_fixed and self.worker.device.type in OVERLAP_PAYS)
         self._broken = BrokenSamples(config, session, samples=samples)
         trace = SampleTrace(session.folder, self.worker.share) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))

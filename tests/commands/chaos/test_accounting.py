@@ -188,6 +188,7 @@ def test_in_place_is_a_fixed_number_of_workers(
         (Chaos(in_place=True, workers_per_node=0), "--workers-per-node 1 8 0"),
         (Chaos(spares=1), "--spares 0 --in-place 1"),
         (Chaos(in_place=True, spares=-1), "--spares 0 -1"),
+        (Chaos(gpu=True), "--gpu 1 worker 0"),
         (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
     ],
 )

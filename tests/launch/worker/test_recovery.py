@@ -1,19 +1,31 @@
 """Ranks that die by SIGKILL at every point of a step: the survivors train on, and to the same weights in float64."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
-from tests.support.mortal_ranks import CALLS_AT, COMPLETE_AT, EPOCHS_END_AT, STREAM, Death, Outcome, Point, run_mortal
+from tests.support import mortal_ranks
+from tests.support.mortal_ranks import CALLS_AT, COMPLETE_AT, EPOCHS_END_AT, STREAM, Death, Outcome, Point
 
 KILLS = 200
 MOST_SECONDS = 5.0
+Run = Callable[..., tuple[dict[int, Outcome], int, float]]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def run_mortal(request: pytest.FixtureRequest) -> Run:
+    """Run the ranks on the CPU with gloo, and again on a GPU with NCCL."""
+    device = torch.device(request.param, *([0] if request.param == "cuda" else []))
+    return partial(mortal_ranks.run_mortal, device=device)
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Outcome:
+def undisturbed(run_mortal: Run) -> Outcome:
     return run_mortal(1)[0][0]
 
 
@@ -38,14 +50,14 @@ CASES = {
 }
 
 
-def test_survivors_share_the_state_of_the_one_that_finished_the_step(undisturbed: Outcome) -> None:
+def test_survivors_share_the_state_of_the_one_that_finished_the_step(run_mortal: Run, undisturbed: Outcome) -> None:
     """Rank 1 does not get the sum of step 6, others do; the one that could give it the state may be lost, too."""
     outcomes, _, _ = run_mortal(4, (Death(0, 6, "update"), Death(2, 7, "share")), {1: {6}})
     check(outcomes, {1, 3}, undisturbed)
 
 
 @pytest.mark.parametrize("deaths", CASES.values(), ids=CASES.keys())
-def test_survivors_finish_the_run(deaths: tuple[Death, ...], undisturbed: Outcome) -> None:
+def test_survivors_finish_the_run(deaths: tuple[Death, ...], run_mortal: Run, undisturbed: Outcome) -> None:
     outcomes, _, _ = run_mortal(3, deaths)
     check(outcomes, {0, 1, 2} - {death.rank for death in deaths}, undisturbed)
 
@@ -70,7 +82,7 @@ REPLACED = {
 
 @pytest.mark.parametrize(("deaths", "late"), REPLACED.values(), ids=REPLACED.keys())
 def test_a_replacement_joins_the_survivors(
-    deaths: tuple[Death, ...], late: dict[int, set[int]], undisturbed: Outcome
+    deaths: tuple[Death, ...], late: dict[int, set[int]], run_mortal: Run, undisturbed: Outcome
 ) -> None:
     outcomes, _, _ = run_mortal(3, deaths, late, replaces=True)
     check(outcomes, {0, 1, 2}, undisturbed)
@@ -80,7 +92,9 @@ def test_a_replacement_joins_the_survivors(
         assert replaced.taken_over["of_rank"] not in ("", str(death.rank))
 
 
-def test_some_are_in_a_checkpoint_when_another_has_begun_the_last_step_of_an_epoch(undisturbed: Outcome) -> None:
+def test_some_are_in_a_checkpoint_when_another_has_begun_the_last_step_of_an_epoch(
+    run_mortal: Run, undisturbed: Outcome
+) -> None:
     """Ranks 2 and 4 are ahead. Others must not wait for the replacement of rank 4 before that step: rank 2 has not.
 
     In a broadcast, rank 0 sends to ranks 1, 2 and 4, and rank 1 to rank 3, which is slow.
@@ -101,7 +115,9 @@ SPARES = {
 
 
 @pytest.mark.parametrize(("deaths", "spares"), SPARES.values(), ids=SPARES.keys())
-def test_a_spare_takes_the_place_of_a_lost_rank(deaths: tuple[Death, ...], spares: int, undisturbed: Outcome) -> None:
+def test_a_spare_takes_the_place_of_a_lost_rank(
+    deaths: tuple[Death, ...], spares: int, run_mortal: Run, undisturbed: Outcome
+) -> None:
     """Without replacements that are started after a death, so the ranks are complete only if a spare has joined."""
     outcomes, died, _ = run_mortal(3, deaths, spares=spares)
     places = {death.rank for death in deaths if not death.joined}
@@ -116,7 +132,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(deaths: tuple[Death, ...], spare
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
-def test_two_hundred_deaths(undisturbed: Outcome, *, replaces: bool) -> None:
+def test_two_hundred_deaths(run_mortal: Run, undisturbed: Outcome, *, replaces: bool) -> None:
     kills, slowest, draw = 0, 0.0, random.Random(0)
     while kills < KILLS // 2:
         world_size = draw.choice([3, 4])
