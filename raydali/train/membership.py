@@ -82,7 +82,7 @@ class Membership:
         timeout: timedelta = timedelta(minutes=30),
         device: torch.device = _CPU,
     ) -> None:
-        self._device, self._of_nccl = device, list[Any]()
+        self._device, self._of_nccl, self._aborted = device, list[Any](), list[Any]()
         self._connect, self._store, self._watched = connect, connect(), connect()
         self.rank, self.world_size, self.joins, self.is_idle = rank, world_size, name is not None, False
         self.members, self._timeout = tuple(range(world_size)), timeout
@@ -295,6 +295,6 @@ class Membership:
 
     def _abort(self) -> None:
         """End the kernels of NCCL that wait for a lost rank: what this rank does next would wait behind them."""
-        for group in self._of_nccl:
-            group.abort()
-        self._of_nccl.clear()
+        while self._of_nccl:
+            self._aborted.append(self._of_nccl.pop())  # to free it waits for threads that may wait for this one
+            self._aborted[-1].abort()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from raydali.host.hardware import OVERLAP_PAYS
 from raydali.measure.flops import flops_per_image
 from raydali.train.compilation import compile_function
 from raydali.train.gradients import GradientSums
@@ -58,7 +57,7 @@ class ForwardBackward:
         overlap: bool | None = None,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.apart = worker.world_size > 1 and not (worker.device.type in OVERLAP_PAYS if overlap is None else overlap)
+        self.apart = worker.world_size > 1 and not (worker.overlap_pays if overlap is None else overlap)
         self._sums = GradientSums(model, worker) if self.apart else None
         self._parallel = None if self.apart else worker.parallel(_Loss(model, loss))
         self._uncompiled, forward = loss, self._parallel or loss

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from raydali.host.hardware import OVERLAP_PAYS
 from raydali.train.checkpoint_file import State, map_tensors, serialize
 from raydali.train.membership import Groups, Membership, RankLostError
 from raydali.train.step_counts import StepCounts
@@ -60,6 +61,11 @@ class Worker:
     def share(self) -> int:
         """The number of this rank's share of the data: its rank at the beginning."""
         return self.rank if self.membership is None else self.membership.rank
+
+    @property
+    def overlap_pays(self) -> bool:
+        """Whether to all-reduce gradients during the backward pass; not if ranks can be lost, see gradients.py."""
+        return self.membership is None and self.device.type in OVERLAP_PAYS
 
     @property
     def _is_alone(self) -> bool:

@@ -33,7 +33,6 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.extras import default_loader
 from raydali.host import start_clock
-from raydali.host.hardware import OVERLAP_PAYS
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
@@ -81,8 +80,7 @@ class TrainingRun:
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
         self._micro_batches = self.stream.micro_batches_of(self.worker.share, self.worker.world_size)
-        is_fixed = self.worker.membership is None
-        self._overlaps = self.worker.world_size == 1 or (is_fixed and self.worker.device.type in OVERLAP_PAYS)
+        self._overlaps = self.worker.world_size == 1 or self.worker.overlap_pays
         self._broken = BrokenSamples(config, session, samples=samples)
         trace = SampleTrace(session.folder, self.worker.share) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
