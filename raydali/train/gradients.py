@@ -85,7 +85,8 @@ class GradientSums:
         gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         has_gradient = self._has_gradient.clone()
-        has_gradient[missing] = 0
+        if missing:
+            has_gradient[missing] = 0  # the host waits for the device
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
         sums = self._sums([*given, has_gradient, *others])
         ranks, of_others = sums[len(given)], sums[len(given) + 1 :]

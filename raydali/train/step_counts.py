@@ -26,7 +26,8 @@ class StepCounts:
 
     def taken(self, like: torch.Tensor) -> torch.Tensor:
         """Return this rank's counts as a tensor of this dtype and device."""
-        return torch.tensor([*self.mine.values()], dtype=like.dtype, device=like.device)
+        counts = torch.tensor([*self.mine.values()], dtype=like.dtype, pin_memory=like.is_cuda)
+        return counts.to(like.device, non_blocking=True)
 
     def set_sums(self, sums: torch.Tensor) -> None:
         """Set the sums of what all ranks have `taken`."""
