@@ -205,7 +205,8 @@ class Worker:
     def state_from_first(self, state: State, first: int = 0) -> State:
         """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
 
-        Tensors are sent one by one, so that no rank needs memory for more than its own copy.
+        Tensors are sent one by one, so that no rank needs memory for more than its own copy. Dense ones keep their
+        strides: fused optimizers refuse momenta whose strides differ from those of the weights.
 
         Args:
             state: the state on rank 0; ignored on others.
@@ -222,9 +223,12 @@ class Worker:
             state = torch.load(BytesIO(sent.numpy().tobytes()), weights_only=True)
 
         def broadcast(tensor: torch.Tensor) -> torch.Tensor:
-            whole = tensor.contiguous() if self.rank == first else torch.empty(tensor.shape, dtype=tensor.dtype)
+            whole = torch.empty_like(tensor, device="cpu")
+            if self.rank == first:
+                whole = tensor if tensor.stride() == whole.stride() else whole.copy_(tensor)
             if whole.numel():
-                dist.broadcast(whole.reshape(-1).view(torch.uint8), group=self.group, group_src=first)
+                memory = whole.as_strided((whole.numel(),), (1,))
+                dist.broadcast(memory.view(torch.uint8), group=self.group, group_src=first)
             return whole
 
         return map_tensors(state, broadcast)

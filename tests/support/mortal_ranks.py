@@ -206,9 +206,11 @@ def train(
         worker = MortalWorker.join(device, cpus=1, node=str(rank), gradients=False)
         worker = worker.as_member(membership, timedelta(minutes=30))
     torch.manual_seed(name is not None)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+    convolution = nn.Conv2d(6, 8, 1).to(memory_format=torch.channels_last)
+    first_layers = nn.Unflatten(1, (6, 1, 1)), convolution, nn.Flatten()
+    model = nn.Sequential(*first_layers, nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=device.type == "cuda")
     count, precision, graph = STREAM.micro_batches_per_step, Precision("fp32", device), device.type == "cuda"
     own = STREAM.micro_batches_of(worker.share, world_size)
     statistics = RunningStatistics(model, micro_batches=own, all_micro_batches=count, each_step=world_size > 1)
@@ -273,6 +275,8 @@ def train(
     if recovery is not None:
         recovery.settle()
         recovery.end()
+    for weight in model.parameters():
+        assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()  # fused optimizers need it
     weights = {name: tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
     of_lost_ranks = [batch.number for _, batch in assigned.of_lost_ranks(0, STREAM.steps)]
     queue.put((worker.share, Outcome(weights, trained, updated, of_lost_ranks, run.state_dict(), validated)))

@@ -43,6 +43,28 @@ def test_values_come_as_they_were(world_size: int) -> None:
     assert run_ranks(world_size, tell) == [[]] * world_size
 
 
+def tensors() -> list[torch.Tensor]:
+    """Dense ones, whose strides stay, and at the end one that is not dense."""
+    numbers = torch.arange(2.0 * 3 * 4 * 5)
+    weights = numbers.view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    return [weights, numbers.view(6, 20).t(), numbers[7:9], torch.tensor(True), torch.empty(0, 3), numbers[::2]]
+
+
+def receive() -> list[bool]:
+    worker = Worker.join(CPU, cpus=1, node="")
+    state = {"all": tensors()} if worker.rank == 0 else None
+    received: list[torch.Tensor] = worker.state_from_first(state)["all"]
+    strides = [each.stride() for each in tensors()[:-1]] + [(1,)]
+    return [
+        torch.equal(mine, sent) and mine.dtype == sent.dtype and mine.stride() == stride
+        for mine, sent, stride in zip(received, tensors(), strides, strict=True)
+    ]
+
+
+def test_tensors_of_the_first_come_with_their_strides() -> None:
+    assert run_ranks(2, receive) == [[True] * len(tensors())] * 2
+
+
 @pytest.mark.parametrize("call", [Worker.gather, Worker.exchange, Worker.from_first])
 def test_what_only_a_pickle_could_hold_is_refused(call: Any) -> None:
     with pytest.raises(TypeError):
