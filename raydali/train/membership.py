@@ -160,13 +160,17 @@ class Membership:
     def admit(self, *, first: bool) -> None:
         """Admit the processes that ask. All members must call it at the same step; `agree` is next.
 
+        Others may agree on an earlier loss first, but they cannot do so without the first member. It waits for this
+        entry: it must not be known later, when those that it admits are in an agreement with it.
+
         Args:
             first: whether this is the first member, which does so for all.
         """
+        entry = Entry("admits", secrets.token_hex(4))
         if first:
-            append(self._store, Entry("admits", secrets.token_hex(4)))
+            append(self._store, entry)
         with self._changed:
-            self._changed.wait_for(self._has_changed)
+            self._changed.wait_for(lambda: entry in self._entries if first else self._has_changed())
 
     @property
     def is_complete(self) -> bool:

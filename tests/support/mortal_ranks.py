@@ -47,6 +47,7 @@ Point = Literal[
     "group",
     "share",
     "ask",
+    "wait",
     "call 0",
     "call 1",
     "call 2",
@@ -157,15 +158,35 @@ def train(
     torch.set_default_dtype(torch.float64)
     mortal = Mortal(deaths, rank, joined=name is not None, died=died)
 
+    class SlowStore(dist.TCPStore):  # type: ignore[misc, name-defined]
+        """The first ranks hear later than others of those that are admitted."""
+
+        def get(self, key: str) -> bytes:
+            content: bytes = super().get(key)
+            if name is None and b"admits" in content:
+                time.sleep(0.05)
+            return content
+
     def connect() -> Any:
-        return dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+        return SlowStore("127.0.0.1", port, is_master=False)
 
     class MortalMembership(Membership):
         def ask(self, on_wait: Callable[[], None]) -> bool:
             mortal.at("ask")
+            if any(death.point == "wait" for death in deaths):  # those that wait for this process die before it asks
+                with self._changed:
+                    self._changed.wait_for(lambda: self._roster.lost >= len(deaths), timeout=1)
             waited = super().ask(on_wait)
             mortal.rank = self.rank
             return waited
+
+        def admit(self, *, first: bool) -> None:
+            super().admit(first=first)
+            time.sleep(0.02)  # those that are admitted begin to agree
+
+        def wait_until_complete(self) -> bool:
+            mortal.at("wait")
+            return super().wait_until_complete()
 
         def _exchange(self, report: dict[str, Any]) -> list[dict[str, Any]]:
             mortal.at("agree")

@@ -67,6 +67,7 @@ REPLACED = {
     "rank 0": ((Death(0, 2, "in"),), {}),
     "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
     "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),
+    "another, while ranks wait for its replacement": ((Death(2, 9, "forward"), Death(1, 10, "wait")), {}),
     "in a validation": ((Death(1, 5, "call 1"),), {}),
     "rank 0 in a validation, when it has gathered the scores of all": ((Death(0, 5, "call 3"),), {}),
     "rank 0 in a validation, when others may be in the next step": ((Death(0, 5, "call 4"),), {}),
