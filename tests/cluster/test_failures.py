@@ -294,6 +294,23 @@ def test_a_replacement_is_replaced_too(env: dict[str, str], tmp_path: Path) -> N
         assert_whole(folder, STREAM)
 
 
+def test_others_may_be_lost_while_a_replacement_starts(env: dict[str, str], tmp_path: Path) -> None:
+    with running(env, tmp_path, "--workers", "3", "--batch-size", "8") as (process, folder):
+        known = trainers(process.pid)
+        kill(known[2:])
+        wait_for(lambda: len({*trainers(process.pid)} - {*known}) == 1, process, tmp_path)
+        (starting,) = {*trainers(process.pid)} - {*known}
+        os.kill(starting, signal.SIGSTOP)
+        kill(known[1:2])
+        wait_for(lambda: len(events(folder, "replace")) == 2, process, tmp_path)
+        assert not events(folder, "rejoin")
+        os.kill(starting, signal.SIGCONT)
+        wait_for(lambda: len(events(folder, "rejoin")) == 2, process, tmp_path)
+        assert process.wait(180) == 0
+        assert not events(folder, "failure", "resume")
+        assert_whole(folder, STREAM)
+
+
 def test_all_restart_if_nobody_has_the_state(env: dict[str, str], tmp_path: Path) -> None:
     """The last rank is lost before the replacement of the other one has joined it."""
     with running(env, tmp_path) as (process, folder):

@@ -5,14 +5,16 @@ TorchFT; here the controller asks it to do so as soon as a worker's process has 
 Train's own failure handling, which would end all workers. If another rank fails, too, all are restarted as usual.
 
 A spare takes the place of a lost rank at once. The new worker then becomes a spare, so a worker's number in Ray Train
-is not its rank.
+is not its rank. To start a worker takes up to half a minute, so another thread does it: others may die meanwhile.
 """
 
 import logging
 import os
 import secrets
 import time
+from collections.abc import Collection
 from dataclasses import replace
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import ray
@@ -34,39 +36,49 @@ STORE = "RAYDALI_STORE"
 MEMBER = "RAYDALI_MEMBER"
 """Environment variable with the name of a worker that replaces a lost one, in the controller and in this worker."""
 GIVE_UP_SECONDS = 120.0
-"""Time after which lost ranks are not replaced any more, if there is no place for their replacements."""
+"""Time after which lost ranks are not replaced any more, if no replacement has started since the last loss."""
 _log = logging.getLogger(__name__)
 
 
 class Replacements:
-    """The lost workers of the current worker group, and their replacements.
+    """The lost workers of a worker group, and their replacements. It opens the store of the group, which starts next.
 
     Args:
         channel: the channel to the driver, which hears of each loss.
         ranks: number of the workers that train; the others are spares.
+
+    Attributes:
+        starting: the numbers of the workers that are being replaced now.
     """
 
     def __init__(self, channel: DriverChannel, ranks: int) -> None:
         self._channel, self._ranks = channel, ranks
-        self._store: TCPStore | None = None
-        self._names: dict[int, str] = {}
-        self._lost: dict[int, float] = {}
-        self._gave_up = False
-
-    def begin_group(self) -> None:
-        """Open the store of a new worker group."""
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         os.environ[STORE] = f"{ray.util.get_node_ip_address()}:{self._store.port}"
-        self._names, self._lost, self._gave_up = {}, {}, False
+        self._names: dict[int, str] = {}
+        self._lost: set[int] = set()
+        self._changed = 0.0
+        self._gave_up = False
+        self.starting: Collection[int] = ()
 
-    def survived(self, group: "WorkerGroup", status: "WorkerGroupPollStatus") -> "WorkerGroupPollStatus":
-        """Return the status of the workers without the deaths that the others survive, and replace the dead ones."""
-        workers = status.worker_statuses
+    def survived(
+        self, group: "WorkerGroup", status: "WorkerGroupPollStatus", starting: Collection[int]
+    ) -> "WorkerGroupPollStatus":
+        """Return the status of the workers without the deaths that the others survive, and replace the dead ones.
+
+        Args:
+            group: the worker group.
+            status: its status.
+            starting: `starting` when Ray Train asked the workers for the status. Until they are prepared, they have
+                errors that mean nothing.
+        """
+        unknown, gone = {*starting, *self.starting}, WorkerStatus(running=False)
+        workers = {number: gone if number in unknown else each for number, each in status.worker_statuses.items()}
+        status = replace(status, worker_statuses=workers)
         dead = {number: each.error for number, each in workers.items() if _has_died(each.error)}
         others = {number: each for number, each in workers.items() if number not in dead}
-        if not dead or any(each.error for each in others.values()) or not self._channel.board().training:
+        if not (dead or unknown) or any(each.error for each in others.values()) or not self._channel.board().training:
             return status
-        assert self._store is not None
         # A replacement that has not joined yet has no state to go on from.
         members, asking = ranks_of(self._store, self._ranks)
         running = [number for number, each in others.items() if each.running]
@@ -75,15 +87,14 @@ class Replacements:
             return status
         news = {number: error for number, error in dead.items() if number not in self._lost}
         self._announce(group, news, members | asking, len(training))
-        for number in sorted(self._lost):
-            self._replace(group, number)
-        waited = time.monotonic() - max(self._lost.values(), default=float("inf"))
-        if len(running) < self._ranks and waited >= GIVE_UP_SECONDS and not self._gave_up:
+        if dead and not (unknown or self._gave_up):
+            self.starting = sorted(dead)
+            Thread(target=self._replace, args=(group, self.starting), daemon=True, name="replacement").start()
+        waited = time.monotonic() - self._changed
+        if self._lost and len(running) < self._ranks and waited >= GIVE_UP_SECONDS and not self._gave_up:
             self._gave_up = True
             give_up(self._store)
-        gone = WorkerStatus(running=False)
-        statuses = {number: gone if number in dead else each for number, each in workers.items()}
-        return replace(status, worker_statuses=statuses)
+        return replace(status, worker_statuses={number: others.get(number, gone) for number in workers})
 
     def _name(self, number: int) -> str:
         return self._names.get(number, str(number))
@@ -92,13 +103,13 @@ class Replacements:
         self, group: "WorkerGroup", news: dict[int, Exception | None], ranks: dict[str, int], remaining: int
     ) -> None:
         """Tell the ranks and the driver of workers that have died; `ranks` are those that workers have or ask for."""
-        assert self._store is not None
         if not news:
             return
         workers, places = group.get_workers(), dict[int, WorkerAddress]()
         for number in news:
             announce_loss(self._store, self._name(number))
-            self._lost[number] = time.monotonic()
+            self._lost.add(number)
+            self._changed = time.monotonic()
             of_spare = min(0, *places) - 1 if places else -1
             metadata = workers[number].metadata
             places[ranks.get(self._name(number), of_spare)] = metadata.node_id, metadata.pid
@@ -107,18 +118,19 @@ class Replacements:
         spares = len(places) - len(lost)
         self._channel.post(Replaced(ranks=lost, spares=spares, remaining=remaining, places=places, error=error))
 
-    def _replace(self, group: "WorkerGroup", number: int) -> None:
-        """Start a worker in the place of a dead one, if its node is there, or Ray has found another one."""
-        if self._gave_up:
-            return
-        place = group.get_worker_group_state().placement_group_handle.placement_group
-        try:
-            if ray.util.placement_group_table(place)["state"] == "CREATED":
-                self._names[number] = os.environ[MEMBER] = f"{number}-{secrets.token_hex(4)}"
-                group.replace_replica_group(number)
-                del self._lost[number]
-        except Exception:  # whatever Ray makes of it: the others train on
-            _log.exception("worker %d could not be replaced", number)
+    def _replace(self, group: "WorkerGroup", numbers: Collection[int]) -> None:
+        """Start workers in the places of dead ones, if their nodes are there, or Ray has found other ones."""
+        for number in numbers:
+            try:
+                place = group.get_worker_group_state().placement_group_handle.placement_group
+                if ray.util.placement_group_table(place)["state"] == "CREATED":
+                    self._names[number] = os.environ[MEMBER] = f"{number}-{secrets.token_hex(4)}"
+                    group.replace_replica_group(number)
+                    self._lost.remove(number)
+                    self._changed = time.monotonic()
+            except Exception:  # for example, another one has died, too; the others train on
+                _log.exception("worker %d could not be replaced", number)
+        self.starting = ()
 
 
 def _has_died(error: Exception | None) -> bool:

@@ -76,8 +76,7 @@ class Trainer(TorchTrainer):
         of_ray = arguments["scaling_policy"]
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
         arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
-        if self._replaces:
-            supervised.replacements = Replacements(self._channel, self._replaces)
+        supervised.replaces = self._replaces
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
         return super()._initialize_and_run_controller(**arguments)
@@ -89,21 +88,21 @@ class _Controller(TrainController):
     It may replace single workers instead.
     """
 
-    @property
-    def _replacements(self) -> Replacements | None:
-        assert isinstance(self._scaling_policy, _Supervised)
-        return self._scaling_policy.replacements
+    _replacements: Replacements | None = None
 
     def _start_worker_group(self, *args: Any, **options: Any) -> None:
-        if self._replacements is not None:
-            self._replacements.begin_group()
+        policy = self._scaling_policy
+        assert isinstance(policy, _Supervised)
+        self._replacements = Replacements(policy.channel, policy.replaces) if policy.replaces else None
         super()._start_worker_group(*args, **options)
 
     async def _poll_workers(self) -> "WorkerGroupPollStatus":
+        replacements = self._replacements
+        starting = replacements.starting if replacements is not None else ()
         status = await super()._poll_workers()
-        if self._replacements is None or self._worker_group is None:
+        if replacements is None or self._worker_group is None:
             return status
-        return self._replacements.survived(self._worker_group, status)
+        return replacements.survived(self._worker_group, status, starting)
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
@@ -128,16 +127,16 @@ class _Supervised(ScalingPolicy):
 
     def __init__(self, scaling_config: ScalingConfig, channel: DriverChannel) -> None:
         super().__init__(scaling_config)
-        self._channel = channel
+        self.channel = channel
         self._board = Board()
         self._ends = 0
         self._places: dict[int, WorkerAddress] = {}
         self._resize_to: int | None = None
-        self.replacements: Replacements | None = None
+        self.replaces = 0
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """See the base class; nothing starts unless the driver permits it."""
-        self._board = self._channel.board()
+        self._board = self.channel.board()
         if self._board.permitted >= self._ends:
             decision = super().make_decision_for_non_running_worker_group()  # type: ignore[safe-super]
         else:
@@ -170,12 +169,12 @@ class _Supervised(ScalingPolicy):
         """See the base class; first lets a running group save a checkpoint and leave."""
         if self._resize_to is None:
             return
-        self._channel.ask_to_resize(True)
+        self.channel.ask_to_resize(True)
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not (board := self._channel.board()).left and board.training and time.monotonic() < deadline:
+        while not (board := self.channel.board()).left and board.training and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self._post_end(Resize(workers=self._resize_to))
-        self._channel.ask_to_resize(False)
+        self.channel.ask_to_resize(False)
         self._resize_to = None
 
     def after_controller_state_update(
@@ -193,7 +192,7 @@ class _Supervised(ScalingPolicy):
     def _post_end(self, end: GroupEnded | None) -> None:
         self._ends += 1
         if end is not None:
-            self._channel.post(replace(end, number=self._ends))
+            self.channel.post(replace(end, number=self._ends))
 
 
 class FixedPolicy(_Supervised, FixedScalingPolicy):
@@ -216,7 +215,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         """See the base class; a group that has not completed its first step is not resized."""
         self._own = Counter(worker.metadata.node_id for worker in worker_group_state.workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if isinstance(decision, ResizeDecision) and not self._channel.board().training:
+        if isinstance(decision, ResizeDecision) and not self.channel.board().training:
             return NoopDecision()
         return decision
 
@@ -253,7 +252,7 @@ class ElasticPolicy(_Supervised, ElasticScalingPolicy):
         seconds = (self._timeout + resize_decision.num_workers / WORKERS_A_SECOND) * 2**self._timeouts
         os.environ[START_TIMEOUT] = str(max(self._timeout, min(seconds, MAX_TIMEOUT_SECONDS)))
         if resize_decision.num_workers < self.scaling_config.max_workers:
-            self._channel.post(Placed(resize_decision.num_workers, self.scaling_config.max_workers))
+            self.channel.post(Placed(resize_decision.num_workers, self.scaling_config.max_workers))
 
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
