@@ -97,7 +97,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
         since = context.at if fault.resumes_undetected else noticed
         run.wait_for(f"training to go on after {name}", lambda: resumption(run.events(), since) is not None)
         row = resumption(run.events(), since) or {}
-        resumed, resumed_at, in_place = row["time"], row["step"], row["event"] in IN_PLACE
+        resumed, resumed_at, in_place = row["time"], row.get("step"), row["event"] in IN_PLACE
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > repaired)
         resumed, resumed_at, in_place = run.checkpoints()[0][1], None, None
