@@ -57,6 +57,7 @@ class Replacements:
         os.environ[STORE] = f"{ray.util.get_node_ip_address()}:{self._store.port}"
         self._names: dict[int, str] = {}
         self._lost: set[int] = set()
+        self._died_at_start: set[int] = set()
         self._changed = 0.0
         self._gave_up = False
         self.starting: Collection[int] = ()
@@ -72,12 +73,15 @@ class Replacements:
             starting: `starting` when Ray Train asked the workers for the status. Until they are prepared, they have
                 errors that mean nothing.
         """
-        unknown, gone = {*starting, *self.starting}, WorkerStatus(running=False)
-        workers = {number: gone if number in unknown else each for number, each in status.worker_statuses.items()}
+        starting, gone = {*starting, *self.starting}, WorkerStatus(running=False)
+        workers = {
+            number: gone if number in starting or (number in self._lost and not _has_died(each.error)) else each
+            for number, each in status.worker_statuses.items()
+        }
         status = replace(status, worker_statuses=workers)
         dead = {number: each.error for number, each in workers.items() if _has_died(each.error)}
         others = {number: each for number, each in workers.items() if number not in dead}
-        if not (dead or unknown) or any(each.error for each in others.values()) or not self._channel.board().training:
+        if not (dead or starting) or any(each.error for each in others.values()) or not self._channel.board().training:
             return status
         # A replacement that has not joined yet has no state to go on from.
         members, asking = ranks_of(self._store, self._ranks)
@@ -85,9 +89,10 @@ class Replacements:
         training = [number for number in running if self._name(number) in members]
         if not training:
             return status
-        news = {number: error for number, error in dead.items() if number not in self._lost}
+        news = {number: error for number, error in dead.items() if number not in self._lost - self._died_at_start}
+        self._died_at_start -= {*news}
         self._announce(group, news, members | asking, len(training))
-        if dead and not (unknown or self._gave_up):
+        if dead and not (starting or self._gave_up):
             self.starting = sorted(dead)
             Thread(target=self._replace, args=(group, self.starting), daemon=True, name="replacement").start()
         waited = time.monotonic() - self._changed
@@ -121,6 +126,7 @@ class Replacements:
     def _replace(self, group: "WorkerGroup", numbers: Collection[int]) -> None:
         """Start workers in the places of dead ones, if their nodes are there, or Ray has found other ones."""
         for number in numbers:
+            before = group.get_workers()[number]
             try:
                 place = group.get_worker_group_state().placement_group_handle.placement_group
                 if ray.util.placement_group_table(place)["state"] == "CREATED":
@@ -130,6 +136,8 @@ class Replacements:
                     self._changed = time.monotonic()
             except Exception:  # for example, another one has died, too; the others train on
                 _log.exception("worker %d could not be replaced", number)
+                if group.get_workers()[number] is not before:
+                    self._died_at_start.add(number)
         self.starting = ()
 
 
