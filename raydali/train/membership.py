@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from raydali.train.nccl_groups import NcclGroups
 from raydali.train.roster import Entry, Roster, append, give_up
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class Membership:
         timeout: timedelta = timedelta(minutes=30),
         device: torch.device = _CPU,
     ) -> None:
-        self._device, self._of_nccl, self._aborted = device, list[Any](), list[Any]()
+        self._nccl = NcclGroups(device, timeout) if device.type == "cuda" else None
         self._connect, self._store, self._watched = connect, connect(), connect()
         self.rank, self.world_size, self.joins, self.is_idle = rank, world_size, name is not None, False
         self.members, self._timeout = tuple(range(world_size)), timeout
@@ -241,7 +242,8 @@ class Membership:
             The reports of `members`, in their order, and the new process groups of these ranks.
         """
         while True:
-            self._abort()
+            if self._nccl is not None:
+                self._nccl.abort()  # what this rank does next would wait behind its kernels
             with self._changed:
                 self._generation = self._roster.changed
                 roster = Roster(self._entries[: self._generation], self.world_size)
@@ -284,21 +286,7 @@ class Membership:
         return self._gradients(self._connect())
 
     def _gradients(self, connection: Store) -> dist.ProcessGroup | None:
-        if self._device.type != "cuda":
+        if self._nccl is None:
             return None
-        # Otherwise a broken connection to a lost rank would end this process.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = self._timeout
         store = PrefixStore(f"gradients/{self._generation}", connection)
-        group: Any = dist.ProcessGroupNCCL(store, self.members.index(self.rank), len(self.members), options)
-        with torch.cuda.device(self._device):
-            group.eager_connect_single_device(self._device)
-        self._of_nccl.append(group)
-        return group  # type: ignore[no-any-return]  # as above
-
-    def _abort(self) -> None:
-        """End the kernels of NCCL that wait for a lost rank: what this rank does next would wait behind them."""
-        while self._of_nccl:
-            self._aborted.append(self._of_nccl.pop())  # to free it waits for threads that may wait for this one
-            self._aborted[-1].abort()
+        return self._nccl.connect(store, self.members.index(self.rank), len(self.members))
