@@ -121,7 +121,7 @@ def test_starts_that_time_out_get_more_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert timeout(2) == scaling.MAX_TIMEOUT_SECONDS
     elastic.after_controller_state_update(full, RunningState())
     assert timeout(2) == before
-    assert all(isinstance(message, Placed) for message in elastic._channel.posted)
+    assert all(isinstance(message, Placed) for message in elastic.channel.posted)
 
 
 @pytest.mark.usefixtures("free")
