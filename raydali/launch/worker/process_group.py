@@ -75,7 +75,7 @@ def _prepare_process(store: str | None, member: str | None, gpus: Mapping[str, s
         The node, and its GPUs that this worker sees.
     """
     node, own = ray.get_runtime_context().get_node_id(), os.environ.get(GPUS, "")
-    if member is not None and own in gpus.get(node, "").split(","):
+    if member is not None and own and own in gpus.get(node, "").split(","):
         os.environ[GPUS] = gpus[node]
     if store is not None:
         os.environ[STORE] = store
