@@ -71,6 +71,15 @@ def resumption(events: Events, since: float) -> Mapping[str, Any] | None:
     return None
 
 
+def is_starting(events: Events) -> bool:
+    """Return whether a worker that becomes the next spare is still starting: nothing tells of its death."""
+    names = [row["event"] for row in events]
+    first_loss = names.index("replace") if "replace" in names else len(names)
+    spares = names[:first_loss].count("spare")
+    lost = sum(len(row["ranks"]) + row["spares"] for row in events if row["event"] == "replace")
+    return spares > 0 and "resume" not in names and names.count("spare") < spares + lost
+
+
 def reached(checkpoints: Sequence[tuple[int, float]], at: float) -> int:
     """Estimate the last completed step at a time, from the pace between the two newest checkpoints.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.chaos.accounting import IN_PLACE, FaultOutcome, first, reached, resumption
+from raydali.commands.chaos.accounting import IN_PLACE, FaultOutcome, first, is_starting, reached, resumption
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
@@ -118,8 +118,8 @@ def wait_until_training(context: FaultContext, *, beyond: int, every: int) -> No
     """Wait for a checkpoint after a step, for a node other than the head to train, and for a while after that."""
     goal, run = beyond + CHECKPOINTS_BETWEEN * every, context.run
     run.wait_for(
-        f"a checkpoint at step {goal} or later, while a node other than the head trains",
-        lambda: run.committed() >= goal and bool(context.training_nodes()),
+        f"a checkpoint at step {goal} or later, while a node other than the head trains and no worker starts",
+        lambda: run.committed() >= goal and bool(context.training_nodes()) and not is_starting(run.events()),
     )
     (_, newest), (_, before) = run.checkpoints()[:2]
     time.sleep(max(0.0, newest + random.random() * (newest - before) - time.time()))

@@ -57,7 +57,6 @@ class Replacements:
         os.environ[STORE] = f"{ray.util.get_node_ip_address()}:{self._store.port}"
         self._names: dict[int, str] = {}
         self._lost: set[int] = set()
-        self._died_at_start: set[int] = set()
         self._changed = 0.0
         self._gave_up = False
         self.starting: Collection[int] = ()
@@ -89,8 +88,7 @@ class Replacements:
         training = [number for number in running if self._name(number) in members]
         if not training:
             return status
-        news = {number: error for number, error in dead.items() if number not in self._lost - self._died_at_start}
-        self._died_at_start -= {*news}
+        news = {number: error for number, error in dead.items() if number not in self._lost}
         self._announce(group, news, members | asking, len(training))
         if dead and not (starting or self._gave_up):
             self.starting = sorted(dead)
@@ -126,7 +124,6 @@ class Replacements:
     def _replace(self, group: "WorkerGroup", numbers: Collection[int]) -> None:
         """Start workers in the places of dead ones, if their nodes are there, or Ray has found other ones."""
         for number in numbers:
-            before = group.get_workers()[number]
             try:
                 place = group.get_worker_group_state().placement_group_handle.placement_group
                 if ray.util.placement_group_table(place)["state"] == "CREATED":
@@ -136,8 +133,6 @@ class Replacements:
                     self._changed = time.monotonic()
             except Exception:  # for example, another one has died, too; the others train on
                 _log.exception("worker %d could not be replaced", number)
-                if group.get_workers()[number] is not before:
-                    self._died_at_start.add(number)
         self.starting = ()
 
 

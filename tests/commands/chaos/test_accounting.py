@@ -11,6 +11,7 @@ from raydali.commands.chaos.accounting import (
     Losses,
     Samples,
     first,
+    is_starting,
     lost_and_repeated,
     reached,
     resumption,
@@ -206,3 +207,11 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
     assert cells == ["link", "15.3 s", "hang", "in place", "85.6 s", "12", "0", "1"]
     assert mentions(shown, "1 epoch") and "shared memory left: 0" in shown
+
+
+def test_the_next_spare_is_ready_before_another_fault() -> None:
+    ready: dict[str, Any] = {"event": "spare"}
+    loss: dict[str, Any] = {"event": "replace", "ranks": [1], "spares": 0}
+    assert [is_starting(rows) for rows in ([ready], [ready, loss], [ready, loss, ready])] == [False, True, False]
+    assert not is_starting([loss])  # without spares, each replacement has an event of its own
+    assert not is_starting([ready, loss, {"event": "resume"}])
