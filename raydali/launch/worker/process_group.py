@@ -75,8 +75,8 @@ def _prepare_process(store: str | None, member: str | None, gpus: Mapping[str, s
         The node, and its GPUs that this worker sees.
     """
     node, own = ray.get_runtime_context().get_node_id(), os.environ.get(GPUS, "")
-    if member is not None and own and own in gpus.get(node, "").split(","):
-        os.environ[GPUS] = gpus[node]
+    if member is not None and (seen := gpus_to_see(own, gpus.get(node, ""))):
+        os.environ[GPUS] = seen
     if store is not None:
         os.environ[STORE] = store
     if member is not None:
@@ -86,6 +86,11 @@ def _prepare_process(store: str | None, member: str | None, gpus: Mapping[str, s
         torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
     return node, os.environ.get(GPUS, "")
+
+
+def gpus_to_see(own: str, of_first_workers: str) -> str:
+    """Return the GPUs that a replacement sees: those of the first workers on its node, if its own one is among them."""
+    return of_first_workers if own in of_first_workers.split(",") else own
 
 
 def membership_of(number: int, world_size: int, timeout: timedelta, device: torch.device) -> Membership | None:
