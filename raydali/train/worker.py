@@ -64,7 +64,7 @@ class Worker:
 
     @property
     def overlap_pays(self) -> bool:
-        """Whether to all-reduce gradients during the backward pass; not if ranks can be lost, see gradients.py."""
+        """True if gradients are summed faster during the backward pass, and no rank can be lost: see gradients.py."""
         return self.membership is None and self.device.type in OVERLAP_PAYS
 
     @property

@@ -1,4 +1,4 @@
-"""What a worker that replaces a lost one sees."""
+"""A worker that replaces a lost one sees the GPUs of the others on its node."""
 
 import pytest
 
