@@ -6,6 +6,7 @@ folder and files of the process, and ends. The first one that finds no server be
 fails, Python runs the program as it would without this file, which is run by its path since `raydali` may be missing.
 """
 
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -26,8 +27,8 @@ RAY_MODULES = (
     "raydali.launch.worker.training_run",
 )
 """Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
-GPU = Path("/dev/nvidiactl")
-"""Nodes with a GPU have no server: it has not been tried there whether the imports leave CUDA alone."""
+CUDA_UNUSED = 3
+"""`CUDA_ERROR_NOT_INITIALIZED`."""
 ANSWER_SECONDS = 45.0
 """How long a process waits for the server; Ray gives it up after 60 s."""
 IDLE_SECONDS = 30.0
@@ -45,7 +46,7 @@ def main(path: str, *program: str) -> None:
         path = next(each for each in program if each.startswith("--raylet-name=")).partition("=")[2] + path
     listening = None
     with suppress(OSError):  # there is a server, or none can be
-        listening = None if GPU.exists() else _listen(path)
+        listening = _listen(path)
     if listening is not None and (not program or os.fork()):
         sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
         program = _serve(listening, path)
@@ -92,7 +93,7 @@ def _serve(listening: socket.socket, path: str) -> tuple[str, ...]:
     _import(MODULES)
     listening.settimeout(1.0)
     until = time.monotonic() + IDLE_SECONDS
-    while os.getppid() == parent and time.monotonic() < until:
+    while os.getppid() == parent and time.monotonic() < until and not _uses_cuda():
         with suppress(OSError, ValueError):  # a process that has ended has not asked to the end
             connection = listening.accept()[0]
             with connection:
@@ -113,6 +114,13 @@ def _import(modules: tuple[str, ...]) -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def _uses_cuda() -> bool:
+    """Return whether this process has initialised CUDA, which its forks could then not use."""
+    with suppress(OSError):
+        return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_UNUSED
+    return False
 
 
 def _import_ray() -> None:
