@@ -89,5 +89,5 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(pairs: _Pairs) -> None:
-    for host, tensor in pairs:
-        host.copy_(tensor, non_blocking=True)
+    if pairs:
+        torch._foreach_copy_([host for host, _ in pairs], [tensor for _, tensor in pairs], non_blocking=True)

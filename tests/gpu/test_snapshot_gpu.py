@@ -49,10 +49,19 @@ class Unhurried(LocalSession):
     def __init__(self, path: Path) -> None:
         super().__init__(folder_of(path), device=DEVICE, cpus=4, waits_for_saves=False)
         self.saved_at: list[int] = []
+        self.allocations: list[int] = []
 
     def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
         self.saved_at.append(step)
+        self._count_allocations()
         super().commit(step, state, **options)
+
+    def _count_allocations(self) -> None:
+        self.allocations.append(torch.cuda.host_memory_stats()["num_host_alloc"])
+
+    def report_start(self, *, steps: int) -> None:
+        super().report_start(steps=steps)
+        self._count_allocations()
 
     def report_progress(self, **facts: Any) -> None:
         if self.cursor.done == self.cursor.saved + 1:
@@ -72,4 +81,6 @@ def test_a_checkpoint_stops_the_steps_only_shortly(tmp_path: Path) -> None:
         checkpoints = sum(before["step"] <= step < row["step"] for step in session.saved_at)
         stalls.append(row["ranks"][0]["checkpoint_seconds"] * 1000 / checkpoints)
     print("\nmilliseconds of a checkpoint:", *(f"{stall:.1f}" for stall in stalls))
+    print("pinned blocks allocated until the first step, and until each checkpoint:", *session.allocations)
+    assert session.allocations[0] == session.allocations[-1]
     assert min(stalls) < 15

@@ -119,7 +119,7 @@ def _import(modules: tuple[str, ...]) -> None:
 def _uses_cuda() -> bool:
     """Return whether this process has initialised CUDA, which its forks could then not use."""
     with suppress(OSError):
-        return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_UNUSED
+        return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_UNUSED)
     return False
 
 

@@ -74,10 +74,12 @@ class Rehearsal:
 
     def before_first_step(self) -> Iterator[Step]:
         """Yield warm-up steps for all sizes of the epochs that remain."""
+        if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
+            self._loader.begin_ahead()
         if self._config.compile:
-            if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
-                self._loader.begin_ahead()
             self._cache.load()
+        # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
+        self._warm_up_inference()
         later = self._later_epochs() if self._prepares else []
         for epoch in reversed(later):
             if self._session.worker.rank == 0:
@@ -87,7 +89,6 @@ class Rehearsal:
         measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
         if self._prepares or measures:
             yield from self._begin(measures, Rehearsed)
-        self._warm_up_inference()
         if self._config.compile:
             self._cache.save()
 

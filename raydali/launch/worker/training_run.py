@@ -47,6 +47,7 @@ from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.step_loop import StepLoop, loop_error, require
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import peak_flops
+from raydali.run.messages import Note
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.evaluation.forward import ValidationForward
@@ -203,6 +204,8 @@ class TrainingRun:
         if faster:
             loader = self._val_loader
             batch = loader.resident_batch(min(self._config.batch_size, loader.order.samples))
+            if self._config.compile and self.worker.rank == 0:
+                self._session.emit(Note("compiling the validation"))
             for inference, inputs in faster:
                 inference.warm_up(batch[inputs])
             start_clock.mark("validation")
