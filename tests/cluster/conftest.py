@@ -1,10 +1,18 @@
-"""What tests of the files for `ray up` are repeated for, and how long tests here may take on a busy machine."""
+"""What tests of clusters share: an environment with a home of its own, and how long they may take."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import environment
 from tests.support.ray_up_files import CLOUDS
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    home = tmp_path / "home"
+    home.mkdir()
+    return environment(home)
 
 
 @pytest.fixture(params=CLOUDS)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from raydali.run.folder import RunFolder
-from tests.support.cluster import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
+from tests.support.cluster import RAY, ROOT, descendants, kill, name_of, wait_until_gone
 from tests.support.messages import mentions
 
 IDLE_SECONDS = 15
@@ -105,13 +105,6 @@ def wait_for(condition: Callable[[], bool], *, seconds: float, why: Callable[[],
     while not condition():
         assert time.monotonic() < deadline, why()
         time.sleep(0.5)
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    home = tmp_path / "home"
-    home.mkdir()
-    return environment(home)
 
 
 @pytest.mark.slow

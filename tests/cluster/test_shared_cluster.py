@@ -15,7 +15,7 @@ import pytest
 
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
-from tests.support.cluster import ROOT, committed, descendants, environment, kill, name_of, nodes
+from tests.support.cluster import ROOT, committed, descendants, kill, name_of, nodes
 from tests.support.messages import mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,13 +35,6 @@ for _ in sys.stdin:
     ray.get(held[-1].here.remote())
     print("held", flush=True)
 """
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    home = tmp_path / "home"
-    home.mkdir()
-    return environment(home)
 
 
 class Run:

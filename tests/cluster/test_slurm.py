@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raydali.run.folder import RunFolder
-from tests.support.cluster import RAY, ROOT, committed, environment
+from tests.support.cluster import RAY, ROOT, committed
 from tests.support.slurm import GPUS, Slurm, slurm
 
 SCRIPT = "cluster/slurm.sh"
@@ -20,10 +20,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    home = tmp_path / "home"
-    home.mkdir()
-    env = environment(home)
+def env(env: dict[str, str]) -> dict[str, str]:
     return env | {"PATH": f"{Path(RAY).parent}:{env['PATH']}"}
 
 

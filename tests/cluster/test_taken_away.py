@@ -11,18 +11,12 @@ import pytest
 
 from raydali.launch.driver.driver_node import DRAINING
 from raydali.run.folder import RunFolder
-from tests.support.cluster import RAY, ROOT, alive, committed, descendants, environment, kill, nodes, start_job
+from tests.support.cluster import RAY, ROOT, alive, committed, descendants, kill, nodes, start_job
 from tests.support.messages import mentions
 from tests.support.metadata_server import metadata_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = ["--epochs", "40", "--global-batch-size", "64", "--name", "run"]
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    (home := tmp_path / "home").mkdir()
-    return environment(home)
 
 
 def ended_with(stack: ExitStack, process: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
