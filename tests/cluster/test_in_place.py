@@ -214,3 +214,46 @@ def test_all_restart_if_nobody_has_the_state(env: dict[str, str], tmp_path: Path
         assert process.wait(180) == 0
         assert events(folder, "replace") and events(folder, "failure")
         assert_whole(folder, STREAM)
+
+
+FAILS = """
+import os
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.step import Step
+    true_backward = Step.backward
+    def backward(self, *arguments):
+        first = self._pending.micro_batch.index == 1 and self.index == 60
+        if first and (EACH_TIME or not os.path.exists("FOLDER/failed")):
+            open("FOLDER/failed", "w").close()
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return true_backward(self, *arguments)
+    Step.backward = backward
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+@pytest.mark.parametrize("each_time", [False, True])
+def test_a_rank_that_fails_is_replaced_unless_others_fail_in_its_place(
+    each_time: bool, env: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS.replace("FOLDER", str(tmp_path)).replace("EACH_TIME", str(each_time)))
+    options = ["--workers", "3", "--batch-size", "16", "--global-batch-size", "48", "--epochs", "12", "--name", "run"]
+    command = [sys.executable, str(script), *options, "--trace-samples", "--storage", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    folder = RunFolder(str(tmp_path), "run")
+    losses = events(folder, "replace")
+    assert losses[0]["ranks"] == [1] and "CUDA error: an illegal memory access" in losses[0]["error"]
+    assert not events(folder, "resume")
+    if each_time:  # the third one may fail, too, before the driver ends
+        assert done.returncode == 1 and "would recur" in done.stderr and "fails.py" in done.stderr, done.stderr
+        assert len(losses) == 2
+    else:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not events(folder, "failure") and len(losses) == len(events(folder, "rejoin")) == 1
+        assert_whole(folder, replace(DIGITS, epochs=12, global_batch_size=48, batch_size=16).stream(1437))

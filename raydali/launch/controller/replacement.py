@@ -2,7 +2,8 @@
 
 The controller hosts the store in which the ranks agree (train/roster.py). Ray Train can replace single workers, for
 TorchFT; here the controller asks it to do so as soon as a worker's process has died, and hides the death from Ray
-Train's own failure handling, which would end all workers. If another rank fails, too, all are restarted as usual.
+Train's own failure handling, which would end all workers. A rank that fails with an error of its own, for example of
+its GPU, is lost, too: its process ends once it hears so. If all fail, or with an error of raydali, all restart.
 
 A spare takes the place of a lost rank at once. The new worker then becomes a spare, so a worker's number in Ray Train
 is not its rank. To start a worker takes up to half a minute, so another thread does it: others may die meanwhile.
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING
 
 import ray
 from ray.exceptions import RayActorError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raydali.launch.channel import DriverChannel
+from raydali.errors import RaydaliError
+from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.run.events import Replaced, WorkerAddress
 from raydali.text import error_line
+from raydali.train.membership import NotReplacedError, RankLostError
 from raydali.train.roster import announce_loss, give_up, ranks_of
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ MEMBER = "RAYDALI_MEMBER"
 """Environment variable with the name of a worker that replaces a lost one, in the controller and in this worker."""
 GIVE_UP_SECONDS = 120.0
 """Time after which lost ranks are not replaced any more, if no replacement has started since the last loss."""
+ERROR_SECONDS = 1.0
+"""Time in which others may fail with the same error as a rank. If all do, nobody is replaced."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +62,7 @@ class Replacements:
         os.environ[STORE] = f"{ray.util.get_node_ip_address()}:{self._store.port}"
         self._names: dict[int, str] = {}
         self._lost: set[int] = set()
+        self._failed_at: dict[int, float] = {}
         self._changed = 0.0
         self._gave_up = False
         self.starting: Collection[int] = ()
@@ -79,16 +85,21 @@ class Replacements:
         }
         status = replace(status, worker_statuses=workers)
         dead = {number: each.error for number, each in workers.items() if _has_died(each.error)}
-        others = {number: each for number, each in workers.items() if number not in dead}
-        if not (dead or starting) or any(each.error for each in others.values()) or not self._channel.board().training:
+        failed = {number: each.error for number, each in workers.items() if _may_succeed_elsewhere(each.error)}
+        others = {number: each for number, each in workers.items() if number not in {*dead, *failed}}
+        is_in_place = not any(each.error for each in others.values()) and self._channel.board().training
+        if not (dead or failed or starting) or not is_in_place:
             return status
-        # A replacement that has not joined yet has no state to go on from.
+        # A replacement that has not joined yet has no state to go on from, and if it fails, the next one would, too.
         members, asking = ranks_of(self._store, self._ranks)
         running = [number for number, each in others.items() if each.running]
         training = [number for number in running if self._name(number) in members]
-        if not training:
+        if not training or any(self._name(number) not in members for number in failed):
             return status
         news = {number: error for number, error in dead.items() if number not in self._lost}
+        for number, error in failed.items():
+            if time.monotonic() - self._failed_at.setdefault(number, time.monotonic()) >= ERROR_SECONDS:
+                news[number] = error
         self._announce(group, news, members | asking, len(training))
         if dead and not (starting or self._gave_up):
             self.starting = sorted(dead)
@@ -105,13 +116,14 @@ class Replacements:
     def _announce(
         self, group: "WorkerGroup", news: dict[int, Exception | None], ranks: dict[str, int], remaining: int
     ) -> None:
-        """Tell the ranks and the driver of workers that have died; `ranks` are those that workers have or ask for."""
+        """Tell the ranks and the driver of lost workers; `ranks` are those that workers have or ask for."""
         if not news:
             return
         workers, places = group.get_workers(), dict[int, WorkerAddress]()
         for number in news:
             announce_loss(self._store, self._name(number))
             self._lost.add(number)
+            self._failed_at.pop(number, None)
             self._changed = time.monotonic()
             of_spare = min(0, *places) - 1 if places else -1
             metadata = workers[number].metadata
@@ -140,3 +152,10 @@ def _has_died(error: Exception | None) -> bool:
     """Return whether a worker's process has died, but not with a node that was taken away."""
     cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else None
     return isinstance(cause, RayActorError) and not cause.preempted
+
+
+def _may_succeed_elsewhere(error: Exception | None) -> bool:
+    """Return whether a worker failed with an error of its own code or device, not of raydali or of the whole group."""
+    cause = error._base_exc if isinstance(error, UserExceptionWithTraceback) else None
+    of_all = RaydaliError, Interrupted, RankLostError, NotReplacedError
+    return isinstance(cause, Exception) and not isinstance(cause, of_all)

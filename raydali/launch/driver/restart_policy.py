@@ -77,12 +77,16 @@ class RestartPolicy:
         if step > self._start:
             self._start, self._without_progress = step, 0
 
-    def lost(self, step: int) -> str | None:
+    def lost(self, step: int, errors: Sequence[WorkerError]) -> str | None:
         """Judge a loss of ranks that others survive. Return why the run ends; None if it goes on.
 
         Args:
             step: the last completed step.
+            errors: those with which ranks failed; the processes of others have died.
         """
+        for error in errors:
+            if why := self._recurs(error, {error.node_id}):
+                return why
         self._losses = self._losses + 1 if step == self._lost_at else 1
         self._lost_at = step
         if 0 <= self._limit < self._losses:

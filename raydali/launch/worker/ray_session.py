@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.context import get_train_context  # the pu
 from raydali.data.loading.loader import Loader
 from raydali.data.sources.cache import cache_folder
 from raydali.data.sources.retry import retries
-from raydali.errors import DataError, DivergedError, NodeError, StorageAway, StorageError, UsageError
+from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks
 from raydali.launch.channel import DriverChannel, Interrupted
@@ -268,7 +268,7 @@ def _group() -> str:
 def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:
     """Describe an error for the driver, with the traceback outside libraries; errors of raydali have none."""
     passing = isinstance(error, StorageAway | NodeError)
-    ours = passing or isinstance(error, UsageError | DataError | DivergedError | StorageError)
+    ours = isinstance(error, RaydaliError)
     frames = traceback.extract_tb(error.__traceback__)[1:]
     outside = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return WorkerError(

@@ -1,0 +1,102 @@
+"""Which failures of workers the others survive, as the controller sees them in the status of all workers."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
+
+from raydali.errors import UsageError
+from raydali.launch.channel import Board
+from raydali.launch.controller import replacement
+from raydali.launch.controller.replacement import ERROR_SECONDS, Replacements
+from raydali.run.events import Replaced
+from raydali.run.messages import Message
+from raydali.train.membership import RankLostError
+from raydali.train.roster import ranks_of
+
+
+@dataclass
+class Channel:
+    """A channel on whose board a group trains, with what was posted."""
+
+    posted: list[Message] = field(default_factory=list)
+
+    def board(self) -> Board:
+        return Board(training=True)
+
+    def post(self, message: Message) -> None:
+        self.posted.append(message)
+
+
+class Group:
+    """Three workers on a node."""
+
+    def get_workers(self) -> list[Any]:
+        return [SimpleNamespace(metadata=SimpleNamespace(node_id="a", pid=number)) for number in range(3)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(replacement, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def replacements(channel: Any, monkeypatch: pytest.MonkeyPatch) -> Replacements:
+    monkeypatch.setenv(replacement.STORE, "")  # so that it is taken back
+    return Replacements(channel, 3)
+
+
+def status(**errors: Exception) -> WorkerGroupPollStatus:
+    """That of three workers, some of which have failed: `_1=error`."""
+    failed = {int(name[1:]): UserExceptionWithTraceback(error, str(error)) for name, error in errors.items()}
+    return WorkerGroupPollStatus(
+        {number: WorkerStatus(running=number not in failed, error=failed.get(number)) for number in range(3)}
+    )
+
+
+def test_a_rank_that_fails_alone_is_lost(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, group, gpu_error = Channel(), Group(), RuntimeError("CUDA error: unspecified launch failure")
+    found = replacements(channel, monkeypatch)
+    for passed in (0.0, ERROR_SECONDS / 2):
+        clock[0] += passed
+        assert not found.survived(group, status(_1=gpu_error), ()).errors  # type: ignore[arg-type]
+        assert not channel.posted, "others may fail, too"
+    clock[0] += ERROR_SECONDS
+    for _ in range(2):
+        assert not found.survived(group, status(_1=gpu_error), ()).errors  # type: ignore[arg-type]
+    (loss,) = channel.posted
+    assert isinstance(loss, Replaced) and (loss.ranks, loss.remaining, loss.error) == ([1], 2, str(gpu_error))
+    assert [*ranks_of(found._store, 3)[0].values()] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        {"_0": ValueError("a"), "_1": ValueError("a"), "_2": ValueError("a")},
+        {"_1": UsageError("a")},
+        {"_1": RankLostError()},
+        {"_1": ValueError("a"), "_2": UsageError("a")},
+    ],
+    ids=["all", "of raydali", "not replaced", "of one and of raydali"],
+)
+def test_all_restart_after_other_errors(
+    errors: dict[str, Exception], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, failed = Channel(), status(**errors)
+    found = replacements(channel, monkeypatch)
+    for _ in range(2):
+        assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
+        clock[0] += ERROR_SECONDS
+    assert not channel.posted
+
+
+def test_a_replacement_that_fails_before_it_joins_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, failed = Channel(), status(_1=RuntimeError("no kernel image is available"))
+    found = replacements(channel, monkeypatch)
+    found._names[1] = "1-new"
+    assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
+    assert not channel.posted
