@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import (
     ReschedulingState,
@@ -33,6 +35,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingPolicy,
 )
 from ray.train.v2.api import data_parallel_trainer
+from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
@@ -66,11 +69,19 @@ class Trainer(TorchTrainer):
     Args:
         replaces: number of ranks of which single ones are replaced while the others train on, of a fixed number of
             workers; the other workers are spares. 0: all workers restart.
+        own: whether Ray ends with this process.
     """
 
-    def __init__(self, *args: Any, channel: DriverChannel, replaces: int = 0, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, channel: DriverChannel, replaces: int = 0, own: bool = False, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._channel, self._replaces = channel, replaces
+        self._channel, self._replaces, self._own = channel, replaces, own
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
+        """Leave out what only starts further processes: for Ray's data sets, and to clean up after a killed driver."""
+        unused = (DatasetsCallback, PlacementGroupCleanerCallback) if self._own else DatasetsCallback
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, unused)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
         of_ray = arguments["scaling_policy"]

@@ -213,6 +213,7 @@ def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
         run_worker,
         channel=channel,
         replaces=placement.minimum if replaces else 0,
+        own=run.cluster.own,
         train_loop_config={"task": ray.put(task)},  # or the controller pickles it once more
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
         scaling_config=ScalingConfig(

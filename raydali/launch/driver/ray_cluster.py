@@ -16,7 +16,7 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
 from raydali.launch.driver.process_servers import own_server, servers_of_job
-from raydali.launch.driver.ray_start import allow_slow_start, start_ray, tidy
+from raydali.launch.driver.ray_start import set_environment, start_ray, tidy
 from raydali.launch.options import LaunchOptions
 from raydali.text import error_line, plural
 
@@ -54,9 +54,8 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     """
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # MKL, a part of torch, ends a process that has no working directory; a node that starts on this host may remove it.
-    importlib.import_module("torch")
     if os.environ.get("RAY_ADDRESS"):
+        _import_torch()
         os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
         with _joined() as cluster:
             yield cluster
@@ -65,12 +64,13 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     if "ray" not in sys.modules:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    allow_slow_start()
+    set_environment()
     tidy()
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
     keep_logs = False
     with own_server(folder) as environment:
         try:
+            _import_torch()
             start_ray(
                 folder,
                 warn,
@@ -94,6 +94,14 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
             ray.shutdown()
             if not keep_logs:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _import_torch() -> None:
+    """Import torch before Ray starts a node on this host, which may remove the working directory of this process.
+
+    MKL, a part of torch, ends a process that has none.
+    """
+    importlib.import_module("torch")
 
 
 def _own_cpus(options: LaunchOptions) -> int:

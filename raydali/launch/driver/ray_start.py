@@ -1,4 +1,4 @@
-"""Start a Ray of our own: with longer timeouts for busy machines, and a one-line error.
+"""Start a Ray of our own: with longer timeouts for busy machines, few processes, and a one-line error.
 
 Ray 2.60 gives its server 30 s to start and its raylet 30 s. The raylet gives its agents, Python processes, 15 s each to
 report their ports, then exits. A busy machine needs longer for each.
@@ -33,14 +33,15 @@ T = TypeVar("T")
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
-def allow_slow_start() -> None:
-    """Set Ray's timeouts in the environment; must be called before Ray is imported.
+def set_environment() -> None:
+    """Set Ray's timeouts, and start no workers in advance, which would import again; call it before Ray is imported.
 
     RAY_raylet_start_wait_time_s keeps its 30 s: it is the timeout of one request, which is repeated.
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
     os.environ.setdefault("RAY_worker_register_timeout_seconds", str(START_SECONDS))
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
@@ -92,7 +93,8 @@ def load() -> str:
 def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
     """Within this, the start of a Ray node is retried until the deadline, unless one of its servers exits.
 
-    The raylet is given the ports of its agents, so that it does not wait for them.
+    The raylet is given the ports of its agents, so that it does not wait for them. There is nothing for the monitor to
+    scale, and without a dashboard, the API server would only report usage statistics.
     """
     from ray._private import node, parameter, services
     from ray._raylet import persist_port  # type: ignore[attr-defined]
@@ -118,9 +120,11 @@ def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
         return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
 
     given: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
+    given |= {"no_monitor": True, "include_log_monitor": False}
     replaced = (
         (node, "wait_for_persisted_port", wait_for_server),
         (services, "get_node", waiting(services.get_node, "raylet")),
+        (services, "start_api_server", lambda *_, **__: (None, None)),
         (parameter, "RayParams", partial(parameter.RayParams, **given)),
     )
     before = [getattr(module, name) for module, name, _ in replaced]
