@@ -20,18 +20,24 @@ COMMAND = str(Path(sys.executable).with_name("raydali"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def chaos(tmp_path: Path, faults: list[str], *options: str) -> dict[str, Any]:
-    """The result of the command, which has succeeded, with these faults on three nodes."""
+def run(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
+    """The exit code, the output and the result of the command on three nodes."""
     file = tmp_path / "chaos.json"
-    command = [COMMAND, "chaos", "--faults", ",".join(faults), "--nodes", "3", "--json", str(file), *options]
+    command = [COMMAND, "chaos", "--nodes", "3", "--json", str(file), *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said, errors = process.communicate(timeout=540)
     finally:
         process.terminate()  # not killed: it must end what it has started
         process.wait()
-    assert process.returncode == 0 and "samples lost" in said, said + errors
-    found: dict[str, Any] = json.loads(file.read_text())
+    assert "samples lost" in said, said + errors
+    return process.returncode, said + errors, json.loads(file.read_text())
+
+
+def chaos(tmp_path: Path, faults: list[str], *options: str) -> dict[str, Any]:
+    """The result of the command, which has succeeded, with these faults."""
+    code, output, found = run(tmp_path, "--faults", ",".join(faults), *options)
+    assert code == 0, output
     assert [row["fault"] for row in found["rows"]] == faults
     assert all(row["lost"] == row["repeated"] == 0 for row in found["rows"]) and found["same_stream"]
     assert all(0 <= row["noticed_seconds"] <= row["resumed_seconds"] for row in found["rows"])
@@ -56,3 +62,9 @@ def test_a_fixed_number_of_workers_goes_on_in_place(tmp_path: Path) -> None:
     assert all(row["in_place"] and row["repeated_steps"] == 0 for row in found["rows"]), found["rows"]
     # Ray gives an unreachable node up after 20 s, a frozen rank is found after 15 s, and the new node starts meanwhile.
     assert all(row["resumed_seconds"] < 120 for row in found["rows"])
+
+
+def test_faults_for_which_the_run_is_too_short_are_missed(tmp_path: Path) -> None:
+    code, output, found = run(tmp_path, "--kills", "9", "--epochs", "6")
+    assert code == 1 and "raise --epochs" in output and "raise --epochs" in found["over"]
+    assert len(found["rows"]) < 9 and found["same_stream"] and found["losses"]["agree"]

@@ -54,9 +54,10 @@ def main(options: Chaos) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "left_out": the reason for each fault that was not
-        injected, "rows", "same_stream", "losses": {"undisturbed" and "disturbed": one for each epoch,
-        "largest_difference", "agree"}, "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault",
-        "noticed_seconds", "noticed_by", "in_place", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+        injected, "over": why the last faults are missing, if the run was over before, "rows", "same_stream",
+        "losses": {"undisturbed" and "disturbed": one for each epoch, "largest_difference", "agree"}, "left":
+        {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault", "noticed_seconds", "noticed_by",
+        "in_place", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
         UsageError: an option is invalid; nothing was started.
@@ -109,6 +110,7 @@ def failures(result: dict[str, Any]) -> list[str]:
     rows, left = result["rows"], result["left"]
     lost, repeated = sum(row["lost"] for row in rows), sum(row["repeated"] for row in rows)
     counted = [
+        (result["over"], result["over"]),
         (lost, f"{lost} samples were lost"),
         (repeated, f"{repeated} samples were repeated"),
         (not result["same_stream"], "the samples came in another order than the stream's"),

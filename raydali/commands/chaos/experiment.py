@@ -15,7 +15,7 @@ from raydali.commands.chaos import leaks
 from raydali.commands.chaos.accounting import FaultOutcome, Losses, lost_and_repeated, shares
 from raydali.commands.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
 from raydali.commands.chaos.nodes import Nodes
-from raydali.commands.chaos.run import WatchedRun
+from raydali.commands.chaos.run import RunOverError, WatchedRun
 from raydali.commands.chaos.samples import due_and_trained
 from raydali.commands.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from raydali.commands.local_cluster.head import Ports
@@ -64,6 +64,7 @@ class ChaosExperiment:
         self._in_place, self._nodes, self._workers = in_place, nodes, workers
         self._epochs, self._report, self._spares, self._gpus = epochs, report, spares, gpus
         self._hosts = nodes + -(-spares // workers)
+        self._over: str | None = None
 
     def run(self) -> dict[str, Any]:
         """Run the experiment; return its part of the result of command.py.
@@ -127,9 +128,13 @@ class ChaosExperiment:
         outcomes: list[FaultOutcome] = []
         last = 0
         for name in self._faults:
-            wait_until_training(context, beyond=last, every=CHECKPOINT_EVERY)
-            self._report(f"{name}: {FAULTS[name].description}")
-            outcome = inject(name, context)
+            try:
+                wait_until_training(context, beyond=last, every=CHECKPOINT_EVERY)
+                self._report(f"{name}: {FAULTS[name].description}")
+                outcome = inject(name, context)
+            except RunOverError as error:  # the faults before it count
+                self._over = str(error)
+                return outcomes
             outcomes.append(outcome)
             last = max(run.committed(), outcome.resumed_at or 0)
             noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({outcome.noticed_by})"
@@ -173,6 +178,7 @@ class ChaosExperiment:
         losses = Losses(*([row["loss"] for row in each.rows(EPOCHS)] for each in (undisturbed, disturbed)))
         return {
             "left_out": self._left_out,
+            "over": self._over,
             "rows": rows,
             "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
             "losses": {**asdict(losses), "largest_difference": losses.largest, "agree": losses.agree},

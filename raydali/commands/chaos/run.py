@@ -18,6 +18,10 @@ GRACE_SECONDS = 400.0
 """Limit of every wait."""
 
 
+class RunOverError(CommandError):
+    """The run finished before what was awaited; more epochs would last longer."""
+
+
 class WatchedRun:
     """A job that is started by a command line.
 
@@ -77,14 +81,16 @@ class WatchedRun:
         """Wait for a condition.
 
         Raises:
-            CommandError: the driver ended before the condition was true, or GRACE_SECONDS have passed.
+            RunOverError: the run finished before the condition was true.
+            CommandError: its driver failed before, or GRACE_SECONDS have passed.
         """
         deadline = time.monotonic() + GRACE_SECONDS
         while not condition():
             code = self.exit_code()
             if code is not None and not condition():
-                why = "it was over before: raise --epochs" if code == 0 else f"its driver ended with {code}"
-                raise CommandError(f"waiting for {what}: {why}\n{log_tail(self._log)}")
+                if code == 0:
+                    raise RunOverError(f"waiting for {what}: the run was over before: raise --epochs")
+                raise CommandError(f"waiting for {what}: its driver ended with {code}\n{log_tail(self._log)}")
             if time.monotonic() > deadline:
                 raise CommandError(f"waiting for {what}: not within {GRACE_SECONDS:.0f} s\n{log_tail(self._log)}")
             time.sleep(POLL_SECONDS)
