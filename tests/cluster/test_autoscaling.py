@@ -217,6 +217,16 @@ def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(env: dict[str, st
         assert nodes_of(env, other) == 0
 
 
+NODE = """
+import sys
+from ray._private import ray_constants
+from ray.scripts.scripts import main
+ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME = "runtime_resources_{number}"
+main()
+"""
+"""A node with a folder of its own for working directories, as those of `raydali cluster`."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Path) -> None:
@@ -228,7 +238,8 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
         head = json.loads(Path(folder, "cluster.json").read_text())["head"]
 
         def add_node(number: int) -> None:
-            command = [RAY, "start", f"--address={head}", "--block", "--num-cpus=1", "--num-gpus=1"]
+            command = [sys.executable, "-c", NODE.format(number=number)]
+            command += ["start", f"--address={head}", "--block", "--num-cpus=1", "--num-gpus=1"]
             command += ["--object-store-memory=100000000", "--dashboard-agent-listen-port=0"]
             command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
             with (tmp_path / f"node-{number}").open("wb") as output:
