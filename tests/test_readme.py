@@ -204,6 +204,9 @@ def assert_as_shown(output: str, *, finished: str) -> None:
     assert lines[-1] == f"finished: {finished}", output
 
 
+IF_ASKED_FOR = "samples", "traces", "tracking", "evaluation", "compile_cache"
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(900)
@@ -243,7 +246,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
         "finish",
     ]
     for file in table("File"):
-        if not any(name in file for name in ("samples", "traces", "tracking", "evaluation")):  # if asked for
+        if not any(name in file for name in IF_ASKED_FOR):
             assert list(Path(folder.path()).glob(file.strip("`"))), file
 
     code, output = run(REPORT, env, tmp_path / "report")
@@ -271,7 +274,7 @@ def test_a_cluster_on_one_machine_and_its_doctor(env: dict[str, str], tmp_path: 
     up, status, down = CLUSTER
     try:
         code, output = run(up, env, tmp_path / "up")
-        assert code == 0 and "to use it: source " in output, output
+        assert code == 0 and "to use it, run: source " in output, output
         code, output = run(status, env, tmp_path / "status")
         assert code == 0, output
     finally:

@@ -46,6 +46,8 @@ _OF_TASKS: dict[str, tuple[_Column, ...]] = {
     "map": (("mAP", "map", 6, ".4f"), ("accuracy", "accuracy", 8, ".4f")),
 }
 """Columns by the first metric that a task has. Other jobs' metrics are shown by their names."""
+CONTINUES = "training continues to the next checkpoint"
+"""In the line of each checkpoint that could not be written."""
 _NOT_OF_TASK = "images", "loss", "seconds", "broken"
 _MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")
@@ -139,7 +141,7 @@ class Console:
                     doing, stack = ("frozen", "") if each.frozen else ("stuck", f":\n{each.stack or ''}".rstrip("\n:"))
                     self.warn(f"{what}, since {where} is {doing}: its process is killed{stack}")
             case CheckpointFailed():
-                self.warn(f"{event.path} cannot be written: {event.reason}; training continues to the next checkpoint")
+                self.warn(f"{event.path} cannot be written: {event.reason}; {CONTINUES}")
             case CheckpointRefused():
                 self.warn(f"{event.path} cannot be used: {event.reason}; trying the previous checkpoint")
             case Quarantined():

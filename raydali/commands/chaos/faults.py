@@ -14,13 +14,13 @@ from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import WatchedRun
 from raydali.commands.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
 from raydali.host.processes import send
+from raydali.report.console import CONTINUES
 from raydali.train.checkpoint_file import FILE_NAME
 
 CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""
 LOSSES = ("replace", "failure", "preemption")
 """The events that name lost ranks."""
-_UNSAVED = "could not be saved"
 
 
 @dataclass
@@ -48,7 +48,7 @@ class FaultContext:
 
     def unsaved(self) -> int:
         """Count the driver's warnings that a checkpoint could not be saved."""
-        return self.run.output().count(_UNSAVED)
+        return self.run.output().count(CONTINUES)
 
 
 Detection = tuple[float, str]

@@ -46,7 +46,8 @@ def suffered(**given: Any) -> FaultOutcome:
 def result(**given: Any) -> dict[str, Any]:
     losses = {"undisturbed": [1.0], "disturbed": [1.0], "largest_difference": 0.0, "agree": True}
     left: dict[str, list[Any]] = {"processes": [], "ports": [], "shared_memory": []}
-    return {"rows": [{"lost": 0, "repeated": 0}], "same_stream": True, "losses": losses, "left": left} | given
+    rows = [{"lost": 0, "repeated": 0}]
+    return {"over": None, "rows": rows, "same_stream": True, "losses": losses, "left": left} | given
 
 
 def test_the_whole_stream_loses_and_repeats_nothing() -> None:
@@ -137,6 +138,7 @@ def test_losses_agree_within_the_tolerance() -> None:
     ("given", "message"),
     [
         ({}, None),
+        ({"over": "raise --epochs"}, "raise --epochs"),
         ({"rows": [{"lost": 2, "repeated": 0}, {"lost": 1, "repeated": 0}]}, "3 samples were lost"),
         ({"rows": [{"lost": 0, "repeated": 4}]}, "4 samples were repeated"),
         ({"same_stream": False}, "the samples came in another order than the stream's"),

@@ -21,7 +21,7 @@ from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.command import run_main
 from raydali.launch.options import LaunchOptions
 
-ray_start.SAY_SECONDS = 1.0
+ray_start.WARN_SECONDS = 1.0
 if len(sys.argv) > 1:
     services.RAYLET_EXECUTABLE = sys.argv[1]
 
@@ -56,19 +56,18 @@ def test_a_start_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     )
     assert said and all(mentions(line, "warning: Ray") for line in warnings), done.stderr
     assert list(Path(said[1], "session_latest/logs").glob("gcs_server*"))
-    shutil.rmtree(said[2])
+    shutil.rmtree(said[1])
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_agents_may_start_later_than_ray_waits_for_them(tmp_path: Path) -> None:
-    """Ray alone gives them 15 s."""
+    """Ray alone gives them 15 s; the first task waits for them, the start does not."""
     late = "import sys, time\nif 'agent' in ' '.join(sys.orig_argv):\n    time.sleep(25)\n"
     (tmp_path / "sitecustomize.py").write_text(late)
     path = f"{tmp_path}:{environment(tmp_path)['PYTHONPATH']}"
     done = started(tmp_path / "home", PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (0, "a task was run\n"), done.stderr
-    assert mentions(done.stderr, "warning: Ray 600 s load average")
 
 
 def test_folders_of_rays_that_failed_go_after_a_week(tmp_path: Path) -> None:
