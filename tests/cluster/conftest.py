@@ -1,4 +1,4 @@
-"""What tests of clusters share: an environment with a home of its own, and how long they may take."""
+"""Tests of clusters share an environment with a home of its own, and limits of their time."""
 
 from pathlib import Path
 

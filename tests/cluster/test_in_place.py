@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
+from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, kill
 from tests.support.traces import assert_whole
-from tests.support.watched_job import OPTIONS, STREAM, events, running, trainers, wait_for
+from tests.support.watched_job import STREAM, events, running, trainers, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,6 +68,23 @@ def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: P
         assert_whole(folder, replace(STREAM, epochs=90, global_batch_size=64, batch_size=16))
 
 
+def run(
+    tmp_path: Path, env: dict[str, str], script: str, *options: str
+) -> tuple["subprocess.CompletedProcess[str]", RunFolder]:
+    """Run a changed image job on three workers to its end; `FOLDER` in it is the test's folder."""
+    file = tmp_path / "changed.py"
+    file.write_text(script.replace("FOLDER", str(tmp_path)))
+    command = [sys.executable, str(file), "--workers", "3", "--batch-size", "16", "--global-batch-size", "48"]
+    command += ["--trace-samples", "--name", "run", "--storage", str(tmp_path), *options]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    return done, RunFolder(str(tmp_path), "run")
+
+
+def stream_of(epochs: int) -> Stream:
+    """The stream of such a run."""
+    return replace(DIGITS, epochs=epochs, global_batch_size=48, batch_size=16).stream(1437)
+
+
 DIES_BETWEEN_STEPS = """
 import os, signal
 import jobs.imagenet as job
@@ -100,17 +118,11 @@ run_main(job.main)
 
 def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, str], tmp_path: Path) -> None:
     """Rank 1 dies in a validation, rank 0 after a checkpoint's exchange, rank 0 in a validation, rank 2 before one."""
-    script = tmp_path / "dies.py"
-    script.write_text(DIES_BETWEEN_STEPS.replace("FOLDER", str(tmp_path)))
-    options = [*OPTIONS, "--workers", "3", "--batch-size", "16", "--epochs", "20", "--name", "run"]
-    options[options.index("--global-batch-size") + 1] = "48"
-    command = [sys.executable, str(script), *options, "--storage", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    done, folder = run(tmp_path, env, DIES_BETWEEN_STEPS, "--epochs", "20", "--checkpoint-every", "20")
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = RunFolder(str(tmp_path), "run")
     assert [rank for row in events(folder, "replace") for rank in row["ranks"]] == [1, 0, 0, 2]
     assert len(events(folder, "rejoin")) == 4 and not events(folder, "failure", "resume")
-    stream = replace(DIGITS, epochs=20, global_batch_size=48, batch_size=16).stream(1437)
+    stream = stream_of(20)
     assert_whole(folder, stream)
     rows = folder.rows("epochs.jsonl")
     assert [row["epoch"] for row in rows] == [*range(20)]
@@ -150,16 +162,11 @@ run_main(job.main)
 
 
 def test_a_successor_writes_what_rank_0_has_not_written(env: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "dies.py"
-    script.write_text(DIES_BEFORE_IT_WRITES.replace("FOLDER", str(tmp_path)))
-    options = ["--workers", "3", "--batch-size", "16", "--global-batch-size", "48", "--epochs", "12", "--name", "run"]
-    command = [sys.executable, str(script), *options, "--trace-samples", "--storage", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    done, folder = run(tmp_path, env, DIES_BEFORE_IT_WRITES, "--epochs", "12")
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = RunFolder(str(tmp_path), "run")
     assert [len(row["ranks"]) for row in events(folder, "replace")] == [1] * 4
     assert len(events(folder, "rejoin")) == 4 and not events(folder, "failure", "resume")
-    stream = replace(DIGITS, epochs=12, global_batch_size=48, batch_size=16).stream(1437)
+    stream = stream_of(12)
     assert committed(folder) == stream.steps == 12 * 30 - 1
     assert_whole(folder, stream)
     assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [*range(12)]
@@ -241,19 +248,14 @@ run_main(job.main)
 def test_a_rank_that_fails_is_replaced_unless_others_fail_in_its_place(
     each_time: bool, env: dict[str, str], tmp_path: Path
 ) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS.replace("FOLDER", str(tmp_path)).replace("EACH_TIME", str(each_time)))
-    options = ["--workers", "3", "--batch-size", "16", "--global-batch-size", "48", "--epochs", "12", "--name", "run"]
-    command = [sys.executable, str(script), *options, "--trace-samples", "--storage", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
-    folder = RunFolder(str(tmp_path), "run")
+    done, folder = run(tmp_path, env, FAILS.replace("EACH_TIME", str(each_time)), "--epochs", "12")
     losses = events(folder, "replace")
     assert losses[0]["ranks"] == [1] and "CUDA error: an illegal memory access" in losses[0]["error"]
     assert not events(folder, "resume")
     if each_time:  # the third one may fail, too, before the driver ends
-        assert done.returncode == 1 and "would recur" in done.stderr and "fails.py" in done.stderr, done.stderr
+        assert done.returncode == 1 and "would recur" in done.stderr and "changed.py" in done.stderr, done.stderr
         assert len(losses) == 2
     else:
         assert done.returncode == 0, done.stdout + done.stderr
         assert not events(folder, "failure") and len(losses) == len(events(folder, "rejoin")) == 1
-        assert_whole(folder, replace(DIGITS, epochs=12, global_batch_size=48, batch_size=16).stream(1437))
+        assert_whole(folder, stream_of(12))

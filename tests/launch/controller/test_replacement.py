@@ -1,4 +1,4 @@
-"""Which failures of workers the others survive, as the controller sees them in the status of all workers."""
+"""Ranks survive some failures of others, which the controller sees in the status of all workers."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def replacements(channel: Any, monkeypatch: pytest.MonkeyPatch) -> Replacements:
 
 
 def status(**errors: Exception) -> WorkerGroupPollStatus:
-    """That of three workers, some of which have failed: `_1=error`."""
+    """Return the status of three workers, some of which have failed: `_1=error`."""
     failed = {int(name[1:]): UserExceptionWithTraceback(error, str(error)) for name, error in errors.items()}
     return WorkerGroupPollStatus(
         {number: WorkerStatus(running=number not in failed, error=failed.get(number)) for number in range(3)}
