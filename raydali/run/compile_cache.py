@@ -1,6 +1,7 @@
 """The node keeps what torch.compile has made for all runs, and a run's folder keeps it for nodes that lack it.
 
 ~/.cache/raydali/compiled/          on the node: code of torch.compile, kernels of Triton and of CUDA
+~/.cache/raydali/working_folder/    the working folder of all workers on the node
 STORAGE/NAME/compile_cache/GPU-0    of the workers on the first GPU of a node: a line of JSON, then torch's artifacts
 
 Compiled code contains the number of its GPU, so each number has a file. Torch uses an artifact only for the same graph,
@@ -13,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -38,6 +40,18 @@ def use_node_folders() -> None:
             return
         if os.access(node / name, os.W_OK):
             os.environ.setdefault(variable, str(node / name))
+
+
+def enter_working_folder() -> None:
+    """Change to a folder that is the same in all runs, if the user's cache can be written. Call it before CUDA is used.
+
+    CUDA's cache finds kernels that cuDNN generates only in the working folder in which they were compiled. Ray Train
+    gives each run another one, in which each start compiles them again, for 10 s with ResNet-50.
+    """
+    folder = cache_folder() / "working_folder"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
 
 
 class CompileCache:

@@ -54,6 +54,8 @@ def test_workers_are_forked_and_each_second_of_a_start_has_a_name(tmp_path: Path
         servers = {parent(each) for each in workers(process.pid)}
         (server,) = servers
         assert "process_server.py" in name_of(server)
+        folders = {str(Path(f"/proc/{each}/cwd").readlink()) for each in workers(process.pid)}
+        assert folders == {f"{env['XDG_CACHE_HOME']}/raydali/working_folder"}
         killed = time.time()
         kill(workers(process.pid)[:1])
         resume = awaited(lambda: event(folder, "resume"), process, log)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from jobs.imagenet import train
-from raydali.run.compile_cache import FOLDER, NODE_FOLDERS, CompileCache, use_node_folders
+from raydali.run.compile_cache import FOLDER, NODE_FOLDERS, CompileCache, enter_working_folder, use_node_folders
 from raydali.run.folder import RunFolder
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -42,6 +42,18 @@ def test_a_node_without_a_folder_for_caches_keeps_the_defaults(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     use_node_folders()
     assert not NODE_FOLDERS.keys() & os.environ.keys()
+
+
+def test_all_runs_have_one_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # so that it is restored
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    enter_working_folder()
+    assert Path.cwd().is_relative_to(tmp_path / "cache")
+    os.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    enter_working_folder()
+    assert Path.cwd() == tmp_path
 
 
 def _with_header(content: bytes, **header: str) -> bytes:

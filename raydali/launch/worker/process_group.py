@@ -19,7 +19,7 @@ from ray.train.v2._internal.execution.worker_group.execution_group import Replic
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from raydali.launch.controller.replacement import MEMBER, STORE
-from raydali.run.compile_cache import use_node_folders
+from raydali.run.compile_cache import enter_working_folder, use_node_folders
 from raydali.train.membership import Membership
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _prepare_process(store: str | None, member: str | None, gpus: Mapping[str, s
     if member is not None:
         os.environ[MEMBER] = member
     use_node_folders()
+    enter_working_folder()
     if threads := os.environ.get("OMP_NUM_THREADS"):  # Ray has set it after PyTorch's import
         torch.set_num_threads(int(threads.split(",")[0]))
     listen_at_node_address()
