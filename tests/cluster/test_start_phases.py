@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +73,27 @@ def test_workers_are_forked_and_each_second_of_a_start_has_a_name(tmp_path: Path
         process.wait()
 
 
-def test_on_a_cluster_the_first_process_of_a_run_on_each_node_becomes_its_server(tmp_path: Path) -> None:
+def test_on_a_cluster_each_run_has_servers_which_are_forks_of_those_of_the_nodes(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    log, folder = tmp_path / "log", RunFolder(str(tmp_path), "run")
+    of_nodes: list[int] = []
     with nodes(environment(tmp_path / "home"), tmp_path / "nodes", ["1"], ["1"]) as (env, _):
-        process = start_job(*OPTIONS, "--name", "run", "--storage", str(tmp_path), env=env, log=log)
-        try:
-            awaited(lambda: event(folder, "start"), process, log)
-            found = workers(os.getpid())
-            servers = {parent(each) for each in found}
-            assert len(found) == len(servers) == 2
-            assert all("process_server.py" in name_of(each) for each in servers)
-            assert all("raylet" in name_of(parent(each)) for each in servers)
-            process.terminate()
-            assert process.wait(120) == 130
-            assert wait_until_gone([*servers, *found], timeout=IDLE_SECONDS + 30) == []
-        finally:
-            kill([*descendants(process.pid), process.pid])
-            process.wait()
+        for name in ("first", "second"):
+            log, folder, began = tmp_path / "log", RunFolder(str(tmp_path), name), time.time()
+            process = start_job(*OPTIONS, "--name", name, "--storage", str(tmp_path), env=env, log=log)
+            try:
+                start = awaited(partial(event, folder, "start"), process, log)
+                print(f"the {name} run's first step after {start['time'] - began:.1f} s: {start['phases']}")
+                found = workers(os.getpid())
+                servers = {parent(each) for each in found}
+                assert len(found) == len(servers) == 2
+                assert all("process_server.py" in name_of(each) for each in servers)
+                assert of_nodes in ([], sorted(map(parent, servers)))
+                of_nodes = sorted(map(parent, servers))
+                assert all("raylet/raylet" in name_of(parent(each)) for each in of_nodes)
+                process.terminate()
+                assert process.wait(120) == 130
+                assert wait_until_gone([*servers, *found], timeout=IDLE_SECONDS + 30) == []
+            finally:
+                kill([*descendants(process.pid), process.pid])
+                process.wait()
+    assert wait_until_gone(of_nodes, timeout=30) == []

@@ -1,5 +1,6 @@
 """Let Ray's processes be forks that need not import, see `launch.worker.process_server`: a server on each node."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -37,7 +38,9 @@ def own_server(folder: str) -> Iterator[dict[str, str]]:
 
 
 def servers_of_job() -> dict[str, str]:
-    """Return a runtime environment in which the first process of this job on each node becomes its server.
+    """Return a runtime environment in which the processes of this job on each node are forks of a server of their own.
+
+    Servers are forks of the node's, which jobs with other environment variables do not share, since modules read some.
 
     A node that lacks this file, or a job that has a Python of its own, starts its processes as without servers.
     """
@@ -45,6 +48,7 @@ def servers_of_job() -> dict[str, str]:
     if sys.platform != "linux" or any(name not in COMPATIBLE and not name.startswith("_") for name in job):
         return {}
     file = shlex.quote(process_server.__file__)
-    server = f"{file} -{secrets.token_hex(4)}"
+    shared = hashlib.sha256(json.dumps(job.get("env_vars"), sort_keys=True).encode()).hexdigest()[:8]
+    server = f"{file} -{secrets.token_hex(4)}-{shared}"
     python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
     return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {server} || echo $p)"}

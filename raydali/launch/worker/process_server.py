@@ -1,26 +1,35 @@
 """Fork Ray's processes from one that has imported what they use, so that none of them imports it again.
 
 Ray starts a process by a command, the `py_executable` of its runtime environment, with a program and its arguments. If
-this file is the command, the process asks the server of its node to fork and run the program, with the environment,
-folder and files of the process, and ends. The first one that finds no server becomes the server. Where any of this
-fails, Python runs the program as it would without this file, which is run by its path since `raydali` may be missing.
+this file is the command, the process asks the server of its job on this node to fork and run the program, with the
+environment, folder and files of the process, and ends. Where any of this fails, Python runs the program as it would
+without this file, which is run by its path since `raydali` may be missing.
+
+    a Ray of our own     one server, which raydali starts before Ray
+    another cluster      a server for each job, which is a fork of the node's: that one has imported other packages,
+                         which takes most of the time, and serves later jobs, too. The first process that finds none
+                         becomes it.
 """
 
 import ctypes
 import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
 import socket
 import sys
+import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = ("torch._dynamo", "torchvision", "nvidia.dali.fn", "raydali.data.tasks.classification")
-RAY_MODULES = (
+MODULES = ("torch._dynamo", "torchvision", "nvidia.dali.fn", "pandas", "requests")
+"""Of other packages; Ray Train imports the last two."""
+JOB_MODULES: tuple[str, ...] = (
+    "raydali.data.tasks.classification",
     "ray.train.v2._internal.execution.worker_group.worker",
     "raydali.launch.controller.scaling",
     "raydali.launch.worker.ray_session",
@@ -31,35 +40,60 @@ CUDA_UNUSED = 3
 """`CUDA_ERROR_NOT_INITIALIZED`."""
 ANSWER_SECONDS = 45.0
 """How long a process waits for the server; Ray gives it up after 60 s."""
-IDLE_SECONDS = 30.0
-"""How long a server stays without a process that it has forked."""
+IDLE_SECONDS, NODE_IDLE_SECONDS = 30.0, 600.0
+"""How long the server of a job, or of a node, stays without a process that it has forked."""
+_START_SECONDS = 10.0
 
 
 def main(path: str, *program: str) -> None:
-    """Run a program in a fork of the server, or become the server.
+    """Run a program in a fork of the server of its job, or be that server.
 
     Args:
-        path: of the server's socket; without a folder, it is appended to the path of the raylet's.
-        program: the path of a program of Python, and its arguments; none: only be the server.
+        path: of the server's socket. Without a folder, it follows the path of the raylet's socket, and ends with what
+            jobs have in common that may share the server of a node.
+        program: the path of a program of Python, and its arguments; none: be the server.
     """
-    if "/" not in path:
-        path = next(each for each in program if each.startswith("--raylet-name=")).partition("=")[2] + path
-    listening = None
-    with suppress(OSError):  # there is a server, or none can be
-        listening = _listen(path)
-    if listening is not None and (not program or os.fork()):
-        sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
-        program = _serve(listening, path)
-    else:
-        if listening is not None:
-            listening.close()  # held open here, it would not refuse this process once the server is dead
-        with suppress(OSError):
+    server, modules, idle_seconds = path, JOB_MODULES, IDLE_SECONDS
+    if program and "/" not in path:
+        raylet = next(each for each in program if each.startswith("--raylet-name=")).partition("=")[2]
+        path, server = raylet + path, f"{raylet}-{_identity(path.rpartition('-')[2])}"
+        modules, idle_seconds = (), NODE_IDLE_SECONDS
+    listening, is_there = None, False
+    if program:
+        try:
             _ask(path, program)
             return
+        except OSError as error:
+            is_there = not isinstance(error, (FileNotFoundError, ConnectionRefusedError))  # but it has failed
+    if not is_there:
+        with suppress(OSError):  # another process is the server now, or none can be
+            listening = _listen(server)
+    if listening is not None and (not program or os.fork()):
+        _serve(listening, server, modules, idle_seconds)
+    elif program:
+        if listening is not None:
+            listening.close()  # held open here, it would not refuse this process once the server is dead
+        if not is_there:
+            with suppress(OSError):
+                if server != path:
+                    _ask(server, (__file__, path))
+                _ask(path, program, wait=True)
+                return
         os.execv(sys.executable, [sys.executable, *program])
-    if program:
-        sys.argv[:], sys.path[0] = program, str(Path(program[0]).parent)
-        runpy.run_path(program[0], run_name="__main__")
+
+
+def _python_path() -> list[str]:
+    return [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
+
+
+def _identity(shared: str) -> str:
+    """Return a name of the server of a node for jobs with these packages, this file, and what they share besides."""
+    packages = sysconfig.get_path("purelib")
+    names = {each.partition(".")[0] for each in MODULES}
+    own = [path for path in _python_path() if any(Path(path, name).exists() for name in names)]
+    changed = [Path(each).stat().st_mtime_ns for each in (packages, *own)]
+    facts = [shared, sys.executable, own, changed, Path(__file__).read_text()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 
 
 def _listen(path: str) -> socket.socket:
@@ -76,10 +110,14 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _ask(path: str, program: tuple[str, ...]) -> None:
+def _ask(path: str, program: tuple[str, ...], *, wait: bool = False) -> None:
+    until = time.monotonic() + _START_SECONDS * wait
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(ANSWER_SECONDS)
-        server.connect(path)
+        while (error := server.connect_ex(path)) and time.monotonic() < until:
+            time.sleep(0.01)
+        if error:
+            raise OSError(error, os.strerror(error))
         request = [program, str(Path.cwd()), {**os.environ}]
         socket.send_fds(server, [b" "], [0, 1, 2])
         server.sendall(json.dumps(request).encode() + b"\n")
@@ -87,25 +125,36 @@ def _ask(path: str, program: tuple[str, ...]) -> None:
             raise ConnectionError("the server has not forked")
 
 
-def _serve(listening: socket.socket, path: str) -> tuple[str, ...]:
-    """Fork for whom asks, until this process's parent has ended or the server is idle; return a fork's program."""
+def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_seconds: float) -> None:
+    """Fork for whom asks, until this process's parent has ended or the server is idle. Forks run their programs.
+
+    Args:
+        listening: the socket.
+        path: its path.
+        modules: what to import besides MODULES before the first fork, in the environment of the first who asks.
+        idle_seconds: how long the server stays without a process that it has forked.
+    """
     parent = os.getppid()
+    sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
     _import(MODULES)
     listening.settimeout(1.0)
-    until = time.monotonic() + IDLE_SECONDS
+    until = time.monotonic() + idle_seconds
     while os.getppid() == parent and time.monotonic() < until and not _uses_cuda():
+        program: tuple[str, ...] = ()
         with suppress(OSError, ValueError):  # a process that has ended has not asked to the end
             connection = listening.accept()[0]
             with connection:
-                if program := _fork(connection):
-                    listening.close()
-                    return program
+                program = _fork(connection, modules)
+        if program:
+            listening.close()
+            sys.argv[:], sys.path[0] = program, str(Path(program[0]).parent)
+            runpy.run_path(program[0], run_name="__main__")
+            return
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-            until = time.monotonic() + IDLE_SECONDS
-    Path(path).unlink()
-    return ()
+            until = time.monotonic() + idle_seconds
+    Path(path).unlink(missing_ok=True)
 
 
 def _import(modules: tuple[str, ...]) -> None:
@@ -123,7 +172,7 @@ def _uses_cuda() -> bool:
     return False
 
 
-def _import_ray() -> None:
+def _import_ray(modules: tuple[str, ...]) -> None:
     """Import what uses Ray, without a random id: once Ray has drawn one, all forks draw the same ones, which clash."""
     with suppress(ImportError):
         import ray.actor
@@ -134,17 +183,22 @@ def _import_ray() -> None:
                 return cls(os.urandom(cls.size()))
 
         vars(ray.actor)["ActorClassID"] = OfSystem  # a declared actor has one
-    _import(RAY_MODULES)
+    _import(modules)
 
 
-def _fork(connection: socket.socket) -> tuple[str, ...]:
+def _fork(connection: socket.socket, modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Fork for a process that asks; return its program in the fork, and nothing in the server."""
     connection.settimeout(10.0)
     _, files, *_ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as request:
         program, folder, environment = json.loads(request.readline())
+    before = _python_path()
     os.environ.clear()
     os.environ.update(environment)
-    _import_ray()
+    if (now := _python_path()) != before:
+        sys.path[1:] = [*now, *(each for each in sys.path[1:] if each not in before)]
+    if modules:
+        _import_ray(modules)
     is_fork = not os.fork()
     if is_fork:
         if "numpy" in sys.modules:

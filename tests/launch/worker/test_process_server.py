@@ -1,4 +1,4 @@
-"""A node has one process server, whose forks do not share random ids; no process waits for one that is dead."""
+"""Process servers: their forks do not share random ids, and no process waits for one that is dead."""
 
 import json
 import os
@@ -9,14 +9,17 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from raydali.launch.worker import process_server
 from tests.support.cluster import descendants, kill
 
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os
 from raydali.launch.worker import process_server
 
-process_server._import_ray()
+process_server._import_ray(process_server.JOB_MODULES)
 import ray
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker  # an actor
 
@@ -48,8 +51,8 @@ SERVE = """
 import sys
 from raydali.launch.worker import process_server
 
-process_server.MODULES = process_server.RAY_MODULES = ()
-process_server._import_ray = lambda: None
+process_server.MODULES = process_server.JOB_MODULES = ()
+process_server._import_ray = lambda modules: None
 process_server.main(sys.argv[1])
 """
 
@@ -111,3 +114,38 @@ def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> 
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Path) -> None:
+    path, program = str(tmp_path / "socket"), tmp_path / "program.py"
+    program.write_text("import sys; print(*sys.path[:2])")
+    server = subprocess.Popen([sys.executable, "-c", SERVE, path], env=os.environ | {"PYTHONPATH": f"{ROOT}:/old"})
+    try:
+        with socket.socket(socket.AF_UNIX) as listens:
+            while listens.connect_ex(path):
+                assert server.poll() is None
+        for python_path in (str(ROOT), f"/new:{ROOT}"):
+            command = [sys.executable, process_server.__file__, path, str(program)]
+            env = os.environ | {"PYTHONPATH": python_path}
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+            assert done.stdout.split() == [str(tmp_path), python_path.partition(":")[0]]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "packages/torch").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", "")
+    shared = process_server._identity("same")
+    assert process_server._identity("other") != shared
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "job"))
+    assert process_server._identity("same") == shared
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    with_torch = process_server._identity("same")
+    assert with_torch != shared
+    (tmp_path / "packages/torchvision").mkdir()
+    assert process_server._identity("same") != with_torch
