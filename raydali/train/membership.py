@@ -45,8 +45,8 @@ class Groups(NamedTuple):
 class RankLostError(Exception):
     """Ranks were lost, which interrupted this call. `Membership.agree` is next."""
 
-    def __init__(self) -> None:
-        super().__init__("other ranks of this run were lost")
+    def __str__(self) -> str:
+        return "other ranks of this run were lost"
 
 
 class NotReplacedError(Exception):

@@ -14,7 +14,7 @@ The cluster is a real one with its own processes, ports and folder; no other Ray
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydali.errors import CommandError, UsageError
@@ -24,6 +24,7 @@ from raydali.text import number, plural
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16
 MAX_WORKERS = 8
+DEFAULT_EPOCHS, EPOCHS_OF_KILL = 60, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,9 @@ class Chaos:
     """Further workers, on further nodes, which wait until another one is lost, with --in-place."""
     gpu: bool = False
     """Train on the GPUs of this machine, which the nodes share; otherwise on CPUs."""
-    epochs: int = 60
-    """Epochs of the run: enough for it to last until the last fault."""
+    epochs: int | None = None
+    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 for each of --kills if that is
+    more."""
     json: JsonFile = None
 
 
@@ -73,8 +75,9 @@ def main(options: Chaos) -> dict[str, Any]:
     in_place = options.in_place or options.kills > 0
     if options.spares < 0 or (options.spares and not in_place):
         raise UsageError(f"--spares must be at least 0, and needs --in-place, not {options.spares}")
-    if options.epochs < 1:
-        raise UsageError(f"--epochs must be at least 1, not {options.epochs}")
+    epochs = max(DEFAULT_EPOCHS, EPOCHS_OF_KILL * options.kills) if options.epochs is None else options.epochs
+    if epochs < 1:
+        raise UsageError(f"--epochs must be at least 1, not {epochs}")
     require_writable("--json", options.json)
     from raydali.commands.chaos.experiment import ChaosExperiment, gpus_of  # imports Ray and torch: seconds
 
@@ -85,7 +88,7 @@ def main(options: Chaos) -> dict[str, Any]:
         gpus=gpus_of(options.workers_per_node) if options.gpu else 0,
         nodes=options.nodes,
         workers=options.workers_per_node,
-        epochs=options.epochs,
+        epochs=epochs,
         report=_report,
     )
     began = time.monotonic()
@@ -93,7 +96,7 @@ def main(options: Chaos) -> dict[str, Any]:
     result = {
         "command": "chaos",
         "machine": machine(),
-        "settings": asdict(options),
+        "settings": asdict(replace(options, epochs=epochs)),
         **found,
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -156,16 +156,17 @@ def test_every_fault_that_can_be_asked_for_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "workers", "injected"),
+    ("options", "workers", "epochs", "injected"),
     [
-        (Chaos(faults="worker,freeze"), "1:3", ["worker", "freeze"]),
-        (Chaos(faults="worker,freeze", in_place=True), "3", ["worker", "freeze"]),
-        (Chaos(in_place=True, faults="freeze", workers_per_node=2), "6", ["freeze"]),
-        (Chaos(kills=2), "3", ["worker", "worker"]),
+        (Chaos(faults="worker,freeze"), "1:3", "60", ["worker", "freeze"]),
+        (Chaos(faults="worker,freeze", in_place=True), "3", "60", ["worker", "freeze"]),
+        (Chaos(in_place=True, faults="freeze", workers_per_node=2, epochs=9), "6", "9", ["freeze"]),
+        (Chaos(kills=2), "3", "60", ["worker", "worker"]),
+        (Chaos(kills=10), "3", "80", ["worker"] * 10),
     ],
 )
 def test_in_place_is_a_fixed_number_of_workers(
-    options: Chaos, workers: str, injected: list[str], monkeypatch: pytest.MonkeyPatch
+    options: Chaos, workers: str, epochs: str, injected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[str], list[str]]] = []
 
@@ -178,6 +179,7 @@ def test_in_place_is_a_fixed_number_of_workers(
         command.main(options)
     ((faults, line),) = asked
     assert faults == injected and line[line.index("--workers") + 1] == workers
+    assert line[line.index("--epochs") + 1] == epochs
 
 
 @pytest.mark.parametrize(
