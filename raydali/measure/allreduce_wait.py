@@ -1,6 +1,7 @@
 """The time from a rank's last gradient of a step to the end of the all-reduce."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -13,19 +14,21 @@ SAMPLE_SECONDS = 2.0
 
 
 class AllReduceTimer:
-    """A timer of the all-reduce of gradients, which DistributedDataParallel waits for at the end of a backward pass.
+    """A timer of the all-reduce of gradients at the end of a backward pass.
 
     In an eager step the all-reduce is a stage of the meter's clock. A CUDA graph contains two events instead, which
     every replay records again. The time between them is sampled.
 
     Args:
-        model: the model; its first trained parameter gets its gradient last.
+        parameters: the trained parameters of a model; the first one gets its gradient last.
+        in_pass: whether DistributedDataParallel waits for it in the backward pass; otherwise it follows, and `end` is
+            called after it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
-        if first is not None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, in_pass: bool) -> None:
+        for first in parameters[:1]:
             first.register_post_accumulate_grad_hook(self._has_gradients)
+        self._in_pass = in_pass
         self._meter: EpochMeter | None = None
         self._captured: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._look_at = 0.0
@@ -43,6 +46,11 @@ class AllReduceTimer:
         ended.synchronize()
         meter.sample_exchange(begun.elapsed_time(ended) / 1000)
 
+    def end(self) -> None:
+        """Note the end of an all-reduce after the backward pass, in the CUDA graph that is being captured, if any."""
+        if self._captured is not None and torch.cuda.is_current_stream_capturing():
+            self._captured[1].record()
+
     def _has_gradients(self, gradient: torch.Tensor) -> None:
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
             self._capture()
@@ -55,8 +63,8 @@ class AllReduceTimer:
     def _capture(self) -> None:
         begun, ended = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         begun.record()
-        queue = Variable._execution_engine.queue_callback
-
-        # DDP waits for its all-reduce in a callback that is queued later in this pass. Queue ours after DDP's.
-        queue(lambda: queue(ended.record))
+        if self._in_pass:
+            # DDP waits for its all-reduce in a callback that is queued later in this pass. Queue ours after DDP's.
+            queue = Variable._execution_engine.queue_callback
+            queue(lambda: queue(ended.record))
         self._captured = begun, ended

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
 from raydali.train.compilation import compile_function
-from raydali.train.gradients import GradientSums
+from raydali.train.gradients import GradientSums, ddp_is_slower
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -36,11 +37,12 @@ class ForwardBackward:
         graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
             one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the default
             one. A loss that cannot be captured runs without a graph, which is logged.
-        overlap: whether DDP all-reduces gradients during the backward pass; otherwise one all-reduce follows the pass,
-            see gradients.py. None: what is faster on this device.
+        overlap: whether the gradients are summed in the backward pass or in its CUDA graph; otherwise `all_reduce` sums
+            them apart from it, see gradients.py. None: what is faster on this device.
 
     Attributes:
-        apart: whether an all-reduce of this rank's gradients follows the backward pass, see `all_reduce`.
+        apart: whether `all_reduce` sums the gradients apart from the backward pass.
+        allreduce: the timer of an all-reduce that is not apart; None if there is none.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class ForwardBackward:
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.apart = worker.world_size > 1 and not (worker.overlap_pays if overlap is None else overlap)
-        self._sums = GradientSums(model, worker) if self.apart else None
-        self._parallel = None if self.apart else worker.parallel(_Loss(model, loss))
+        follows = self.apart or (worker.world_size > 1 and graph and ddp_is_slower(self._parameters, worker))
+        self._sums = GradientSums(model, worker) if follows else None
+        self._parallel = None if follows else worker.parallel(_Loss(model, loss))
+        is_timed = worker.world_size > 1 and not self.apart
+        self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if is_timed else None
         self._uncompiled, forward = loss, self._parallel or loss
         self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
-        self._share = (1 if self.apart else worker.world_size) / micro_batches  # DDP averages over ranks
+        self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
         self._captures = graph
         self.expect_other_shapes()
 
@@ -77,17 +82,17 @@ class ForwardBackward:
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
         loss = self._local(*inputs, last=last)
-        if last:
+        if last and self.apart:
             self.all_reduce()
         return loss
 
     def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """Sum the gradients of a step over ranks, unless the backward pass of its last micro-batch has done so.
+        """Sum the gradients of a step over ranks, if they are summed apart from the backward pass.
 
         Returns:
             The sums of the other tensors, valid until the next call; empty if the gradients are summed already.
         """
-        return [] if self._sums is None else self._sums.all_reduce(others)
+        return self._sums.all_reduce(others) if self._sums is not None and self.apart else []
 
     def _local(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
         if self._calls_to_capture == 0:
@@ -95,9 +100,9 @@ class ForwardBackward:
         self._calls_to_capture -= 1
         if self._graph is None:
             if last or self._parallel is None:
-                return self._run(*inputs)
+                return self._run(*inputs, last=last)
             with self._parallel.no_sync():
-                return self._run(*inputs)
+                return self._run(*inputs, last=False)
         for captured, given in zip(self._inputs, inputs, strict=True):
             captured.copy_(given)
         # Those of an earlier micro-batch of this step, which lost ranks have left: a replay overwrites them.
@@ -119,10 +124,13 @@ class ForwardBackward:
         with self._precision.autocast():
             return flops_per_image(self._uncompiled, self._parameters, inputs)
 
-    def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def _run(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         with self._precision.autocast():
             loss: torch.Tensor = self._forward(*inputs)
         self._precision.scaler.scale(loss * self._share).backward()
+        if last and self._sums is not None and self.allreduce is not None:
+            self._sums.all_reduce()
+            self.allreduce.end()
         return loss.detach()
 
     def _capture(self, *inputs: torch.Tensor) -> None:

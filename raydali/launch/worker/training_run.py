@@ -45,7 +45,6 @@ from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.launch.worker.step_loop import StepLoop, loop_error, require
-from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import peak_flops
 from raydali.run.messages import Note
 from raydali.run.sample_trace import SampleTrace
@@ -179,8 +178,7 @@ class TrainingRun:
             graph=self._can_capture,
             overlap=self._overlaps,
         )
-        if self.worker.world_size > 1 and self._overlaps:
-            self._context.allreduce = AllReduceTimer(model)
+        self._context.allreduce = differentiated.allreduce
         self._differentiated.append(differentiated)
         self._context.differentiated = self._differentiated[0]
         return differentiated
