@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from raydali.train.membership import RankLostError
 from raydali.train.worker import Worker
 
 _DDP_SECONDS_PER_GRADIENT = 6e-6
@@ -37,7 +36,10 @@ def ddp_is_slower(parameters: Sequence[nn.Parameter], worker: Worker) -> bool:
 
 
 class FlatSums:
-    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it."""
+    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it.
+
+    If ranks can be lost, `Worker.queued` tells when a GPU has them.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -52,19 +54,18 @@ class FlatSums:
             tensors: tensors of the same shapes, strides, dtypes and devices in each call.
 
         Raises:
-            RankLostError: ranks were lost. The next call uses other buffers, since the failed
-                all-reduce may still run.
+            RankLostError: ranks were lost; `forget` must be next.
         """
         if not self._flat:
             self._allocate(tensors)
         torch._foreach_copy_(self._views, tensors)
-        try:
-            for flat in self._flat:
-                self._worker.all_reduce(flat)
-        except RankLostError:
-            self._flat = []
-            raise
+        for flat in self._flat:
+            self._worker.all_reduce(flat, waits=False)
         return self._views
+
+    def forget(self) -> None:
+        """Use other buffers from now on, since an all-reduce that a lost rank has ended may still run."""
+        self._flat = []
 
     def _allocate(self, like: list[torch.Tensor]) -> None:
         self._views = [torch.empty(0)] * len(like)
@@ -88,20 +89,22 @@ class GradientSums:
         worker.broadcast([*model.parameters(), *model.buffers()])
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
-        self._sums = FlatSums(worker)
+        self._sums, self._worker = FlatSums(worker), worker
+        self._own: list[torch.Tensor | None] = []
 
     def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """Set each gradient to its sum over ranks, and return the sums of the others, valid until the next call.
 
-        A gradient of None counts as zeros, and stays None if it is None on all ranks.
+        If ranks can be lost, `Worker.queued` tells when a GPU has the sums. A gradient of None counts as zeros, and
+        stays None if it is None on all ranks.
 
         Args:
             others: tensors that are summed together with the gradients, alike in each call.
 
         Raises:
-            RankLostError: ranks were lost. The gradients are still those of this rank.
+            RankLostError: ranks were lost; `undo` must be next.
         """
-        gradients = [parameter.grad for parameter in self._parameters]
+        self._own = gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         has_gradient = self._has_gradient.clone()
         if missing:
@@ -109,12 +112,20 @@ class GradientSums:
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
         sums = self._sums([*given, has_gradient, *others])
         ranks, of_others = sums[len(given)], sums[len(given) + 1 :]
+        if missing:
+            self._worker.queued()()
         for parameter, gradient in zip(self._parameters, sums, strict=False):
             parameter.grad = gradient
         for index in missing:
             if not ranks[index]:  # a device's value: the host waits for it only where a gradient is None
                 self._parameters[index].grad = None
         return of_others
+
+    def undo(self) -> None:
+        """Set the gradients to those of this rank again, after a loss."""
+        self._sums.forget()
+        for parameter, gradient in zip(self._parameters, self._own, strict=True):
+            parameter.grad = gradient
 
 
 def _like(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

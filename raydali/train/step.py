@@ -91,8 +91,16 @@ class ForwardBackward:
 
         Returns:
             The sums of the other tensors, valid until the next call; empty if the gradients are summed already.
+
+        Raises:
+            RankLostError: see GradientSums; `undo_all_reduce` must be next.
         """
         return self._sums.all_reduce(others) if self._sums is not None and self.apart else []
+
+    def undo_all_reduce(self) -> None:
+        """Set the gradients to those of this rank again, after a loss."""
+        if self._sums is not None:
+            self._sums.undo()
 
     def _local(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
         if self._calls_to_capture == 0:

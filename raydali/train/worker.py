@@ -147,15 +147,19 @@ class Worker:
                     self.done_calls.append(function)
                 return result
 
-    def guarded(self, function: Callable[[], T]) -> T:
-        """Return what a function returns that needs all ranks. If ranks can be lost, the GPU has done it then.
+    def guarded(self, function: Callable[[], T], *, waits: bool = True) -> T:
+        """Return what a function returns that needs all ranks.
+
+        Args:
+            function: the function.
+            waits: whether the GPU has done it then, if ranks can be lost.
 
         Raises:
             RankLostError: ranks were lost.
         """
         if self.membership is None:
             return function()
-        return self.membership.call(function if self.device.type == "cpu" else _done_on_gpu(function))
+        return self.membership.call(function if self.device.type == "cpu" else _on_this_stream(function, waits))
 
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on each rank that needs them. All ranks must call it.
@@ -240,17 +244,32 @@ class Worker:
             tensor = each.detach()
             self._call(lambda tensor=tensor: dist.broadcast(tensor, group=group, group_src=0))  # type: ignore[misc]
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor, *, waits: bool = True) -> None:
         """Sum a tensor on the device over all ranks, in place. All ranks must call it.
+
+        Args:
+            tensor: the tensor.
+            waits: whether the GPU has done it then, if ranks can be lost; otherwise `queued` follows.
 
         Raises:
             RankLostError: ranks were lost; the tensor may still change.
         """
         group = self.gradients or self.group
         if not self._is_alone:
-            self.guarded(lambda: dist.all_reduce(tensor, group=group))
+            self.guarded(lambda: dist.all_reduce(tensor, group=group), waits=waits)
         elif self.membership is not None and self.joined:
             self.membership.check()
+
+    def queued(self) -> Callable[[], None]:
+        """Return a function that waits until the GPU has done what is queued now, if ranks can be lost.
+
+        It raises RankLostError if they were lost.
+        """
+        if self.membership is None or self.device.type == "cpu":
+            return lambda: None
+        membership, done = self.membership, torch.cuda.Event()
+        done.record()
+        return lambda: membership.call(done.synchronize)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
@@ -320,14 +339,15 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=HIGHEST_PRIORITY))
 
 
-def _done_on_gpu(function: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that does the same in any thread on this thread's stream, and waits for the GPU."""
+def _on_this_stream(function: Callable[[], T], waits: bool) -> Callable[[], T]:
+    """Return a function that does the same in any thread on this thread's stream, and may wait for the GPU."""
     stream = torch.cuda.current_stream()
 
     def done() -> T:
         with torch.cuda.stream(stream):
             result = function()
-        stream.synchronize()
+        if waits:
+            stream.synchronize()
         return result
 
     return done

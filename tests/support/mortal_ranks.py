@@ -34,6 +34,7 @@ from raydali.train.membership import Membership, NotReplacedError
 from raydali.train.precision import Precision
 from raydali.train.roster import announce_loss
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
+from raydali.train.update_backup import UpdateBackup
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context
 
@@ -202,16 +203,16 @@ def train(
             mortal.calls += 1
             return super()._call(function)
 
-        def all_reduce(self, tensor: torch.Tensor) -> None:
+        def all_reduce(self, tensor: torch.Tensor, *, waits: bool = True) -> None:
             mortal.at("before")
             if mortal.planned("in") is not None:
                 threading.Thread(target=mortal.at, args=("in",), kwargs={"after": 0.0005}, daemon=True).start()
             if mortal.step in late.get(mortal.rank, ()):
                 late[mortal.rank].remove(mortal.step)
-                super().all_reduce(tensor.clone())
+                super().all_reduce(tensor.clone(), waits=waits)
                 assert self.membership is not None
                 self.membership.call(threading.Event().wait)  # until ranks are lost
-            super().all_reduce(tensor)
+            super().all_reduce(tensor, waits=waits)
             mortal.at("after")
 
     class MortalRecovery(Recovery):
@@ -260,7 +261,17 @@ def train(
     if recovery is not None:
         recovery.assignment = assigned
     shared = StepContext(
-        worker, own, 3, model, statistics, precision, lambda: None, recovery, differentiated, apart=world_size > 1
+        worker,
+        own,
+        3,
+        model,
+        statistics,
+        precision,
+        lambda: None,
+        recovery,
+        differentiated,
+        apart=world_size > 1,
+        backup=UpdateBackup() if world_size > 1 else None,
     )
     meter = EpochMeter(device, rank=rank, world_size=world_size, node="")
     trained: list[int] = []
@@ -279,10 +290,13 @@ def train(
             finished=index < first,
             on_update=lambda done: trained.extend(batch.number for batch in done),
         )
-        for batch in step:
-            mortal.at("forward")
-            step.backward(differentiated, batch["images"])
-        step.update(optimizer)
+        goes_on = True
+        while goes_on:
+            for batch in step:
+                mortal.at("forward")
+                step.backward(differentiated, batch["images"])
+            step.update(optimizer)
+            goes_on = step.goes_on()
         mortal.at("update")
         updated.append(time.time())
         if index in EPOCHS_END_AT and (replaces or world_size == 1):

@@ -1,6 +1,7 @@
 """One optimizer step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from raydali.train.batchnorm import RunningStatistics
 from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
+from raydali.train.update_backup import UpdateBackup, never_waits
 from raydali.train.worker import Worker
 
 
@@ -34,6 +36,7 @@ class StepContext:
         recovery: how the rank goes on after a change of ranks; None if it does not.
         differentiated: what a rank without micro-batches all-reduces; set with `recovery`.
         apart: whether an all-reduce follows the backward pass, see ForwardBackward.
+        backup: of what an update changes; None if ranks cannot be lost.
         allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
@@ -49,6 +52,7 @@ class StepContext:
     recovery: Recovery | None = None
     differentiated: ForwardBackward | None = None
     apart: bool = False
+    backup: UpdateBackup | None = None
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
     counts_flops: bool = False
@@ -65,7 +69,6 @@ class Step:
     Attributes:
         index: number of the step in the run.
         progress: share of the run's samples that are consumed in the middle of the step, 0..1, for learning rates.
-        ends_epoch: whether the step is the last one of its epoch.
         is_warm_up: whether the step trains on a resident batch and is undone afterwards.
 
     Args:
@@ -84,13 +87,15 @@ class Step:
         on_update: Callable[[list[MicroBatch]], None] | None = None,
         finished: bool = False,
     ) -> None:
-        self.index, self.progress, self.ends_epoch = index, progress, ends_epoch
+        self.index, self.progress, self._ends_epoch = index, progress, ends_epoch
         self.is_warm_up = on_update is None
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
         self._loss_and_images = torch.zeros(2, device=context.worker.device if context.apart else "cpu")
-        self._updated, self._finished_by_others = False, finished
+        self._updated, self._finished_by_others, self._is_interrupted = False, finished, False
+        self._summed: ForwardBackward | None = None
+        self._end_all_reduce: Callable[[], None] = lambda: None
         self._recovery = None if self.is_warm_up else context.recovery
         if self.is_warm_up and context.recovery is not None:
             context.recovery.end_calls()
@@ -102,6 +107,11 @@ class Step:
         if not (self.is_warm_up or context.apart):
             context.worker.counts.begin_step(context.worker.sum_later)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the step is the last one of its epoch, and no loss has interrupted it."""
+        return self._ends_epoch and not self._is_interrupted
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
 
@@ -111,8 +121,10 @@ class Step:
         context, meter = self._context, self._meter
         if context.allreduce is not None:
             context.allreduce.sample(meter)
-        if not (self._micro_batches or self._finished_by_others) and context.differentiated is not None:
-            context.statistics.sit_out()
+        if len(self._trained) == self._micro_batches and not self._finished_by_others:
+            assert context.differentiated is not None
+            if not self._trained:
+                context.statistics.sit_out()
             self._all_reduce(context.differentiated)
             meter.end_exchange()
         while (index := len(self._trained)) < self._micro_batches and not self._finished_by_others:
@@ -162,26 +174,23 @@ class Step:
         return loss
 
     def _all_reduce(self, differentiated: ForwardBackward) -> None:
-        """Sum the gradients, statistics, counts and loss over ranks, if ranks change again among the new ones.
+        """Begin to sum the gradients, statistics, counts and loss over ranks; `_end_all_reduce` waits for the sums."""
+        context, counts, meter = self._context, self._context.worker.counts, self._meter
+        meter.exchange()
+        mine = counts.taken(differentiated.like), self._loss_and_images.to(differentiated.like.dtype)
+        self._summed, self._end_all_reduce = differentiated, _raise_lost
+        with suppress(RankLostError):
+            *sums, counted, loss_and_images = differentiated.all_reduce([*context.statistics.sums, *mine])
+            on_host = counts.fetch(counted)
+            wait = context.worker.queued()
 
-        Lost ones may leave micro-batches to this rank; then `__iter__` yields these, and the last one comes here again.
-        """
-        context, counts, before = self._context, self._context.worker.counts, self._micro_batches
-        while self._micro_batches == before and not self._finished_by_others:
-            self._meter.exchange()
-            try:
-                mine = counts.taken(differentiated.like), self._loss_and_images.to(differentiated.like.dtype)
-                *sums, counted, loss_and_images = differentiated.all_reduce([*context.statistics.sums, *mine])
-            except RankLostError:
-                if self._recovery is None:
-                    raise
-                self._finished_by_others = self._recovery.recover(self.index)
-                self._micro_batches = self._recovery.micro_batches(self.index)
-            else:
-                counts.set_sums(counted)
-                self._meter.add_of_all(loss_and_images)
+            def end() -> None:
+                wait()
+                counts.set_sums(on_host)
+                meter.add_of_all(loss_and_images)
                 context.statistics.end_step(sums)
-                return
+
+            self._end_all_reduce = end
 
     def update(
         self, optimizer: Optimizer, average: AveragedModel | None = None, *, max_norm: float | None = None
@@ -197,7 +206,7 @@ class Step:
             UsageError: not all micro-batches of the step were trained on, or `update` was called before.
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
-        context, scaler = self._context, self._context.precision.scaler
+        context = self._context
         left = self._micro_batches - len(self._trained)
         self._require(left <= 0, f"{left} of its {self._micro_batches} micro-batches were not trained on")
         self._require(not self._updated, "`step.update` was called twice")
@@ -206,22 +215,64 @@ class Step:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0  # the weights do not change, so losses remain finite
         context.before_update()
+        self._updated = True
         if not self._finished_by_others:  # otherwise the weights are already those after the update
-            if max_norm is not None:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
-            scaler.step(optimizer)
-            scaler.update()
-            if average is not None:
-                average.update_parameters(context.model)
+            try:
+                self._apply(optimizer, average, max_norm)
+            except RankLostError:
+                self._recover()
+                if self._is_interrupted:
+                    return
         optimizer.zero_grad(set_to_none=True)
         context.worker.counts.end_step()
         if self._recovery is not None:
             self._recovery.end_step(self.index, ends_epoch=self.ends_epoch)
         self._meter.enter("loop")
-        self._updated = True
         if self._on_update is not None:
             self._on_update(self._trained)
+
+    def _apply(self, optimizer: Optimizer, average: AveragedModel | None, max_norm: float | None) -> None:
+        """Update the weights. If ranks can be lost, the GPU gets the update before the host waits for the sums.
+
+        Raises:
+            RankLostError: ranks were lost; `_recover` is next.
+        """
+        context, scaler, backup = self._context, self._context.precision.scaler, self._context.backup
+        is_queued = backup is not None and never_waits(optimizer, scaler)
+        if backup is not None and is_queued:
+            backup.take(context.model, optimizer, average)
+        else:
+            self._end_all_reduce()
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        if average is not None:
+            average.update_parameters(context.model)
+        if backup is not None and is_queued:
+            self._end_all_reduce()
+            backup.drop()
+
+    def _recover(self) -> None:
+        """Undo the update after a loss, and find what this rank is to do among the remaining ones."""
+        context = self._context
+        if self._recovery is None or self._summed is None or context.backup is None:
+            raise RankLostError
+        context.backup.restore()
+        self._summed.undo_all_reduce()
+        self._finished_by_others = self._recovery.recover(self.index)
+        self._micro_batches = self._recovery.micro_batches(self.index)
+        self._is_interrupted = not self._finished_by_others
+
+    def goes_on(self) -> bool:
+        """Return whether a loss has interrupted the step: then the training loop gets it once more.
+
+        It has the micro-batches that lost ranks have left to this one, if any; gradients of the others are kept.
+        """
+        goes_on, self._is_interrupted = self._is_interrupted, False
+        self._updated = self._updated and not goes_on
+        return goes_on
 
     def check_end(self) -> None:
         """Check that the step is complete.
@@ -237,3 +288,7 @@ class Step:
 
     def _error(self, text: str) -> UsageError:
         return UsageError(f"the training loop is wrong: in step {self.index} {text}; see docs/own-data.md for the loop")
+
+
+def _raise_lost() -> None:
+    raise RankLostError

@@ -100,6 +100,8 @@ class StepLoop:
                 finished=index < first,
             )
             yield self._newest
+            while self._newest.goes_on():
+                yield self._newest
             self._newest.check_end()
             if ends_epoch:
                 yield from self._finish_epoch()

@@ -53,6 +53,7 @@ from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
+from raydali.train.update_backup import UpdateBackup
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
@@ -152,6 +153,7 @@ class TrainingRun:
             apart=not self._overlaps,
         )
         if self.worker.membership is not None:
+            self._context.backup = UpdateBackup()
             self._context.recovery = Recovery(self.worker, self.worker.membership, self._parts, self._state, statistics)
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
         start_clock.mark("model")
