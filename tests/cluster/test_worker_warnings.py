@@ -21,18 +21,18 @@ def train(config, data, session):
     import logging
     import warnings
 
-    from raydali.launch.worker.training_run import TrainingRun
+    from raydali.launch.worker.step import Step
 
-    trained, rank = TrainingRun.trained, session.worker.rank
+    update, rank = Step.update, session.worker.rank
 
-    def warned(self, micro_batches):
-        trained(self, micro_batches)
-        if self._done in (5, 6, 30):
+    def warned(self, *args, **options):
+        update(self, *args, **options)
+        if not self.is_warm_up and self.index in (5, 6, 30):
             warnings.warn("the loss jumps")
             logging.getLogger("my.job").error("slow disk under %d", rank)
             logging.getLogger("torch._dynamo").warning("compiled again")
 
-    TrainingRun.trained = warned
+    Step.update = warned
     original(config, data, session)
 
 
@@ -64,7 +64,7 @@ def test_warnings_of_workers_are_said_once_with_their_ranks(tmp_path: Path) -> N
     for word in ("jumps", "under 0", "under 1", "compiled"):
         assert sum(word in text for text in said) == 1, said
 
-    _, start, *_ = RunFolder(str(tmp_path), "run").rows("events.jsonl")
+    (start,) = (row for row in RunFolder(str(tmp_path), "run").rows("events.jsonl") if row["event"] == "start")
     assert start["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert start["versions"].keys() >= {"python", "ray", "nvidia-dali-cuda120", "raydali"}
     (node,) = start["nodes"]
