@@ -1,9 +1,11 @@
-"""A captured step against the same step launched kernel by kernel, on one GPU."""
+"""A captured step against the same step launched kernel by kernel, on one GPU; and two ways to sum on two GPUs."""
 
 import logging
 import re
 from collections.abc import Callable
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision, PrecisionName
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.gpu
 
@@ -115,3 +118,38 @@ def test_a_model_that_cannot_be_captured_trains_eagerly(caplog: pytest.LogCaptur
             assert loss.isfinite()
             assert all(parameter.grad is not None for parameter in model.parameters())
     assert caplog.text.count("as a CUDA graph") == 1
+
+
+def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Of steps far beyond the capture, on one of several GPUs, each with micro-batches of its own."""
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    worker = Worker.join(torch.device("cuda", torch.distributed.get_rank()), cpus=1, node="")
+    model, precision = network().to(worker.device), Precision("fp32", worker.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+    with patch("raydali.train.step.ddp_is_slower", return_value=not ddp):
+        forward_backward = ForwardBackward(
+            model, cross_entropy_of(model), worker, precision, micro_batches=2, graph=True
+        )
+    assert forward_backward.allreduce is not None
+    losses = []
+    for number in range(2 * WARM_UP_STEPS):
+        torch.manual_seed(number)
+        images, labels = micro_batch(2 * number + worker.rank)
+        losses.append(forward_backward(images.to(worker.device), labels.to(worker.device)).item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert forward_backward._graph is not None
+    begun, ended = forward_backward.allreduce._captured or pytest.fail("the all-reduce has no events")
+    ended.synchronize()
+    assert 0 < begun.elapsed_time(ended) < 1000
+    return {name: tensor.cpu().numpy() for name, tensor in model.named_parameters()}, losses
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_one_sum_in_the_graph_trains_as_ddp_does() -> None:
+    (weights, losses), (others, _) = run_ranks(2, weights_and_losses, False)
+    (expected, of_ddp), _ = run_ranks(2, weights_and_losses, True)
+    np.testing.assert_allclose(losses, of_ddp, rtol=1e-3, atol=1e-4)
+    for name, weight in expected.items():
+        np.testing.assert_allclose(weights[name], others[name], rtol=0)
+        np.testing.assert_allclose(weights[name], weight, rtol=0.02, atol=1e-3, err_msg=name)
