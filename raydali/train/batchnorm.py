@@ -24,7 +24,7 @@ class RunningStatistics:
         model: the unwrapped model. Its layers in evaluation mode are frozen: their statistics are left as they are.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         all_micro_batches: number of micro-batches in a global batch.
-        each_step: whether `end_step` gets the sums over all ranks.
+        each_step: whether `set_means` gets the sums over all ranks.
 
     Attributes:
         sums: the sums over the newest step's micro-batches on this rank; empty if no step needs them.
@@ -45,7 +45,7 @@ class RunningStatistics:
         ]
         self._counts = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
         self._share, self._each_step = micro_batches / all_micro_batches, each_step
-        self._all, self._trained = all_micro_batches, 0
+        self._all, self._trained, self._is_begun = all_micro_batches, 0, False
         copies = self._buffers if micro_batches > 1 or each_step else []
         self._before = [torch.empty_like(buffer) for buffer in copies]
         self.sums = [torch.empty_like(buffer) for buffer in copies]
@@ -57,11 +57,16 @@ class RunningStatistics:
         Args:
             index: the micro-batch's index among those of this rank in the step.
         """
-        if self._before and index == 0:
+        self._begin()
+        if self._before and index:
+            torch._foreach_sub_(self._counts, 1)
+
+    def _begin(self) -> None:
+        if self._before and not self._is_begun:
             torch._foreach_copy_(self._before, self._buffers)
         elif self._before:
             torch._foreach_copy_(self._buffers, self._before)
-            torch._foreach_sub_(self._counts, 1)
+        self._is_begun = True
 
     @torch.no_grad()
     def end_micro_batch(self, index: int) -> None:
@@ -73,8 +78,17 @@ class RunningStatistics:
             torch._foreach_add_(self.sums, self._buffers)
 
     @torch.no_grad()
-    def end_step(self, over_ranks: list[torch.Tensor] | None = None) -> None:
+    def sit_out(self) -> None:
+        """Begin a step in which this rank has no micro-batches, or none yet."""
+        self._begin()
+        for each in self.sums:
+            each.zero_()
+
+    @torch.no_grad()
+    def set_means(self, over_ranks: list[torch.Tensor] | None = None) -> None:
         """Set the statistics to their mean over the step's micro-batches of this rank, or of all ranks.
+
+        Until `end_step`, a loss may prove the sums wrong; `before_step` still has the values before.
 
         Args:
             over_ranks: the sums of all ranks' `sums`; None for the mean over those of this rank.
@@ -82,34 +96,32 @@ class RunningStatistics:
         if self.sums:
             torch._foreach_copy_(self._buffers, over_ranks or self.sums)
             torch._foreach_div_(self._buffers, self._all if over_ranks else self._trained)
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Note that the statistics are those after the step."""
         if not self._trained and self._counts:
             torch._foreach_add_(self._counts, 1)
         self.discard_step()
 
-    @torch.no_grad()
-    def sit_out(self) -> None:
-        """Begin a step in which this rank has no micro-batches, or none yet."""
-        for each in self.sums:
-            each.zero_()
-
     def discard_step(self) -> None:
         """Forget the passes of the current step: the statistics are those after it."""
-        self._trained = 0
+        self._trained, self._is_begun = 0, False
 
     @contextmanager
     def before_step(self) -> Iterator[None]:
-        """Set the statistics to those before a step's passes, if there were any, inside this context."""
-        if not self._before or not self._trained:
+        """Set the statistics to those before the current step, if it has begun, inside this context."""
+        if not self._before or not self._is_begun:
             yield
             return
-        now = [buffer.clone() for buffer in self._buffers]
+        now, trained = [buffer.clone() for buffer in self._buffers], int(self._trained > 0)
         with torch.no_grad():
             torch._foreach_copy_(self._buffers, self._before)
-            torch._foreach_sub_(self._counts, 1)
+            torch._foreach_sub_(self._counts, trained)
         yield
         with torch.no_grad():
             torch._foreach_copy_(self._buffers, now)
-            torch._foreach_add_(self._counts, 1)
+            torch._foreach_add_(self._counts, trained)
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:

@@ -142,7 +142,7 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
     begun, ended = forward_backward.allreduce._captured or pytest.fail("the all-reduce has no events")
     ended.synchronize()
     assert 0 < begun.elapsed_time(ended) < 1000
-    return {name: tensor.cpu().numpy() for name, tensor in model.named_parameters()}, losses
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.named_parameters()}, losses
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
@@ -198,6 +199,8 @@ def train(
             return super()._groups()
 
     class MortalWorker(Worker):
+        misses_sum = False
+
         def _call(self, function: Callable[[], Any]) -> Any:
             mortal.at(f"call {mortal.calls}")  # type: ignore[arg-type]
             mortal.calls += 1
@@ -207,13 +210,19 @@ def train(
             mortal.at("before")
             if mortal.planned("in") is not None:
                 threading.Thread(target=mortal.at, args=("in",), kwargs={"after": 0.0005}, daemon=True).start()
+            super().all_reduce(tensor, waits=waits)
             if mortal.step in late.get(mortal.rank, ()):
                 late[mortal.rank].remove(mortal.step)
-                super().all_reduce(tensor.clone(), waits=waits)
-                assert self.membership is not None
-                self.membership.call(threading.Event().wait)  # until ranks are lost
-            super().all_reduce(tensor, waits=waits)
+                tensor.fill_(torch.nan)
+                self.misses_sum = True
             mortal.at("after")
+
+        def queued(self) -> Callable[[], Any]:
+            if not self.misses_sum:
+                return super().queued()
+            self.misses_sum = False
+            assert self.membership is not None
+            return partial(self.membership.call, threading.Event().wait)  # until ranks are lost
 
     class MortalRecovery(Recovery):
         def _share_state(self, source: int, before: Any, **options: bool) -> None:

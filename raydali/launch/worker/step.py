@@ -167,6 +167,7 @@ class Step:
         if last and differentiated.apart:
             self._all_reduce(differentiated)
         elif last:
+            context.statistics.set_means()
             context.statistics.end_step()
         self._meter.add(loss, images)
         self._trained.append(batch.micro_batch)
@@ -183,12 +184,13 @@ class Step:
             *sums, counted, loss_and_images = differentiated.all_reduce([*context.statistics.sums, *mine])
             on_host = counts.fetch(counted)
             wait = context.worker.queued()
+            context.statistics.set_means(sums)
 
             def end() -> None:
                 wait()
                 counts.set_sums(on_host)
                 meter.add_of_all(loss_and_images)
-                context.statistics.end_step(sums)
+                context.statistics.end_step()
 
             self._end_all_reduce = end
 
