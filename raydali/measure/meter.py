@@ -57,7 +57,7 @@ class EpochMeter:
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges: list[tuple[float, float]] = []  # seconds of an exchange, and of the rest of its step
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._of_all = torch.zeros(2, dtype=torch.float64, device=device)
+        self._of_all = torch.zeros(2, dtype=torch.float64)
         # Copies of the loss on the host: the one that `loss_so_far` has requested, and the last one that has arrived.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
@@ -108,7 +108,7 @@ class EpochMeter:
         self.end_exchange()
 
     def add_of_all(self, loss_and_images: torch.Tensor) -> None:
-        """Count a step of all ranks: the loss, added up over images, and the images, on the device, (2,)."""
+        """Count a step of all ranks: the loss, added up over images, and the images, on the host, (2,)."""
         self._of_all += loss_and_images
 
     def end_exchange(self) -> None:

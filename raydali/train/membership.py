@@ -32,6 +32,7 @@ FENCED = 75
 GRACE_SECONDS = 30.0
 """Time from a broken connection to the announcement of the loss; without one, the error is no loss."""
 _POLL_SECONDS = 0.005
+_POLL_GPU_SECONDS = 5e-5
 _CPU = torch.device("cpu")
 
 
@@ -201,6 +202,16 @@ class Membership:
         with self._changed:
             if self._is_lost():
                 raise RankLostError
+
+    def wait_for(self, is_done: Callable[[], bool]) -> None:
+        """Wait until a function, which does not block, returns True. It must do so unless a rank is lost.
+
+        Raises:
+            RankLostError: ranks were lost before.
+        """
+        while not is_done():
+            self.check()
+            time.sleep(_POLL_GPU_SECONDS)
 
     def call(self, function: Callable[[], T]) -> T:
         """Return what a function returns that may block because a rank is lost. It runs in another thread.

@@ -115,9 +115,9 @@ class ForwardBackward:
             captured.copy_(given)
         # Those of an earlier micro-batch of this step, which lost ranks have left: a replay overwrites them.
         earlier = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
+        self._graph.replay()  # first, because the GPU may wait for it
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._graph.replay()
         if earlier:
             torch._foreach_add_([gradient for gradient in self._gradients if gradient is not None], earlier)
         return self._loss

@@ -29,10 +29,6 @@ class StepCounts:
         counts = torch.tensor([*self.mine.values()], dtype=like.dtype, pin_memory=like.is_cuda)
         return counts.to(like.device, non_blocking=True)
 
-    def fetch(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the host, which a GPU makes later."""
-        return torch.empty_like(sums, device="cpu", pin_memory=sums.is_cuda).copy_(sums, non_blocking=True)
-
     def set_sums(self, sums: torch.Tensor) -> None:
         """Set the sums of what all ranks have `taken`."""
         self.sums = dict(zip(_NAMES, map(round, sums.tolist()), strict=True))

@@ -269,7 +269,7 @@ class Worker:
             return lambda: None
         membership, done = self.membership, torch.cuda.Event()
         done.record()
-        return lambda: membership.call(done.synchronize)
+        return lambda: membership.wait_for(done.query)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""

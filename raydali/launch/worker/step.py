@@ -92,7 +92,7 @@ class Step:
         self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
-        self._loss_and_images = torch.zeros(2, device=context.worker.device if context.apart else "cpu")
+        self._loss_and_images: torch.Tensor | None = None
         self._updated, self._finished_by_others, self._is_interrupted = False, finished, False
         self._summed: ForwardBackward | None = None
         self._end_all_reduce: Callable[[], None] = lambda: None
@@ -135,7 +135,7 @@ class Step:
             if context.allreduce is not None:
                 context.allreduce.expect(meter if index == self._micro_batches - 1 else None)
             context.statistics.begin_micro_batch(index)
-            torch.manual_seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1)
+            _seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1, context.worker.device)
             self._pending = batch
             yield batch
             self._require(self._pending is None, f"micro-batch {index} was not given to `step.backward`")
@@ -163,7 +163,8 @@ class Step:
         context.statistics.end_micro_batch(index)
         images = len(batch.ids)
         if differentiated.apart:
-            self._loss_and_images += torch.stack([loss * images, torch.full_like(loss, images)])
+            loss_and_images, before = torch.stack([loss * images, torch.full_like(loss, images)]), self._loss_and_images
+            self._loss_and_images = loss_and_images if before is None else before + loss_and_images
         if last and differentiated.apart:
             self._all_reduce(differentiated)
         elif last:
@@ -178,18 +179,19 @@ class Step:
         """Begin to sum the gradients, statistics, counts and loss over ranks; `_end_all_reduce` waits for the sums."""
         context, counts, meter = self._context, self._context.worker.counts, self._meter
         meter.exchange()
-        mine = counts.taken(differentiated.like), self._loss_and_images.to(differentiated.like.dtype)
+        like, of_loss = differentiated.like, self._loss_and_images
+        mine = counts.taken(like), like.new_zeros(2) if of_loss is None else of_loss.to(like.dtype)
         self._summed, self._end_all_reduce = differentiated, _raise_lost
         with suppress(RankLostError):
-            *sums, counted, loss_and_images = differentiated.all_reduce([*context.statistics.sums, *mine])
-            on_host = counts.fetch(counted)
+            *sums, counted, of_loss = differentiated.all_reduce([*context.statistics.sums, *mine])
+            counted, of_loss = _to_host(counted), _to_host(of_loss)
             wait = context.worker.queued()
             context.statistics.set_means(sums)
 
             def end() -> None:
                 wait()
-                counts.set_sums(on_host)
-                meter.add_of_all(loss_and_images)
+                counts.set_sums(counted)
+                meter.add_of_all(of_loss)
                 context.statistics.end_step()
 
             self._end_all_reduce = end
@@ -225,7 +227,8 @@ class Step:
                 self._recover()
                 if self._is_interrupted:
                     return
-        optimizer.zero_grad(set_to_none=True)
+        if self._finished_by_others:
+            optimizer.zero_grad(set_to_none=True)
         context.worker.counts.end_step()
         if self._recovery is not None:
             self._recovery.end_step(self.index, ends_epoch=self.ends_epoch)
@@ -252,6 +255,7 @@ class Step:
         scaler.update()
         if average is not None:
             average.update_parameters(context.model)
+        optimizer.zero_grad(set_to_none=True)
         if backup is not None and is_queued:
             self._end_all_reduce()
             backup.drop()
@@ -294,3 +298,15 @@ class Step:
 
 def _raise_lost() -> None:
     raise RankLostError
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host, which a GPU makes later."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the random numbers on the host and on this device; `torch.manual_seed` takes longer for all devices."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
