@@ -14,7 +14,7 @@ from tests.support.cluster import ROOT, environment
 def test_a_loop_that_stops_early_ends_the_run_with_an_error(tmp_path: Path) -> None:
     job = tmp_path / "own_job.py"
     text = (ROOT / "jobs/imagenet.py").read_text()
-    update = "            step.update(optimizer, ema)\n"
+    update = "            step.update(optimizer, ema, max_norm=config.clip_grad)\n"
     assert text.count(update) == 1
     job.write_text(text.replace(update, update + "            if step.index == 3:\n                break\n"))
     command = [sys.executable, str(job), "--storage", str(tmp_path / "runs"), "--no-ceiling", "--workers", "1"]

@@ -21,7 +21,7 @@ def test_a_run_ends_with_the_published_figure_beside_its_own(tmp_path: Path) -> 
     assert (settings["recipe"], settings["batch_size"], settings["global_batch_size"]) == ("fashion", 32, 96)
     last = json.loads((tmp_path / "runs/run/epochs.jsonl").read_text().splitlines()[-1])
     beside = f"top-1 {last['validation']['top1']:.4f}; recipe fashion: 0.967 published (Fashion-MNIST, WRN40-4)"
-    assert f"{beside}; this run differs: --epochs 1 instead of 100, " in said
+    assert f"{beside}; this run differs: --epochs 1 instead of 180, " in said
     differing = re.findall("differs from recipe fashion: (--[a-z-]+) ", said)
     assert differing == ["--epochs", "--global-batch-size", "--batch-size", "--model", "--warmup-epochs"]
     assert beside[6:] in (tmp_path / "runs/run/report.html").read_text()

@@ -24,7 +24,7 @@ from raydali.text import number, plural
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16
 MAX_WORKERS = 8
-DEFAULT_EPOCHS, EPOCHS_OF_KILL = 60, 8
+DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 8, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class Chaos:
     gpu: bool = False
     """Train on the GPUs of this machine, which the nodes share; otherwise on CPUs."""
     epochs: int | None = None
-    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 for each of --kills if that is
-    more."""
+    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 (with --gpu 20) for each of
+    --kills if that is more."""
     json: JsonFile = None
 
 
@@ -75,7 +75,8 @@ def main(options: Chaos) -> dict[str, Any]:
     in_place = options.in_place or options.kills > 0
     if options.spares < 0 or (options.spares and not in_place):
         raise UsageError(f"--spares must be at least 0, and needs --in-place, not {options.spares}")
-    epochs = max(DEFAULT_EPOCHS, EPOCHS_OF_KILL * options.kills) if options.epochs is None else options.epochs
+    of_kill = EPOCHS_OF_KILL_ON_GPU if options.gpu else EPOCHS_OF_KILL
+    epochs = max(DEFAULT_EPOCHS, of_kill * options.kills) if options.epochs is None else options.epochs
     if epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {epochs}")
     require_writable("--json", options.json)

@@ -87,6 +87,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault, run = FAULTS[name], context.run
     before = run.checkpoints()
     context.at, context.unsaved_before = time.time(), context.unsaved()
+    run.wait_for("a rank to choose", lambda: bool(context.nodes.all_trainers()))
     context.victims = [random.choice(context.nodes.all_trainers())]
     fault.inject(context)
     run.wait_for(f"{name} to be noticed", lambda: fault.detected(context) is not None)
