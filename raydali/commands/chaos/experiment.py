@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from raydali.commands.chaos import leaks
-from raydali.commands.chaos.accounting import FaultOutcome, Losses, lost_and_repeated, shares
+from raydali.commands.chaos.accounting import FaultOutcome, Losses, first, lost_and_repeated, shares
 from raydali.commands.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
 from raydali.commands.chaos.nodes import Nodes
 from raydali.commands.chaos.run import RunOverError, WatchedRun
@@ -24,7 +24,7 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
-from raydali.text import plural
+from raydali.text import error_line, plural
 
 BATCH_SIZE = 16
 CHECKPOINT_EVERY = 20
@@ -137,7 +137,9 @@ class ChaosExperiment:
                 return outcomes
             outcomes.append(outcome)
             last = max(run.committed(), outcome.resumed_at or 0)
-            noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({outcome.noticed_by})"
+            why = (first(run.events(), ["failure"], outcome.at) or {}).get("error", "") if self._in_place else ""
+            noticed_by = f"{outcome.noticed_by}: {error_line(why)}" if why else outcome.noticed_by
+            noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({noticed_by})"
             self._report(f"{name}: {noticed}, training resumed after {outcome.resumed - outcome.at:.1f} s")
         self._report("no more faults; waiting for the end of the run")
         run.finish(FINISH_SECONDS)
