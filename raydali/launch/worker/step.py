@@ -121,8 +121,8 @@ class Step:
         context, meter = self._context, self._meter
         if context.allreduce is not None:
             context.allreduce.sample(meter)
-        if len(self._trained) == self._micro_batches and not self._finished_by_others:
-            assert context.differentiated is not None
+        nothing_left = len(self._trained) == self._micro_batches and not self._finished_by_others
+        if nothing_left and context.apart and self._summed is None and context.differentiated is not None:
             if not self._trained:
                 context.statistics.sit_out()
             self._all_reduce(context.differentiated)
@@ -276,9 +276,10 @@ class Step:
 
         It has the micro-batches that lost ranks have left to this one, if any; gradients of the others are kept.
         """
-        goes_on, self._is_interrupted = self._is_interrupted, False
-        self._updated = self._updated and not goes_on
-        return goes_on
+        if not self._is_interrupted:
+            return False
+        self._is_interrupted, self._updated, self._summed = False, False, None
+        return True
 
     def check_end(self) -> None:
         """Check that the step is complete.
