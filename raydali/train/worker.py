@@ -263,9 +263,9 @@ class Worker:
     def queued(self) -> Callable[[], None]:
         """Return a function that waits until the GPU has done what is queued now, if ranks can be lost.
 
-        It raises RankLostError if they were lost.
+        It raises RankLostError if they were lost. A replacement that has not joined has no sums to wait for.
         """
-        if self.membership is None or self.device.type == "cpu":
+        if self.membership is None or self.device.type == "cpu" or not self.joined:
             return lambda: None
         membership, done = self.membership, torch.cuda.Event()
         done.record()
