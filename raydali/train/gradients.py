@@ -17,7 +17,7 @@ from torch import nn
 from raydali.train.worker import Worker
 
 _DDP_SECONDS_PER_GRADIENT = 6e-6
-"""What DDP costs in a CUDA graph, without its all-reduce, for each gradient."""
+"""DDP takes this time for each gradient in a CUDA graph, in addition to its all-reduce."""
 _ALIGNMENT = 16
 """Elements at which each tensor in a flat buffer begins: kernels read aligned tensors faster."""
 

@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_captured_trains_eagerly(caplog: pytest.LogCaptur
 
 
 def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
-    """Of steps far beyond the capture, on one of several GPUs, each with micro-batches of its own."""
+    """Train far beyond the capture, on one of several GPUs, and return the weights and the losses of this rank."""
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
     worker = Worker.join(torch.device("cuda", torch.distributed.get_rank()), cpus=1, node="")
     model, precision = network().to(worker.device), Precision("fp32", worker.device)

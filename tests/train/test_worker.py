@@ -1,4 +1,4 @@
-"""What ranks tell each other: JSON and bytes of any size, and nothing that is unpickled; and who waits for sums."""
+"""Ranks tell each other JSON and bytes of any size, and unpickle nothing. Only those that have joined await sums."""
 
 import math
 from typing import Any

@@ -109,7 +109,7 @@ class Step:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the step is the last one of its epoch, and no loss has interrupted it."""
+        """This is True if the step is the last one of its epoch, and no loss has interrupted it."""
         return self._ends_epoch and not self._is_interrupted
 
     def __iter__(self) -> Iterator[Batch]:
