@@ -1,6 +1,7 @@
 """The node keeps what torch.compile has made for all runs, and a run's folder keeps it for nodes that lack it.
 
 ~/.cache/raydali/compiled/          on the node: code of torch.compile, kernels of Triton and of CUDA
+    inductor/raydali-*.json         the keys of the artifacts of a run's file, which are all there
 ~/.cache/raydali/working_folder/    the working folder of all workers on the node
 STORAGE/NAME/compile_cache/GPU-0    of the workers on the first GPU of a node: a line of JSON, then torch's artifacts
 
@@ -13,12 +14,15 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from raydali.data.sources.cache import cache_folder
+from raydali.run import local_files
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
@@ -77,12 +81,17 @@ class CompileCache:
         try:
             if not self._folder.exists(self.file):
                 return
-            header, _, artifacts = self._folder.read(self.file).partition(b"\n")
-            if json.loads(header) != _header(artifacts):
+            line, _, artifacts = self._folder.read(self.file).partition(b"\n")
+            header = json.loads(line)
+            if header != _header(artifacts):
                 raise ValueError("it is of another version of torch, or damaged")
+            if (on_node := _keys_file(header)).exists():  # to replace what is there takes seconds
+                self._loaded = set(json.loads(on_node.read_text()))
+                return
             if (info := torch.compiler.load_cache_artifacts(artifacts)) is None:
                 raise ValueError("torch cannot read it")
             self._loaded = _keys(info)
+            _keep_keys(header, self._loaded)
         except Exception as error:  # whatever torch makes of it: the model is compiled instead
             self._warn(f"{self._folder}/{self.file} is not used, so the model is compiled again: {error}")
 
@@ -91,8 +100,9 @@ class CompileCache:
         if self._worker.exchange(self.file).index(self.file) != self._worker.rank:
             return
         saved = torch.compiler.save_cache_artifacts()
-        if saved is not None and not _keys(saved[1]) <= self._loaded:
-            self._thread = threading.Thread(target=self._write, args=(saved[0],), daemon=True, name="compile cache")
+        if saved is not None and not (keys := _keys(saved[1])) <= self._loaded:
+            write = partial(self._write, saved[0], keys)
+            self._thread = threading.Thread(target=write, daemon=True, name="compile cache")
             self._thread.start()
 
     def finish(self) -> None:
@@ -100,15 +110,27 @@ class CompileCache:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, artifacts: bytes) -> None:
+    def _write(self, artifacts: bytes, keys: set[str]) -> None:
+        header = _header(artifacts)
         try:
-            self._folder.write(self.file, json.dumps(_header(artifacts)).encode() + b"\n" + artifacts)
+            self._folder.write(self.file, json.dumps(header).encode() + b"\n" + artifacts)
+            _keep_keys(header, keys)
         except Exception as error:  # of this thread; a worker group that was replaced learns it at its next checkpoint
             self._warn(f"{self._folder}/{self.file} cannot be written, so a new node compiles the model: {error}")
 
 
 def _header(artifacts: bytes) -> dict[str, str]:
     return {"torch": torch.__version__, "sha256": hashlib.sha256(artifacts).hexdigest()}
+
+
+def _keys_file(header: Mapping[str, str]) -> Path:
+    """Return the file with the keys of the artifacts with this header, which this node has if the file exists."""
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull), f"raydali-{header['sha256']}.json")
+
+
+def _keep_keys(header: Mapping[str, str], keys: set[str]) -> None:
+    with suppress(OSError):  # then they are loaded again
+        local_files.replace(_keys_file(header), json.dumps(sorted(keys)).encode())
 
 
 def _keys(info: "torch.compiler._cache.CacheInfo") -> set[str]:

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -97,6 +98,11 @@ def _compile(folder: RunFolder, node: str) -> dict[str, int]:
     return {name: count for name, count in found.items() if name.startswith("fxgraph_cache")}
 
 
+def _compile_again(folder: RunFolder, node: str) -> None:
+    with patch("torch.compiler.load_cache_artifacts", side_effect=AssertionError("the node has them")):
+        assert "fxgraph_cache_miss" not in _compile(folder, node)
+
+
 @pytest.mark.slow
 def test_a_second_node_compiles_nothing_again(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
@@ -107,6 +113,9 @@ def test_a_second_node_compiles_nothing_again(tmp_path: Path) -> None:
     for found in run_ranks(2, _compile, folder, str(tmp_path / "second")):
         assert found["fxgraph_cache_hit"] > 0 and "fxgraph_cache_miss" not in found
     assert file.stat().st_mtime_ns == written  # nothing new was compiled
+    for node in ("first", "second"):
+        run_ranks(1, _compile_again, folder, str(tmp_path / node))
+    assert file.stat().st_mtime_ns == written
 
 
 def _train(folder: RunFolder, node: str) -> list[int]:
