@@ -36,6 +36,9 @@ JOB_MODULES: tuple[str, ...] = (
     "raydali.launch.worker.training_run",
 )
 """Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
+COMPILER_MODULES, JOB_COMPILER_MODULES = ("torch._inductor.compile_fx",), ("raydali.train.fused.graph",)
+"""Imported in addition on nodes with a GPU, since jobs compile by default only there: they take seconds."""
+COUNTS_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 CUDA_UNUSED = 3
 """`CUDA_ERROR_NOT_INITIALIZED`."""
 ANSWER_SECONDS = 45.0
@@ -136,7 +139,10 @@ def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_s
     """
     parent = os.getppid()
     sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
-    _import(MODULES)
+    has_gpu = _has_gpu()
+    _import((*MODULES, *COMPILER_MODULES * has_gpu))
+    if modules:
+        modules += JOB_COMPILER_MODULES * has_gpu
     listening.settimeout(1.0)
     until = time.monotonic() + idle_seconds
     while os.getppid() == parent and time.monotonic() < until and not _uses_cuda():
@@ -158,11 +164,20 @@ def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_s
 
 
 def _import(modules: tuple[str, ...]) -> None:
+    before = os.environ.get(COUNTS_BY_NVML, "")
+    os.environ[COUNTS_BY_NVML] = "1"  # or torch initialises CUDA to learn whether there is a GPU
     for name in modules:
         with suppress(ModuleNotFoundError):  # after any other error, forks could not import it again
             importlib.import_module(name)
+    os.environ[COUNTS_BY_NVML] = before  # torch takes no notice of an empty one
     gc.collect()
     gc.freeze()
+
+
+def _has_gpu() -> bool:
+    with suppress(OSError):
+        return ctypes.CDLL("libnvidia-ml.so.1") is not None
+    return False
 
 
 def _uses_cuda() -> bool:

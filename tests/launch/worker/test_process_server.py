@@ -116,6 +116,25 @@ def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> 
         server.wait()
 
 
+def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_path: Path) -> None:
+    path, program = str(tmp_path / "socket"), tmp_path / "program.py"
+    program.write_text("import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid())")
+    compiler = [*process_server.COMPILER_MODULES, *process_server.JOB_COMPILER_MODULES]
+    imports = f"{SERVE[: SERVE.index('process_server._import_ray')]}process_server._has_gpu = lambda: True\n"
+    serve = imports.replace("JOB_MODULES = ()", "JOB_MODULES = ('raydali',)") + SERVE.splitlines()[-1]
+    server = subprocess.Popen([sys.executable, "-c", serve, path])
+    try:
+        with socket.socket(socket.AF_UNIX) as listens:
+            while listens.connect_ex(path):
+                assert server.poll() is None
+        command = [sys.executable, process_server.__file__, path, str(program), *compiler, "nvidia.dali"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["True", "True", "False", str(server.pid)]
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Path) -> None:
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import sys; print(*sys.path[:2])")
