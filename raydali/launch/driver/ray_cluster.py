@@ -15,7 +15,7 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
-from raydali.launch.driver.process_servers import own_server, servers_of_job
+from raydali.launch.driver.process_servers import own_server, servers_of_job, start_servers
 from raydali.launch.driver.ray_start import set_environment, start_ray, tidy
 from raydali.launch.options import LaunchOptions
 from raydali.text import error_line, plural
@@ -56,9 +56,8 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # see compile_cache.enter_working_folder
     if os.environ.get("RAY_ADDRESS"):
-        _import_torch()
         os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
-        with _joined() as cluster:
+        with _joined(options) as cluster:
             yield cluster
         return
     cpus = _own_cpus(options)
@@ -118,11 +117,12 @@ def _own_cpus(options: LaunchOptions) -> int:
 
 
 @contextmanager
-def _joined() -> Iterator[Cluster]:
+def _joined(options: LaunchOptions) -> Iterator[Cluster]:
     import ray
 
+    environment = servers_of_job()
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=servers_of_job())
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     except (ConnectionError, RuntimeError, ValueError) as error:
         address = os.environ["RAY_ADDRESS"]
@@ -130,6 +130,10 @@ def _joined() -> Iterator[Cluster]:
             f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
         ) from error
     try:
+        if environment:
+            most = options.worker_range[1] + options.spares if options.worker_range else None
+            start_servers(most)
+        _import_torch()
         yield _cluster()
     finally:
         ray.shutdown()
