@@ -24,7 +24,7 @@ from raydali.text import number, plural
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16
 MAX_WORKERS = 8
-DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 8, 20
+DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 8, 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Chaos:
     gpu: bool = False
     """Train on the GPUs of this machine, which the nodes share; otherwise on CPUs."""
     epochs: int | None = None
-    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 (with --gpu 20) for each of
+    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 (with --gpu 30) for each of
     --kills if that is more."""
     json: JsonFile = None
 
