@@ -175,6 +175,7 @@ def _import(modules: tuple[str, ...]) -> None:
 
 
 def _has_gpu() -> bool:
+    """Return whether the library is here that torch asks instead of CUDA."""
     with suppress(OSError):
         return ctypes.CDLL("libnvidia-ml.so.1") is not None
     return False
