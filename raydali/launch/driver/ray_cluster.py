@@ -133,7 +133,7 @@ def _joined(options: LaunchOptions) -> Iterator[Cluster]:
         if environment:
             most = options.worker_range[1] + options.spares if options.worker_range else None
             start_servers(most)
-        _import_torch()
+        _import_torch()  # after that, so that the servers import meanwhile
         yield _cluster()
     finally:
         ray.shutdown()

@@ -51,10 +51,11 @@ SERVE = """
 import sys
 from raydali.launch.worker import process_server
 
-process_server.MODULES = process_server.JOB_MODULES = ()
-process_server._import_ray = lambda modules: None
+process_server.MODULES, process_server.JOB_MODULES = (), tuple(sys.argv[2:])
+process_server._has_gpu = lambda: bool(sys.argv[2:])
 process_server.main(sys.argv[1])
 """
+"""A server without what takes seconds to import. It is of a node with a GPU if it is given modules of the job."""
 
 
 def test_forks_draw_random_ids_of_their_own() -> None:
@@ -120,9 +121,7 @@ def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_pat
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid())")
     compiler = [*process_server.COMPILER_MODULES, *process_server.JOB_COMPILER_MODULES]
-    imports = f"{SERVE[: SERVE.index('process_server._import_ray')]}process_server._has_gpu = lambda: True\n"
-    serve = imports.replace("JOB_MODULES = ()", "JOB_MODULES = ('raydali',)") + SERVE.splitlines()[-1]
-    server = subprocess.Popen([sys.executable, "-c", serve, path])
+    server = subprocess.Popen([sys.executable, "-c", SERVE, path, "raydali"])
     try:
         with socket.socket(socket.AF_UNIX) as listens:
             while listens.connect_ex(path):
