@@ -1,14 +1,10 @@
-"""A worker's identity, and its communication with the other workers.
-
-Nothing is sent as a pickle: otherwise anybody who can connect to the port of a process group could run any code.
-"""
+"""A worker's identity, and its communication with the other workers."""
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from io import BytesIO
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raydali.host.hardware import OVERLAP_PAYS
-from raydali.train.checkpoint_file import State, map_tensors, serialize
+from raydali.train import byte_collectives
+from raydali.train.checkpoint_file import State
 from raydali.train.membership import Groups, Membership, RankLostError
 from raydali.train.step_counts import StepCounts
 
@@ -177,14 +174,8 @@ class Worker:
             return [content]
 
         def gathered() -> list[bytes]:
-            mine, sizes = self._padded(content)
-            is_needed = self.rank == 0 or self.membership is not None
-            parts = [torch.empty_like(mine) for _ in sizes] if is_needed else []
-            if self.membership is None:
-                dist.gather(mine, parts or None, group=self.group, group_dst=0)
-            else:
-                dist.all_gather(parts, mine, group=self.group)
-            return _cut(parts, sizes)
+            everywhere = self.membership is not None
+            return (byte_collectives.all_gather if everywhere else byte_collectives.gather)(content, self.group)
 
         return self._call(gathered)
 
@@ -194,48 +185,19 @@ class Worker:
             unchanged: T = json.loads(json.dumps(value))
             return unchanged
         known = [json.dumps(value).encode()]
-
-        def received() -> bytes:
-            size = torch.tensor(len(known[-1]), device=self._exchange_device())
-            dist.broadcast(size, group=self.group, group_src=0)
-            first = self._tensor(known[-1] if self.rank == 0 else bytes(int(size)))
-            dist.broadcast(first, group=self.group, group_src=0)
-            return _cut([first], [len(first)])[0]
-
-        known.append(self._call(received))  # if this is done again, it is with this value, whoever is the first then
+        # If this is done again, it is with the received value, whoever is the first then.
+        known.append(self._call(lambda: byte_collectives.broadcast(known[-1], self.group)))
         value_of_first: T = json.loads(known[-1])
         return value_of_first
 
     def state_from_first(self, state: State, first: int = 0) -> State:
-        """Return rank 0's nested state of tensors on the CPU and plain values. All ranks must call it.
-
-        Tensors are sent one by one, so that no rank needs memory for more than its own copy. Dense ones keep their
-        strides: fused optimizers refuse momenta whose strides differ from those of the weights.
+        """Return rank 0's nested state, see `broadcast_state`. All ranks must call it.
 
         Args:
             state: the state on rank 0; ignored on others.
             first: the rank that sends its state, if it is another one.
         """
-        if self._is_alone:
-            return state
-        shapes = serialize(map_tensors(state, lambda tensor: tensor.to("meta"))) if self.rank == first else b""
-        length = torch.tensor(len(shapes))
-        dist.broadcast(length, group=self.group, group_src=first)
-        sent = torch.frombuffer(bytearray(shapes) or bytearray(int(length)), dtype=torch.uint8)
-        dist.broadcast(sent, group=self.group, group_src=first)
-        if self.rank != first:
-            state = torch.load(BytesIO(sent.numpy().tobytes()), weights_only=True)
-
-        def broadcast(tensor: torch.Tensor) -> torch.Tensor:
-            whole = torch.empty_like(tensor, device="cpu")
-            if self.rank == first:
-                whole = tensor if tensor.stride() == whole.stride() else whole.copy_(tensor)
-            if whole.numel():
-                memory = whole.as_strided((whole.numel(),), (1,))
-                dist.broadcast(memory.view(torch.uint8), group=self.group, group_src=first)
-            return whole
-
-        return map_tensors(state, broadcast)
+        return state if self._is_alone else byte_collectives.broadcast_state(state, self.group, first)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Set these tensors on the device to their values on rank 0. All ranks must call it."""
@@ -274,22 +236,8 @@ class Worker:
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
         content = json.dumps(value).encode()
-
-        def exchanged() -> list[bytes]:
-            mine, sizes = self._padded(content)
-            parts = [torch.empty_like(mine) for _ in sizes]
-            dist.all_gather(parts, mine, group=self.group)
-            return _cut(parts, sizes)
-
-        return [json.loads(each) for each in ([content] if self._is_alone else self._call(exchanged))]
-
-    def _padded(self, content: bytes) -> tuple[torch.Tensor, list[int]]:
-        """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
-        size = torch.tensor([len(content)], device=self._exchange_device())
-        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        dist.all_gather(sizes, size, group=self.group)
-        of_ranks = [int(each) for each in sizes]
-        return self._tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
+        of_ranks = [content] if self._is_alone else self._call(lambda: byte_collectives.all_gather(content, self.group))
+        return [json.loads(each) for each in of_ranks]
 
     def sum_later(self, counts: torch.Tensor) -> Callable[[], None]:
         """Start to sum a tensor over all ranks, in place; return a function that waits. All ranks must call both."""
@@ -323,14 +271,6 @@ class Worker:
         }
         return DistributedDataParallel(model, process_group=self.gradients, gradient_as_bucket_view=True, **options)
 
-    def _exchange_device(self) -> torch.device:
-        """Return the device of tensors that `group` accepts: outside a job the default group may be one of NCCL."""
-        nccl = self.group is None and dist.get_backend() == "nccl"
-        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-    def _tensor(self, content: bytes) -> torch.Tensor:
-        return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(self._exchange_device())
-
 
 def _use(device: torch.device) -> None:
     """Use a GPU, and a stream of high priority on it, in this thread."""
@@ -351,8 +291,3 @@ def _on_this_stream(function: Callable[[], T], waits: bool) -> Callable[[], T]:
         return result
 
     return done
-
-
-def _cut(parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
-    """Return the bytes of each rank without padding."""
-    return [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=False)]
