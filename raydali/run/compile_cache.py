@@ -74,10 +74,12 @@ class CompileCache:
         self._folder, self._worker, self._warn = folder, worker, warn
         self.file = f"{FOLDER}/{_device_name(worker.device)}"
         self._loaded: set[str] = set()
+        self._saves = False
         self._thread: threading.Thread | None = None
 
     def load(self) -> None:
-        """Give torch what earlier workers of the run have compiled. Call it before the first compilation."""
+        """Give torch what earlier workers of the run have compiled, before the first compilation. All ranks call it."""
+        self._saves = self._worker.exchange(self.file).index(self.file) == self._worker.rank
         try:
             if not self._folder.exists(self.file):
                 return
@@ -96,8 +98,8 @@ class CompileCache:
             self._warn(f"{self._folder}/{self.file} is not used, so the model is compiled again: {error}")
 
     def save(self) -> None:
-        """Begin to save what was compiled, unless it was loaded. All ranks must call it; one per device saves."""
-        if self._worker.exchange(self.file).index(self.file) != self._worker.rank:
+        """Begin to save what was compiled, unless it was loaded. One rank per device saves."""
+        if not self._saves:
             return
         saved = torch.compiler.save_cache_artifacts()
         if saved is not None and not (keys := _keys(saved[1])) <= self._loaded:

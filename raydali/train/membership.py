@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from raydali.train.nccl_groups import NcclGroups
-from raydali.train.roster import Entry, Roster, append, give_up
+from raydali.train.roster import Entry, Roster, append, give_up, note_rehearsal
 
 T = TypeVar("T")
 
@@ -154,6 +154,16 @@ class Membership:
         with self._changed:
             self._changed.wait_for(lambda: self._name in self._roster.members)
 
+    def begin_rehearsal(self) -> None:
+        """Note that until the first step, this rank joins in no calls but those that it can leave out."""
+        if not self.joins:
+            note_rehearsal(self._store)
+
+    def leave_calls(self) -> None:
+        """End what this rank has begun with a lost one, so that the GPU goes on. Calls raise until `agree` is next."""
+        if self._nccl is not None:
+            self._nccl.abort()
+
     @property
     def asking(self) -> int:
         """The number of processes that ask to be admitted."""
@@ -219,6 +229,7 @@ class Membership:
         Raises:
             RankLostError: ranks were lost. The function may still be running: nobody may use what it changes.
         """
+        self.check()
         outcomes: list[tuple[T | None, Exception | None]] = []
 
         def run() -> None:
@@ -253,8 +264,7 @@ class Membership:
             The reports of `members`, in their order, and the new process groups of these ranks.
         """
         while True:
-            if self._nccl is not None:
-                self._nccl.abort()  # what this rank does next would wait behind its kernels
+            self.leave_calls()  # what this rank does next would wait behind NCCL's kernels
             with self._changed:
                 self._generation = self._roster.changed
                 roster = Roster(self._entries[: self._generation], self.world_size)

@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
+_REHEARSING = "rehearsing"
+
 
 class Entry(NamedTuple):
     """A change; equal entries are one."""
@@ -34,6 +36,16 @@ def announce_loss(store: Store, name: str) -> None:
 def give_up(store: Store) -> None:
     """Tell all processes that nobody takes the place of a lost rank any more."""
     append(store, Entry("gives up"))
+
+
+def note_rehearsal(store: Store) -> None:
+    """Note that a rank begins its rehearsal: from now on until its first step, the others can go on without it."""
+    store.add(_REHEARSING, 1)
+
+
+def all_rehearse(store: Store, world_size: int) -> bool:
+    """Return whether all first ranks have begun their rehearsal."""
+    return store.add(_REHEARSING, 0) >= world_size
 
 
 def ranks_of(store: Store, world_size: int) -> tuple[dict[str, int], dict[str, int]]:

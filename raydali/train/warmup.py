@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
+from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.snapshot import snapshot
 from raydali.train.step import WARM_UP_STEPS
@@ -66,18 +67,28 @@ def warm_up(
                 start_clock.mark("capture" if index else "compile")
         if not measures_ceiling:
             return Ceiling()
-        on_cpu = worker.device.type == "cpu"
-        taken = max(worker.exchange(time.perf_counter() - began))
-        if on_cpu and taken > MAX_SECONDS:
-            return Ceiling(why=f"a step takes {taken:.0f} s, and none of more than {MAX_SECONDS:.0f} s is measured")
-        before = cpu_times()
-        rate = yield from ceiling_images_per_second(take, images, worker.device, worker.sum)
-        after = cpu_times()
-        start_clock.mark("ceiling")
-        spent = after - before if before is not None and after is not None else None
-        # Other processes on the host hardly affect the steps of a GPU.
-        by_others = disturbed(worker.exchange(_on_host(worker, spent))) if on_cpu else ""
-        return Ceiling(None, by_others, void=True) if by_others else Ceiling(rate)
+        try:
+            measured = yield from _measured(take, worker, images, seconds_of_step=time.perf_counter() - began)
+        except RankLostError as error:
+            return Ceiling(why=str(error), void=True)
+        return measured
+
+
+def _measured(
+    take: Callable[[], Step], worker: Worker, images: int, *, seconds_of_step: float
+) -> Generator[Step, None, Ceiling]:
+    on_cpu = worker.device.type == "cpu"
+    taken = max(worker.exchange(seconds_of_step))
+    if on_cpu and taken > MAX_SECONDS:
+        return Ceiling(why=f"a step takes {taken:.0f} s, and none of more than {MAX_SECONDS:.0f} s is measured")
+    before = cpu_times()
+    rate = yield from ceiling_images_per_second(take, images, worker.device, worker.sum)
+    after = cpu_times()
+    start_clock.mark("ceiling")
+    spent = after - before if before is not None and after is not None else None
+    # Other processes on the host hardly affect the steps of a GPU.
+    by_others = disturbed(worker.exchange(_on_host(worker, spent))) if on_cpu else ""
+    return Ceiling(None, by_others, void=True) if by_others else Ceiling(rate)
 
 
 def _on_host(worker: Worker, spent: CpuTimes | None) -> dict[str, str | float | None]:

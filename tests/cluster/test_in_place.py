@@ -116,6 +116,47 @@ run_main(job.main)
 """
 
 
+DIES_BEFORE_THE_FIRST_STEP = """
+import os, signal
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.step import Step
+    true_update, done = Step.update, []
+    def update(self, *arguments, **options):
+        done.append(self.is_warm_up)
+        if (session.worker.share, sum(done)) in PLAN and self.is_warm_up:
+            try:
+                open(f"FOLDER/{session.worker.share}", "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return true_update(self, *arguments, **options)
+    Step.update = update
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+@pytest.mark.parametrize(
+    "plan", [{(0, 1)}, {(1, 1), (2, 1)}, {(1, 3)}], ids=["rank 0", "two", "while the ceiling is measured"]
+)
+def test_ranks_lost_before_the_first_step_are_replaced(
+    plan: set[tuple[int, int]], env: dict[str, str], tmp_path: Path
+) -> None:
+    """`plan` has ranks, and the warm-up step in which each dies."""
+    done, folder = run(tmp_path, env, DIES_BEFORE_THE_FIRST_STEP.replace("PLAN", repr(plan)), "--epochs", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lost = [rank for row in events(folder, "replace") for rank in row["ranks"]]
+    assert sorted(lost) == sorted(rank for rank, _ in plan)
+    assert len(events(folder, "rejoin")) == len(plan) and not events(folder, "failure", "resume")
+    assert next(row["event"] for row in events(folder, "replace", "start")) == "replace"
+    assert_whole(folder, stream_of(12))
+    assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [*range(12)]
+
+
 def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, str], tmp_path: Path) -> None:
     """Rank 1 dies in a validation, rank 0 after a checkpoint's exchange, rank 0 in a validation, rank 2 before one."""
     done, folder = run(tmp_path, env, DIES_BETWEEN_STEPS, "--epochs", "20", "--checkpoint-every", "20")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from raydali.train.precision import Precision
 from raydali.train.roster import announce_loss
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.update_backup import UpdateBackup
+from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support.ranks import CPU, context
 
@@ -73,7 +75,7 @@ class Death:
 
     Attributes:
         rank: its rank; -1 before a process that joins the others has one.
-        step: the step; -1 before the first one of a process.
+        step: the step; -1 before the first one of a process, as in its warm-up steps.
         joined: whether it is a process that joins, and not one of the first ranks.
     """
 
@@ -283,6 +285,8 @@ def train(
         backup=UpdateBackup() if world_size > 1 else None,
     )
     meter = EpochMeter(device, rank=rank, world_size=world_size, node="")
+    if name is None:
+        rehearse(shared, meter, optimizer, mortal)
     trained: list[int] = []
     updated: list[float] = []
     validated: dict[int, list[float]] = {}
@@ -328,6 +332,30 @@ def train(
     queue.join_thread()
     connect().wait(["over"])  # until all have left their last call
     os._exit(0)  # groups with lost ranks cannot be left in order
+
+
+def rehearse(shared: StepContext, meter: EpochMeter, optimizer: torch.optim.Optimizer, mortal: Mortal) -> None:
+    """Train two warm-up steps, which are undone."""
+    resident = Batch(
+        {"images": torch.ones(STREAM.batch_size, 6, device=shared.worker.device)}, STREAM.micro_batch(0, 0)
+    )
+    steps = warm_up(
+        lambda: Step(shared, repeat(resident), meter),
+        [shared.model],
+        optimizer,
+        shared.precision,
+        shared.worker,
+        steps=2,
+        images=1,
+        measures_ceiling=False,
+    )
+    assert shared.differentiated is not None
+    for step in steps:
+        for batch in step:
+            mortal.at("forward")
+            step.backward(shared.differentiated, batch["images"])
+        step.update(optimizer)
+        mortal.at("update")
 
 
 def validate(model: nn.Module, worker: Worker, world_size: int) -> list[float]:

@@ -29,7 +29,7 @@ from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.run.events import Replaced, WorkerAddress
 from raydali.text import error_line
 from raydali.train.membership import NotReplacedError, RankLostError
-from raydali.train.roster import announce_loss, give_up, ranks_of
+from raydali.train.roster import all_rehearse, announce_loss, give_up, ranks_of
 
 if TYPE_CHECKING:
     from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
@@ -85,9 +85,12 @@ class Replacements:
         }
         status = replace(status, worker_statuses=workers)
         dead = {number: each.error for number, each in workers.items() if _has_died(each.error)}
-        failed = {number: each.error for number, each in workers.items() if _may_succeed_elsewhere(each.error)}
+        is_training = self._channel.board().training  # before that, all may fail, but not at the same time
+        failed = {
+            number: each.error for number, each in workers.items() if is_training and _may_succeed_elsewhere(each.error)
+        }
         others = {number: each for number, each in workers.items() if number not in {*dead, *failed}}
-        is_in_place = not any(each.error for each in others.values()) and self._channel.board().training
+        is_in_place = not any(each.error for each in others.values()) and all_rehearse(self._store, self._ranks)
         if not (dead or failed or starting) or not is_in_place:
             return status
         # A replacement that has not joined yet has no state to go on from, and if it fails, the next one would, too.

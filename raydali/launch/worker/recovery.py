@@ -32,7 +32,9 @@ class Recovery:
     Before calls outside of steps, as those of a validation or a checkpoint, ranks wait until all have finished the same
     step. If a rank is lost in such a call, the others do all calls since that step again, with the rank that replaces
     it: it validates the lost rank's share. Then they go on with the call that the loss has interrupted. Some may have
-    begun the next step before; they do so, too. Not between warm-up steps, nor when ranks leave.
+    begun the next step before; they do so, too. Not between warm-up steps of two epochs, nor when ranks leave.
+
+    If a rank is lost in the warm-up steps before the first step, the others go on with theirs, and agree in that step.
 
     Args:
         worker: this rank.

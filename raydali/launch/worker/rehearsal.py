@@ -76,8 +76,12 @@ class Rehearsal:
         """Yield warm-up steps for all sizes of the epochs that remain."""
         if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
             self._loader.begin_ahead()
+        measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
+        known = self._known_ceiling(measures)
         if self._config.compile:
             self._cache.load()
+        if (membership := self._session.worker.membership) is not None:
+            membership.begin_rehearsal()
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
         self._warm_up_inference()
         later = self._later_epochs() if self._prepares else []
@@ -86,9 +90,8 @@ class Rehearsal:
                 self._session.emit(Note(f"warm-up steps for the image size of epoch {epoch}"))
             yield from self._warm_up(epoch, self._steps, False)
             self._forget()
-        measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
         if self._prepares or measures:
-            yield from self._begin(measures, Rehearsed)
+            yield from self._begin(measures, known, Rehearsed)
         if self._config.compile:
             self._cache.save()
 
@@ -111,14 +114,21 @@ class Rehearsal:
             return
         self._state.ceiling = None
         self._forget()
-        if self._prepares or self._config.ceiling:
-            yield from self._begin(self._config.ceiling, CeilingMeasured)
+        measures = self._config.ceiling
+        if self._prepares or measures:
+            yield from self._begin(measures, self._known_ceiling(measures), CeilingMeasured)
 
-    def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
-        sample = self._loader.resident_batch(1, self._epoch) if measures else {}
-        inputs = ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sample.items())
+    def _known_ceiling(self, measures: bool) -> tuple[float, float] | None:
+        if not measures:
+            return None
+        sample = self._loader.resident_batch(1, self._epoch)
+        return self._ceiling.find(
+            ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sample.items())
+        )
+
+    def _begin(self, measures: bool, known: tuple[float, float] | None, event: type[Rehearsed]) -> Iterator[Step]:
         doing = ", ".join(self._doing)
-        return self._ceiling.begin(self._steps, measures=measures, what=doing, inputs=inputs, event=event)
+        return self._ceiling.begin(self._steps, measures=measures, known=known, what=doing, event=event)
 
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""

@@ -78,18 +78,23 @@ class RunCeiling:
         self._measured_again = 0
 
     def begin(
-        self, steps: int, *, measures: bool, what: str, inputs: str, event: type[Rehearsed] = Rehearsed
+        self,
+        steps: int,
+        *,
+        measures: bool,
+        known: tuple[float, float] | None,
+        what: str,
+        event: type[Rehearsed] = Rehearsed,
     ) -> Iterator[Step]:
         """Yield the warm-up steps before the first step, or the first one of another size, and report their purpose.
 
         Args:
             steps: number of steps before the measurement.
-            measures: whether the ceiling is measured.
+            measures: whether the ceiling is measured, unless it is known.
+            known: see `find`.
             what: other purposes of the warm-up steps; may be empty.
-            inputs: describes the images, which the ceiling depends on.
             event: the event that reports their end.
         """
-        known = self._find(inputs) if measures else None
         measures = measures and known is None
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
@@ -139,8 +144,12 @@ class RunCeiling:
         is_void = is_wrong or (known is None and self._is_void)
         return is_wrong, is_void and self._measured_again < MAX_MEASURED_AGAIN
 
-    def _find(self, inputs: str) -> tuple[float, float] | None:
-        """Return the ceiling that the node of rank 0 has kept, and when it was measured. All ranks must call it."""
+    def find(self, inputs: str) -> tuple[float, float] | None:
+        """Return the ceiling that the node of rank 0 has kept, and when it was measured. All ranks must call it.
+
+        Args:
+            inputs: describes the images, which the ceiling depends on.
+        """
         worker, cache = self._session.worker, self._session.node_cache
         hosts = worker.exchange([socket.gethostname(), self._conditions.get("on")])
         found: tuple[float, float] | None = None

@@ -227,8 +227,7 @@ class Step:
                 self._recover()
                 if self._is_interrupted:
                     return
-        if self._finished_by_others:
-            optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=True)
         context.worker.counts.end_step()
         if self._recovery is not None:
             self._recovery.end_step(self.index, ends_epoch=self.ends_epoch)
@@ -261,12 +260,19 @@ class Step:
             backup.drop()
 
     def _recover(self) -> None:
-        """Undo the update after a loss, and find what this rank is to do among the remaining ones."""
+        """Undo the update after a loss, and find what this rank is to do among the remaining ones.
+
+        A warm-up step needs no sums: ranks agree in the first step.
+        """
         context = self._context
-        if self._recovery is None or self._summed is None or context.backup is None:
+        if self._summed is None or context.backup is None or context.worker.membership is None:
             raise RankLostError
         context.backup.restore()
         self._summed.undo_all_reduce()
+        if self._recovery is None:
+            context.statistics.discard_step()
+            context.worker.membership.leave_calls()
+            return
         self._finished_by_others = self._recovery.recover(self.index)
         self._micro_batches = self._recovery.micro_batches(self.index)
         self._is_interrupted = not self._finished_by_others

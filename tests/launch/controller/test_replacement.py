@@ -16,7 +16,7 @@ from raydali.launch.controller.replacement import ERROR_SECONDS, Replacements
 from raydali.run.events import Replaced
 from raydali.run.messages import Message
 from raydali.train.membership import RankLostError
-from raydali.train.roster import ranks_of
+from raydali.train.roster import note_rehearsal, ranks_of
 
 
 @dataclass
@@ -48,7 +48,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def replacements(channel: Any, monkeypatch: pytest.MonkeyPatch) -> Replacements:
     monkeypatch.setenv(replacement.STORE, "")  # so that it is taken back
-    return Replacements(channel, 3)
+    found = Replacements(channel, 3)
+    for _ in range(3):
+        note_rehearsal(found._store)
+    return found
 
 
 def status(**errors: Exception) -> WorkerGroupPollStatus:

@@ -42,6 +42,8 @@ def check(outcomes: dict[int, Outcome], survivors: set[int], undisturbed: Outcom
 
 CASES = {
     "nobody": (),
+    "in a warm-up step, and in the first step": (Death(1, -1, "in"), Death(0, 0, "forward")),
+    "rank 0 between two warm-up steps": (Death(0, -1, "update"),),
     "rank 0 before its all-reduce": (Death(0, 2, "before"),),
     "in the all-reduce, then another at the end": (Death(1, 3, "in"), Death(2, 15, "forward")),
     "after the update": (Death(2, 0, "update"),),
@@ -64,6 +66,7 @@ def test_survivors_finish_the_run(deaths: tuple[Death, ...], run_mortal: Run, un
 
 REPLACED = {
     "one": ((Death(1, 2, "before"),), {}),
+    "in a warm-up step, of which another has no sum": ((Death(2, -1, "after"),), {1: {-1}}),
     "rank 0": ((Death(0, 2, "in"),), {}),
     "two": ((Death(1, 2, "before"), Death(2, 3, "forward")), {}),
     "while others have the sum": ((Death(0, 2, "update"),), {1: {2}}),

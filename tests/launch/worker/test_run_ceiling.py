@@ -137,7 +137,7 @@ def _begun_twice(folder: RunFolder, caches: Path) -> tuple[list[bool], float]:
     state: Any = SimpleNamespace(ceiling=None)
     of_run = RunCeiling(session, state, warm_up, {"batch_size": "64"})
     for _ in range(2):
-        list(of_run.begin(1, measures=True, what="", inputs="images of 32 pixels"))
+        list(of_run.begin(1, measures=True, known=of_run.find("images of 32 pixels"), what=""))
     return asked, state.ceiling
 
 
@@ -160,7 +160,7 @@ def _doubted(folder: RunFolder) -> list[bool]:
     if session.worker.rank == 0:
         alone = replace(session.worker, world_size=1)
         session.worker, together = alone, session.worker
-        list(of_run.begin(1, measures=True, what="", inputs=""))
+        list(of_run.begin(1, measures=True, known=of_run.find(""), what=""))
         session.worker = together
     for _ in range(5):
         asked.append(bool([*of_run.doubt({})]))
