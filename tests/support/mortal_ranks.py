@@ -1,9 +1,6 @@
 """Ranks as plain processes that die by SIGKILL at chosen points of a step, while the others train on.
 
-They sum gradients with gloo, or with NCCL on one GPU that they share.
-
-Where they are replaced, another process joins the others while they train: a spare that waits for that, or one that is
-started after the death.
+They sum gradients with gloo, or with NCCL on one GPU that they share. `mortal_host.py` starts them.
 """
 
 import os
@@ -15,7 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
-from multiprocessing.connection import wait
 from typing import Any, Literal
 
 import numpy as np
@@ -34,12 +30,11 @@ from raydali.train.batchnorm import RunningStatistics
 from raydali.train.evaluation import multi_label
 from raydali.train.membership import Membership, NotReplacedError
 from raydali.train.precision import Precision
-from raydali.train.roster import announce_loss
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.update_backup import UpdateBackup
 from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
-from tests.support.ranks import CPU, context
+from tests.support.ranks import CPU
 
 Point = Literal[
     "forward",
@@ -404,62 +399,3 @@ class _Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._of_rank = state["of_rank"]
-
-
-def run_mortal(
-    world_size: int,
-    deaths: Sequence[Death] = (),
-    late: dict[int, set[int]] | None = None,
-    *,
-    slow: int | None = None,
-    replaces: bool = False,
-    spares: int = 0,
-    device: torch.device = CPU,
-) -> tuple[dict[int, Outcome], int, float]:
-    """The outcomes of the last ranks, the deaths, and the most seconds from one to a survivor's next update's end.
-
-    This process hosts the store, announces each process that dies, and may start a replacement. Spares wait for deaths.
-    """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    queue, died = context.Queue(), context.Array("d", max(1, len(deaths)))
-    completes = replaces or 0 < spares >= len(deaths)  # so that no spare comes too late
-    arguments = world_size, store.port, deaths, late or {}, slow, completes, device, died, queue
-    started: list[Any] = []
-    running: dict[int, tuple[str, Any]] = {}
-
-    def start(rank: int = -1) -> None:
-        name = None if rank >= 0 else f"joins as number {len(started)}"
-        process = context.Process(target=train, args=(rank, name, *arguments))
-        process.start()
-        started.append(process)
-        running[process.sentinel] = name or str(rank), process
-
-    outcomes: dict[int, Outcome] = {}
-    try:
-        for rank in range(world_size):
-            start(rank)
-        for _ in range(spares):
-            start()
-        while running:
-            ended = wait([*running, queue._reader], timeout=60)  # type: ignore[attr-defined]
-            assert ended, f"processes do not end: {[name for name, _ in running.values()]}"
-            while not queue.empty():
-                rank, outcome = queue.get()
-                outcomes[rank] = outcome
-            for sentinel in {*ended} & {*running}:
-                name, process = running.pop(sentinel)  # type: ignore[arg-type]
-                process.join()
-                assert process.exitcode in (0, -signal.SIGKILL), f"process {name} failed"
-                if process.exitcode:
-                    announce_loss(store, name)
-                    if replaces:
-                        start()
-            if len(outcomes) == len(running):
-                store.set("over", "")
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
-    times = [at for at in died[:] if at]
-    later = [[ended - at for ended in each.updated if ended > at] for each in outcomes.values() for at in times]
-    return outcomes, len(times), max((min(each) for each in later if each), default=0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import mortal_ranks
+from tests.support import mortal_host
 from tests.support.mortal_ranks import CALLS_AT, COMPLETE_AT, EPOCHS_END_AT, STREAM, Death, Outcome, Point
 
 KILLS = 200
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[dict[int, Outcome], int, float]]
 def run_mortal(request: pytest.FixtureRequest) -> Run:
     """Run the ranks on the CPU with gloo, and again on a GPU with NCCL."""
     device = torch.device(request.param, *([0] if request.param == "cuda" else []))
-    return partial(mortal_ranks.run_mortal, device=device)
+    return partial(mortal_host.run_mortal, device=device)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_two_hundred_deaths(run_mortal: Run, undisturbed: Outcome, *, replaces: 
     while kills < KILLS // 2:
         world_size = draw.choice([3, 4])
         ranks = draw.sample(range(world_size), draw.randint(1, world_size - 1))
-        step = draw.randrange(STREAM.steps - 2 * replaces)
+        step = draw.randrange(-1, STREAM.steps - 2 * replaces)
         points: list[Point] = [draw.choice(["forward", "before", "in", "after", "update"])]
         if draw.random() < 0.4:
             step = draw.choice([CALLS_AT, *EPOCHS_END_AT[:2]] if replaces else [CALLS_AT])
