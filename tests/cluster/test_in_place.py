@@ -49,11 +49,16 @@ def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: P
         wait_for(lambda: bool(events(folder, "spare")), process, tmp_path)
         known = trainers(process.pid)
         assert len(known) == 3
+
+        def new() -> set[int]:
+            return {*trainers(process.pid)} - {*known}
+
         for lost in (known[0], known[1]):
             began, spares = time.time(), len(events(folder, "spare"))
             kill([lost])
             wait_for(partial(lambda spares: len(events(folder, "spare")) > spares, spares), process, tmp_path)
-            (idle,) = {*trainers(process.pid)} - {*known}
+            wait_for(lambda: len(new()) == 1, process, tmp_path)  # a fork of a worker has its name for a moment
+            (idle,) = new()
             known.append(idle)
             rejoin = events(folder, "rejoin")[-1]
             print(f"a spare has trained its first step {rejoin['time'] - began:.1f} s later")

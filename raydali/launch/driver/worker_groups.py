@@ -106,7 +106,7 @@ class WorkerGroups:
         if not isinstance(end, Failure):
             self._permit_after(0.0, end)
             return end
-        if end.killed:  # the others only report that it is gone
+        if end.killed and self.stop_reason is None:  # the others only report that it is gone
             self.errors = []
         decision = self._policy.failed(end, self.errors)
         self.stop_reason = self.stop_reason or decision.stop_reason

@@ -103,6 +103,13 @@ def test_errors_are_of_the_group_that_ended_last(driver: Driver) -> None:
     assert [error.error for error in driver.groups.errors] == ["ValueError: no", "RuntimeError: connection closed"]
 
 
+def test_the_error_that_ends_a_run_stays_when_others_are_killed(driver: Driver) -> None:
+    driver.receive(started(5))
+    driver.error("DataError: too many samples are broken", "first", final=True)
+    driver.failure(killed=(1,), error="killed by 9")
+    assert [error.error for error in driver.groups.errors] == ["DataError: too many samples are broken"]
+
+
 def test_a_late_error_of_an_old_group_is_not_the_next_groups(driver: Driver) -> None:
     for group in ("first", "second"):
         assert driver.groups.stop_reason is None
