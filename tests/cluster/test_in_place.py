@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.detection import SHAPES
+from jobs.detection import index as index_of_shapes
 from jobs.imagenet import DIGITS
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
@@ -74,12 +76,13 @@ def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: P
 
 
 def run(
-    tmp_path: Path, env: dict[str, str], script: str, *options: str
+    tmp_path: Path, env: dict[str, str], script: str, *options: str, batch_size: int = 16
 ) -> tuple["subprocess.CompletedProcess[str]", RunFolder]:
-    """Run a changed image job on three workers to its end; `FOLDER` in it is the test's folder."""
+    """Run a changed job on three workers to its end; `FOLDER` in it is the test's folder."""
     file = tmp_path / "changed.py"
     file.write_text(script.replace("FOLDER", str(tmp_path)))
-    command = [sys.executable, str(file), "--workers", "3", "--batch-size", "16", "--global-batch-size", "48"]
+    command = [sys.executable, str(file), "--workers", "3"]
+    command += ["--batch-size", str(batch_size), "--global-batch-size", str(3 * batch_size)]
     command += ["--trace-samples", "--name", "run", "--storage", str(tmp_path), *options]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
     return done, RunFolder(str(tmp_path), "run")
@@ -174,6 +177,42 @@ def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, 
     assert [row["epoch"] for row in rows] == [*range(20)]
     assert sum(row["images"] for row in rows) == stream.steps * stream.global_batch_size
     assert all(row["validation"]["images"] == 360 for row in rows)
+
+
+DIES_AS_IT_DETECTS = """
+import os, signal
+import jobs.detection as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.step import Step
+    from raydali.train.worker import Worker
+    def dies(owner, name, rank, step):
+        true = getattr(owner, name)
+        def or_die(self, *arguments):
+            if session.worker.share == rank and session.cursor.done >= step and not os.path.exists("FOLDER/" + name):
+                open("FOLDER/" + name, "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return true(self, *arguments)
+        setattr(owner, name, or_die)
+    dies(Step, "backward", 1, 3)
+    dies(Worker, "gather_bytes", 0, 20)  # the boxes that it has found in the second validation
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+def test_detectors_are_replaced_too(env: dict[str, str], tmp_path: Path) -> None:
+    """Rank 1 dies in a step, and rank 0 in a validation, in which ranks send each other the boxes that they found."""
+    options = ["--epochs", "3", "--image-size", "64"]
+    done, folder = run(tmp_path, env, DIES_AS_IT_DETECTS, *options, batch_size=8)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [rank for row in events(folder, "replace") for rank in row["ranks"]] == [1, 0]
+    assert len(events(folder, "rejoin")) == 2 and not events(folder, "failure", "resume")
+    data = index_of_shapes(SHAPES)
+    assert_whole(folder, replace(SHAPES, epochs=3, global_batch_size=24, batch_size=8).stream(len(data.train)))
+    assert [row["validation"]["images"] for row in folder.rows("epochs.jsonl")] == [len(data.val)] * 3
 
 
 DIES_BEFORE_IT_WRITES = """
