@@ -19,11 +19,11 @@ from raydali.inference.kinds.find import find_kind
 from raydali.inference.kinds.kind import Kind
 from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
 from raydali.launch.driver.resume import previous_run
-from raydali.run.checkpoints import newest_first, newest_step
+from raydali.run.checkpoint_folders import MANIFEST, newest_first, newest_step
 from raydali.run.find import find_run
 from raydali.run.folder import CONFIG, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, MODEL, read_model
-from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointError, load_verified
+from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.train.weights.state_file import read_state
 
 Checkpoint = Literal["best", "newest"]

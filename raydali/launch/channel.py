@@ -5,8 +5,9 @@ and which start of a worker group is permitted.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,6 +16,7 @@ from raydali.run.events import Notice
 from raydali.run.messages import Message
 
 _POLL_SECONDS = 0.5
+T = TypeVar("T")
 
 
 class Interrupted(Exception):  # noqa: N818 (no error: how training ends on notice)
@@ -44,7 +46,7 @@ class Board:
     left: bool = False
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, concurrency_groups={"calls": 1})  # type: ignore[call-overload]
 class _ChannelActor:
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
@@ -71,6 +73,10 @@ class _ChannelActor:
 
     def board(self) -> Board:
         return self._board
+
+    @ray.method(concurrency_group="calls")
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
+        return function(*arguments)
 
 
 class DriverChannel:
@@ -99,6 +105,11 @@ class DriverChannel:
         """Return the messages that arrived since the last call, with the time of arrival in seconds since 1970."""
         messages: list[tuple[float, Message]] = ray.get(self._actor.empty.remote())
         return messages
+
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Return what a function returns in the actor's process, which goes on to take messages meanwhile."""
+        result: T = ray.get(self._actor.call.remote(function, *arguments))
+        return result
 
     def write(self, **facts: Any) -> None:
         """Change these fields of the board."""

@@ -4,11 +4,14 @@ The messages are tensorboardX's. Its writers and torch's are not used: they reac
 settings of their own, and write from a thread at times of their own.
 """
 
+import importlib.util
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from raydali.data.sources.tfrecord_format import as_record, records
@@ -37,27 +40,38 @@ class TensorBoard:
         Raises:
             OSError: the storage cannot be written.
         """
-        from tensorboardX.proto.event_pb2 import Event  # imports torch: only when it is needed
-
-        now = time.time()
+        now, new_event = time.time(), _event_message()
         events, rows = [], [record]
         if not self._begun:
             files = self._folder.files(FOLDER)
             there = {event.step for file in files for event in events_of(self._folder.read(f"{FOLDER}/{file}"))}
             earlier = (row for row in self._folder.rows(EPOCHS) if row["step"] < record["step"])
             rows = [*(row for row in earlier if row["step"] not in there), record]
-            events = [Event(wall_time=now, file_version="brain.Event:2")]
+            events = [new_event(wall_time=now, file_version="brain.Event:2")]
         for row in rows:
             values = [{"tag": tag, "simple_value": value} for tag, value in scalars(row).items()]
-            events.append(Event(wall_time=now, step=row["step"], summary={"value": values}))
+            events.append(new_event(wall_time=now, step=row["step"], summary={"value": values}))
         self._folder.extend(self._file, b"".join(as_record(event.SerializeToString()) for event in events))
         self._begun = True
 
 
 def events_of(contents: bytes) -> Iterator[Any]:
     """The Event messages in a file, up to one that was cut short."""
-    from tensorboardX.proto.event_pb2 import Event
-
+    message = _event_message()
     with suppress(ValueError):
         for begin, end in records(lambda position, length: contents[position : position + length], len(contents)):
-            yield Event.FromString(contents[begin:end])
+            yield message.FromString(contents[begin:end])
+
+
+@cache
+def _event_message() -> type[Any]:
+    """Return the class of tensorboardX's message Event, without the package's own imports of PyTorch and boto3."""
+    found = importlib.util.find_spec("tensorboardX") if "tensorboardX" not in sys.modules else None
+    if found is not None:
+        sys.modules["tensorboardX"] = importlib.util.module_from_spec(found)  # which is not executed
+    try:
+        message: type[Any] = importlib.import_module("tensorboardX.proto.event_pb2").Event
+    finally:
+        if found is not None:
+            del sys.modules["tensorboardX"]
+    return message

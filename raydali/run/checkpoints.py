@@ -7,7 +7,6 @@
 A kill at any time leaves the newest complete checkpoint intact. A failed save is reported as an event.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,12 @@ from typing import Any
 from raydali.data.sources import retry
 from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
+from raydali.run.checkpoint_folders import MANIFEST, name_of, newest_first, step_of
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.train import checkpoint_file
-from raydali.train.checkpoint_file import FILE_NAME, MANIFEST, BadCheckpointError
+from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError
 from raydali.train.worker import Worker
 
 KEPT = 3
@@ -146,13 +146,13 @@ class CheckpointStore:
             # Partial files must not fill a full disk. Nothing is retried, since the storage may not answer.
             with suppress(OSError, SupersededError):
                 self._folder.fence()
-                self._folder.filesystem.delete_dir(self._folder.path(_name(unsaved.step)))
+                self._folder.filesystem.delete_dir(self._folder.path(name_of(unsaved.step)))
             self._failed(reason(error))
         except BaseException as error:
             self._bug = error
 
     def _write(self, unsaved: _Unsaved) -> None:
-        name = _name(unsaved.step)
+        name = name_of(unsaved.step)
         unsaved.before_writing()
         if unsaved.best is not None:
             unsaved.best.write(self._folder)
@@ -179,10 +179,10 @@ class CheckpointStore:
             for name in self._names():
                 if self._folder.exists(f"{name}/{MANIFEST}"):
                     complete += 1
-                    if complete <= KEPT or self._is_kept(_step(name)):
+                    if complete <= KEPT or self._is_kept(step_of(name)):
                         continue
                     self._folder.remove(f"{name}/{MANIFEST}")  # first, so that the rest counts as incomplete
-                elif _step(name) > step:
+                elif step_of(name) > step:
                     continue
                 self._folder.remove_folder(name)
         except OSError as error:
@@ -259,30 +259,11 @@ class CheckpointStore:
             except FileNotFoundError as error:
                 raise BadCheckpointError(f"{file} is missing") from error
 
-        return checkpoint_file.load_verified(contents(MANIFEST), contents, step=_step(name))
+        return checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
 
     def _names(self) -> list[str]:
         """Return the names of the checkpoints' folders, the newest first."""
         return newest_first(self._folder)
 
     def _path(self, step: int) -> str:
-        return f"{self._folder}/{_name(step)}"
-
-
-def newest_first(folder: RunFolder) -> list[str]:
-    """Return the names of the folders of complete and incomplete checkpoints, from the newest to the oldest."""
-    names = [name for name in folder.folders() if re.fullmatch(r"checkpoint_\d{9,}", name)]
-    return sorted(names, key=_step, reverse=True)
-
-
-def newest_step(folder: RunFolder) -> int | None:
-    """Return the step of the newest complete checkpoint; None if there is none."""
-    return next((_step(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
-
-
-def _name(step: int) -> str:
-    return f"checkpoint_{step:09d}"
-
-
-def _step(name: str) -> int:
-    return int(name.rpartition("_")[2])
+        return f"{self._folder}/{name_of(step)}"

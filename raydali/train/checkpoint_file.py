@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 FILE_NAME = "state.pt"
-MANIFEST = "manifest.json"
 _OVERHEAD = 2048
 """Bytes that suffice for the rest of a file, per tensor; otherwise more memory is allocated."""
 State = Any
@@ -108,13 +107,13 @@ def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -
     try:
         facts = json.loads(manifest)
         if facts["format"] != 1:
-            raise BadCheckpointError(f"{MANIFEST} has format {facts['format']!r}, this version reads 1")
+            raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1")
         expected, its_step = facts["files"][FILE_NAME], facts["step"]
         size, digest = expected["bytes"], expected["sha256"]
     except (ValueError, TypeError, KeyError) as error:
-        raise BadCheckpointError(f"{MANIFEST} is broken: {type(error).__name__}: {error}") from error
+        raise BadCheckpointError(f"manifest.json is broken: {type(error).__name__}: {error}") from error
     if its_step != step:
-        raise BadCheckpointError(f"{MANIFEST} is of step {its_step}, not {step}")
+        raise BadCheckpointError(f"manifest.json is of step {its_step}, not {step}")
     contents = read(FILE_NAME)
     if len(contents) != size:
         raise BadCheckpointError(f"{FILE_NAME} has {len(contents)} bytes, not {size}")

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from raydali.run.checkpoints import newest_first
+from raydali.run.checkpoint_folders import MANIFEST, newest_first
 from raydali.run.folder import RunFolder
-from raydali.train.checkpoint_file import MANIFEST
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))

@@ -70,7 +70,7 @@ class Death:
 
     Attributes:
         rank: its rank; -1 before a process that joins the others has one.
-        step: the step; -1 before the first one of a process, as in its warm-up steps.
+        step: the step; -1 in warm-up steps, or before the first step of a process that joins.
         joined: whether it is a process that joins, and not one of the first ranks.
     """
 
@@ -118,7 +118,7 @@ class Mortal:
 
     def __init__(self, deaths: Sequence[Death], rank: int, *, joined: bool, died: Any) -> None:
         self._deaths, self._joined, self._died = deaths, joined, died
-        self.rank, self.step, self.calls = rank, -1, 0
+        self.rank, self.step, self.calls = rank, -1 if joined else -2, 0
 
     def planned(self, point: Point) -> int | None:
         here = Death(self.rank, self.step, point, self._joined)
@@ -331,6 +331,7 @@ def train(
 
 def rehearse(shared: StepContext, meter: EpochMeter, optimizer: torch.optim.Optimizer, mortal: Mortal) -> None:
     """Train two warm-up steps, which are undone."""
+    mortal.step = -1
     resident = Batch(
         {"images": torch.ones(STREAM.batch_size, 6, device=shared.worker.device)}, STREAM.micro_batch(0, 0)
     )

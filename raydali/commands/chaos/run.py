@@ -9,9 +9,8 @@ from typing import Any
 
 from raydali.errors import CommandError
 from raydali.output import log_tail
-from raydali.run.checkpoints import newest_first
+from raydali.run.checkpoint_folders import MANIFEST, newest_first
 from raydali.run.folder import EVENTS, RunFolder
-from raydali.train.checkpoint_file import MANIFEST
 
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 400.0

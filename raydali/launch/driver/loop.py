@@ -2,7 +2,6 @@
 
 import copyreg
 import importlib
-import os
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
+from raydali.run.checkpoint_folders import newest_step
 from raydali.run.events import RunFinished, RunInterrupted, RunStopped
 from raydali.run.folder import RunFolder
 from raydali.run.messages import WorkerError
@@ -35,7 +35,6 @@ from raydali.text import error_line
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
-    from raydali.launch.controller.scaling import Trainer
     from raydali.train.weights.matching import MatchedWeights
 
 POLL_SECONDS = 0.2
@@ -118,7 +117,7 @@ class _DriverLoop:
         self._folder, self._console, self._interrupt = run.folder, console, interrupt
         self._channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
         options, placement, cluster = run.options, run.placement, run.cluster
-        self._training = _Background(_trainer(run, self._channel).fit)
+        self._training = _Background(lambda: _train(run, self._channel))
         pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
         if cluster.own:
             pending.stop()  # it was given what its workers need
@@ -182,51 +181,39 @@ class _DriverLoop:
         self._console.print(f"finished: {self._folder}")
 
 
-def _trainer(run: Run, channel: "DriverChannel") -> "Trainer":
-    """Return Ray Train's trainer of the run."""
+def _train(run: Run, channel: "DriverChannel") -> None:
+    """Train until Ray Train ends; see `trainer.train`."""
     import ray
-    from ray.train import RunConfig, ScalingConfig
 
-    from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
-    from raydali.launch.worker.process_group import WorkerProcesses
-    from raydali.launch.worker.ray_session import WorkerTask, run_worker
+    from raydali.launch import trainer
+    from raydali.launch.worker.task import WorkerTask
 
-    options, placement, folder = run.options, run.placement, run.folder
-    if placement.is_elastic:
-        # Free resources may be taken, or their node dead, when workers are placed: then they are counted again.
-        os.environ.setdefault(START_TIMEOUT, "3")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", f"{health_check_seconds(placement.reachable):g}")
-    workers = (placement.minimum, placement.reachable) if placement.is_elastic else placement.needed
-    replaces = placement.can_replace and options.replaces(gpu=placement.gpu)
+    options, placement = run.options, run.placement
     task = WorkerTask(
         train=run.train,
         data=ray.put(run.data),
         samples=run.samples,
         weights=ray.put(run.weights),
         options=options,
-        folder=folder,
+        folder=run.folder,
         attempt=run.attempt,
         marks=start_clock.marks(),
         channel=channel,
     )
-    return Trainer(
-        run_worker,
-        channel=channel,
+    replaces = placement.can_replace and options.replaces(gpu=placement.gpu)
+    training = trainer.Training(
+        name=run.folder.name,
+        storage=run.folder.uri_of_storage,
+        workers=(placement.minimum, placement.reachable) if placement.is_elastic else placement.needed,
         replaces=placement.minimum if replaces else 0,
         own=run.cluster.own,
-        train_loop_config={"task": ray.put(task)},  # or the controller pickles it once more
-        torch_config=WorkerProcesses(backend="gloo", timeout_s=int(options.group_timeout.total_seconds())),
-        scaling_config=ScalingConfig(
-            num_workers=workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
-            use_gpu=placement.gpu,
-            resources_per_worker={"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {}),
-        ),
-        run_config=RunConfig(
-            name=folder.name,
-            storage_path=folder.uri_of_storage,
-            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},  # type: ignore[call-arg]  # nor this
-        ),
+        gpu=placement.gpu,
+        cpus=placement.cpus,
+        timeout=options.group_timeout,
+        health_check_seconds=health_check_seconds(placement.reachable),
+        worker_variables=WORKER_ENVIRONMENT,
     )
+    trainer.train(training, ray.put(task), channel)
 
 
 def health_check_seconds(workers: int) -> float:
@@ -258,8 +245,6 @@ class _Background:
 
 def resume_hint(folder: RunFolder) -> str:
     """Describe what an interrupted run can be resumed from."""
-    from raydali.run.checkpoints import newest_step
-
     with suppress(OSError):
         if newest_step(folder) is None:
             return (

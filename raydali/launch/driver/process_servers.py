@@ -15,8 +15,6 @@ from raydali.launch.worker import process_server
 
 COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
 """Parts of a job's runtime environment that leave the choice of Python to Ray."""
-SPARE_CPUS = 8
-"""On a node with as many CPUs, the driver and the job's server import beside each other."""
 PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
 
 
@@ -57,21 +55,18 @@ def servers_of_job() -> dict[str, str]:
 
 
 def start_servers(most: int | None) -> None:
-    """Let nodes start the servers of this job now, while the driver imports what it needs itself.
-
-    Nodes with few CPUs do not: there, the imports would slow each other down.
+    """Let nodes start the servers of this job now, all at the same time: the driver's, and those with CPUs.
 
     Args:
-        most: the largest number of workers. On a cluster of more nodes, only the driver's node starts one. None: as
-            many workers as the cluster has room for.
+        most: the largest number of workers. If more nodes have CPUs, only the driver's node starts one. None: as many
+            workers as the cluster has room for.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    nodes = [node["NodeID"] for node in alive if node["Resources"].get("CPU", 0) >= SPARE_CPUS]
+    nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     if most is not None and len(nodes) > most:
-        nodes = [node for node in nodes if node == ray.get_runtime_context().get_node_id()]
-    for node in nodes:
+        nodes = set()
+    for node in {ray.get_runtime_context().get_node_id(), *nodes}:
         here = NodeAffinitySchedulingStrategy(node, soft=True)
         ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here).remote()

@@ -1,6 +1,5 @@
 """Connect to the Ray that a job runs on: the one that RAY_ADDRESS names, or one of our own on this machine."""
 
-import importlib
 import logging
 import os
 import secrets
@@ -70,7 +69,6 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     keep_logs = False
     with own_server(folder) as environment:
         try:
-            _import_torch()
             start_ray(
                 folder,
                 warn,
@@ -94,14 +92,6 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
             ray.shutdown()
             if not keep_logs:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _import_torch() -> None:
-    """Import torch before Ray starts a node on this host, which may remove the working directory of this process.
-
-    MKL, a part of torch, ends a process that has none.
-    """
-    importlib.import_module("torch")
 
 
 def _own_cpus(options: LaunchOptions) -> int:
@@ -133,7 +123,6 @@ def _joined(options: LaunchOptions) -> Iterator[Cluster]:
         if environment:
             most = options.worker_range[1] + options.spares if options.worker_range else None
             start_servers(most)
-        _import_torch()  # after that, so that the servers import meanwhile
         yield _cluster()
     finally:
         ray.shutdown()

@@ -12,6 +12,7 @@ from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions
+from raydali.run.checkpoint_folders import newest_step
 from raydali.run.folder import RunFolder
 from raydali.text import error_line, plural, summarize
 
@@ -41,8 +42,6 @@ def read_starting_weights(
     """
     if not isinstance(options, WeightsOptions) or options.weights is None:
         return None, None
-    from raydali.run.checkpoints import newest_step  # imports torch: seconds
-
     resumes = earlier is not None and newest_step(folder) is not None
     if earlier is not None and resumes and earlier.settings.get("weights") == options.weights:
         return earlier.settings.get(SHA256), None

@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from raydali.data.sources.retry import retries
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks
-from raydali.launch.channel import DriverChannel, Interrupted
+from raydali.launch.channel import Interrupted
 from raydali.launch.options import LaunchOptions
 from raydali.launch.worker.environment import WorkerEnvironment, environment, worker_environment
 from raydali.launch.worker.hardware_choices import chosen
@@ -29,6 +29,7 @@ from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.process_group import membership_of
 from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.launch.worker.session import Cursor
+from raydali.launch.worker.task import WorkerTask
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
@@ -50,7 +51,7 @@ class RaySession:
     Ray Train's checkpoints are not used: Ray Train ends a run if it cannot rewrite its record of them.
     """
 
-    def __init__(self, task: "WorkerTask") -> None:
+    def __init__(self, task: WorkerTask) -> None:
         start_clock.mark("worker start")
         context = ray.get_runtime_context()
         cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
@@ -187,29 +188,6 @@ def _device() -> torch.device:
     """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists."""
     device: torch.device = ray.train.torch.get_device()
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerTask:
-    """The task of every worker.
-
-    Attributes:
-        train, samples: see `launcher.Job`.
-        data: the job's data, in Ray's object store.
-        weights: what the model of a fresh run starts from, there too; None for random weights.
-        attempt: the id of the driver's attempt.
-        marks: the phases of the driver's start.
-    """
-
-    train: Callable[..., None]
-    data: "ray.ObjectRef[Any]"
-    samples: int
-    weights: "ray.ObjectRef[MatchedWeights | None]"
-    options: LaunchOptions
-    folder: RunFolder
-    attempt: str
-    marks: list[start_clock.Mark]
-    channel: DriverChannel
 
 
 def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
