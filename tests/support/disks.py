@@ -1,5 +1,6 @@
 """A small disk of its own, to be filled, made read-only and taken away while something writes to it."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ class Disk:
     def fill(self, *, leave: int = 0) -> None:
         """Write until only so many bytes are free."""
         free = os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_bsize
-        self._ballast.write_bytes(bytes(free - leave))
+        try:
+            self._ballast.write_bytes(bytes(free - leave))
+        except OSError as error:  # what else writes to it meanwhile has filled it
+            assert error.errno == errno.ENOSPC
 
     def clear(self) -> None:
         self._ballast.unlink()
