@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist load
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests check figures docs wheel lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests quick check style types figures docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -20,17 +20,25 @@ test: setup
 test-all: setup
 	@$(BIN)/python tests/support/cpu_seconds.py $(MAKE) --no-print-directory all-tests
 
-fast-tests: check
-	$(PYTEST) -m "not slow and not gpu"
+# The type checker takes the time in which the tests leave a core idle.
+fast-tests: style
+	@$(MAKE) --no-print-directory -j 2 types quick
 
 all-tests: check
 	$(PYTEST)
 
-check: setup
+quick: setup
+	$(PYTEST) -m "not slow and not gpu"
+
+check: style types
+
+style: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+types: setup
+	nice -n 19 $(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -13,9 +13,7 @@ import safetensors.torch
 import torch
 
 from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
-from tests.support.messages import mentions
 from tests.support.parquets import write_parquet
-from tests.support.ranks import context
 
 ROOT = Path(__file__).parents[2]
 CORES = len(os.sched_getaffinity(0))
@@ -70,6 +68,10 @@ CASES = {
     ),
     "image-column-of-folders": ("--data {data}/differing --image-column x", "--image-column x .*{data}/differing"),
     "image-column-alone": ("--image-column x", "--image-column x .*--data"),
+    "more-workers-than-micro-batches": (
+        "--global-batch-size 32 --batch-size 32 --workers 2",
+        r"2 workers .*1 micro-batch \(32 / 32\).*--workers",
+    ),
     # What no option takes
     "unknown-option": ("--batchsize 32", "Unrecognized options: --batchsize, 32.*--batch-size"),
     "stray-word": ("32", "Unrecognized .*32"),
@@ -219,13 +221,12 @@ AWS = {
 }
 
 
-def run_jobs(commands: dict[Path, list[str]], modules: Path | None) -> None:
+def run_jobs(commands: dict[Path, list[str]], modules: Path) -> None:
     """Run the job's script with these arguments as a user does, in each folder, which keeps stdout, stderr and code."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "AWS_"))]:
         del os.environ[name]
     os.environ.update(AWS)
-    if modules:
-        sys.path.insert(0, str(modules))
+    sys.path.insert(0, str(modules))
     for folder, arguments in commands.items():
         os.chdir(folder)
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -236,14 +237,6 @@ def run_jobs(commands: dict[Path, list[str]], modules: Path | None) -> None:
         except SystemExit as end:
             (folder / "code").write_text(str(end.code))
         sys.stdout.flush()
-
-
-def refusals(commands: dict[Path, list[str]], modules: Path | None = None) -> None:
-    """Run the jobs one after another in a process, a new one where Ray cannot be imported, else a fork."""
-    process = (get_context("spawn") if modules else context).Process(target=run_jobs, args=(commands, modules))
-    process.start()
-    process.join(280)
-    process.kill()
 
 
 def refusal(folder: Path) -> str:
@@ -269,7 +262,10 @@ def refused(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = {root / case: arguments.format(**figures).split() for case, (arguments, _) in CASES.items()}
     for folder in commands:
         folder.mkdir()
-    refusals(commands, modules=root)
+    process = get_context("spawn").Process(target=run_jobs, args=(commands, root))
+    process.start()
+    process.join(280)
+    process.kill()
     return root
 
 
@@ -279,8 +275,3 @@ def test_bad_usage_is_refused_before_ray_starts(case: str, data: Path, refused: 
     named = CASES[case][1].format(data=data, cores=CORES, too_many=WORKERS_PER_CORE * CORES + 1)
     assert re.search(named, said), said
     assert re.search(REMEDY, said), said
-
-
-def test_more_workers_than_micro_batches_are_refused_early(tmp_path: Path) -> None:
-    refusals({tmp_path: ["--global-batch-size", "32", "--batch-size", "32", "--workers", "2"]})
-    assert mentions(refusal(tmp_path), "2 workers 1 micro-batch 32 --workers")

@@ -117,6 +117,7 @@ def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> 
         server.wait()
 
 
+@pytest.mark.slow
 def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_path: Path) -> None:
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid())")
