@@ -6,7 +6,7 @@ Train's controller, which ends with it.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,6 @@ _READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
 """How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
 
 
-def _settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What Ray Train needs to know of a run.
@@ -39,7 +35,6 @@ class Training:
         timeout: of the process group.
         health_check_seconds: the time between two polls of the workers.
         worker_variables: environment variables of the workers.
-        settings: environment variables that Ray Train reads.
     """
 
     name: str
@@ -52,7 +47,6 @@ class Training:
     timeout: timedelta
     health_check_seconds: float
     worker_variables: Mapping[str, str]
-    settings: Mapping[str, str] = field(default_factory=_settings)
 
 
 def train(training: Training, task: "ray.ObjectRef[WorkerTask]", channel: DriverChannel) -> None:
@@ -61,13 +55,14 @@ def train(training: Training, task: "ray.ObjectRef[WorkerTask]", channel: Driver
     Raises:
         TrainingError: Ray Train ended with an error.
     """
-    if (error := channel.call(_fit, training, {"task": task}, channel)) is not None:
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
+    if (error := channel.call(_fit, training, {"task": task}, channel, settings)) is not None:
         raise TrainingError(error)
 
 
-def _fit(training: Training, config: dict[str, Any], channel: DriverChannel) -> str | None:
-    """Return the error with which Ray Train ended, or None. An exception of Ray Train would need its import to read."""
-    os.environ.update(training.settings)
+def _fit(training: Training, config: dict[str, Any], channel: DriverChannel, settings: Mapping[str, str]) -> str | None:
+    """Return the error with which Ray Train ended, or None. To read an exception of Ray Train, one must import it."""
+    os.environ.update(settings)
     from ray.train import RunConfig, ScalingConfig
 
     from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
