@@ -24,7 +24,7 @@ _READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What Ray Train needs to know of a run.
+    """The facts that Ray Train needs about a run.
 
     Attributes:
         name, storage: the run's name, and the folder of the runs, as a URI.

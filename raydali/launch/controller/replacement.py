@@ -85,13 +85,13 @@ class Replacements:
         }
         status = replace(status, worker_statuses=workers)
         dead = {number: each.error for number, each in workers.items() if _has_died(each.error)}
-        is_training = self._channel.board().training  # before that, all may fail, but not at the same time
-        failed = {
-            number: each.error for number, each in workers.items() if is_training and _may_succeed_elsewhere(each.error)
-        }
+        failed = {number: each.error for number, each in workers.items() if _may_succeed_elsewhere(each.error)}
+        if failed and not self._channel.board().training:
+            failed = {}  # before the first step all may fail, but not at the same time
         others = {number: each for number, each in workers.items() if number not in {*dead, *failed}}
-        is_in_place = not any(each.error for each in others.values()) and all_rehearse(self._store, self._ranks)
-        if not (dead or failed or starting) or not is_in_place:
+        if not (dead or failed or starting) or any(each.error for each in others.values()):
+            return status
+        if not all_rehearse(self._store, self._ranks):
             return status
         # A replacement that has not joined yet has no state to go on from, and if it fails, the next one would, too.
         members, asking = ranks_of(self._store, self._ranks)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask:
-    """The task of every worker.
+    """A task is the same object for all workers of a run.
 
     Attributes:
         train, samples: see `launcher.Job`.

@@ -24,9 +24,10 @@ class Channel:
     """A channel on whose board a group trains, with what was posted."""
 
     posted: list[Message] = field(default_factory=list)
+    training: bool = True
 
     def board(self) -> Board:
-        return Board(training=True)
+        return Board(training=self.training)
 
     def post(self, message: Message) -> None:
         self.posted.append(message)
@@ -91,6 +92,15 @@ def test_all_restart_after_other_errors(
     errors: dict[str, Exception], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel, failed = Channel(), status(**errors)
+    found = replacements(channel, monkeypatch)
+    for _ in range(2):
+        assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
+        clock[0] += ERROR_SECONDS
+    assert not channel.posted
+
+
+def test_all_restart_after_an_error_before_the_first_step(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, failed = Channel(training=False), status(_1=RuntimeError("CUDA out of memory"))
     found = replacements(channel, monkeypatch)
     for _ in range(2):
         assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
