@@ -40,6 +40,8 @@ class StepContext:
         allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
+        has_updated: whether all kernels of an update are loaded. To load one waits for the GPU, where a sum waits for
+            lost ranks: before, the host must wait for the sum, since only there it hears of a loss.
     """
 
     worker: Worker
@@ -57,6 +59,7 @@ class StepContext:
     learning_rate: float = 0.0
     counts_flops: bool = False
     flops_per_image: float | None = None
+    has_updated: bool = False
 
 
 class Step:
@@ -184,6 +187,8 @@ class Step:
         self._summed, self._end_all_reduce = differentiated, _raise_lost
         with suppress(RankLostError):
             *sums, counted, of_loss = differentiated.all_reduce([*context.statistics.sums, *mine])
+            if not context.has_updated:
+                context.worker.queued()()
             counted, of_loss = _to_host(counted), _to_host(of_loss)
             wait = context.worker.queued()
             context.statistics.set_means(sums)
@@ -242,7 +247,8 @@ class Step:
             RankLostError: ranks were lost; `_recover` is next.
         """
         context, scaler, backup = self._context, self._context.precision.scaler, self._context.backup
-        is_queued = backup is not None and never_waits(optimizer, scaler)
+        is_lost = self._end_all_reduce is _raise_lost
+        is_queued = backup is not None and never_waits(optimizer, scaler) and not is_lost
         if backup is not None and is_queued:
             backup.take(context.model, optimizer, average)
         else:
@@ -258,6 +264,7 @@ class Step:
         if backup is not None and is_queued:
             self._end_all_reduce()
             backup.drop()
+        context.has_updated = True
 
     def _recover(self) -> None:
         """Undo the update after a loss, and find what this rank is to do among the remaining ones.
