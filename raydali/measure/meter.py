@@ -184,7 +184,7 @@ class EpochMeter:
 
     def record(self) -> RankRecord:
         """Return the record since the last reset. It waits for the device."""
-        times, cpu = self._clock.totals(), cpu_times()
+        cpu, times = cpu_times(), self._clock.totals()  # in this order the device is busy meanwhile
         waits, python = self._of_loader()
         spent = cpu - self._cpu_before if cpu is not None and self._cpu_before is not None else None
         stepped = times.get("step", 0.0) + times.get("exchange", 0.0)

@@ -125,13 +125,15 @@ class RunningStatistics:
 
     @torch.no_grad()
     def average(self, worker: Worker) -> None:
-        """Set the statistics to the weighted mean over ranks, unless each step does. All ranks must call it."""
+        """Set the statistics to the weighted mean over ranks, unless each step does. All ranks must call it.
+
+        The host does not wait for a GPU.
+        """
         if worker.world_size == 1 or self._each_step or not self._buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * self._share
-        total = worker.sum(flat).to(flat.device)
-        for buffer, part in zip(self._buffers, total.split([len(b) for b in self._buffers]), strict=True):
-            buffer.copy_(part)
+        worker.all_reduce(flat)
+        torch._foreach_copy_(self._buffers, flat.split([len(buffer) for buffer in self._buffers]))
 
 
 def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:

@@ -172,12 +172,14 @@ class RunState:
         done = self._cursor.done
         self._broken.exchange()
         self._prepare()  # it may gather values from other ranks
+        # Queued behind the last steps, before the host waits for these in `measured`.
+        copy = self._copy(best) if self._worker.rank == 0 else None
         why = self._flush_trace()
         unwritten = min((row["step"] for row in [*self._unwritten]), default=done + 1)
         gathered = self._worker.gather((asdict(measured()), why, self._traced, unwritten))
         self._traced = max((traced for _, _, traced, _ in gathered), default=self._traced)
         save_error = next((why for _, why, _, _ in gathered if why), "")
-        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best)
+        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best, copy)
         if self._worker.rank == 0:  # known by now: the rank 0 of before may have been lost
             commit()
         else:
@@ -201,8 +203,15 @@ class RunState:
             if self._worker.from_first(is_first):  # False from a rank that became the first one in this call
                 return
 
-    def _commit(self, done: int, partial_epoch: list[RankRecord], save_error: str, best: BestWeights | None) -> None:
-        copy = self._copy(best)
+    def _commit(
+        self,
+        done: int,
+        partial_epoch: list[RankRecord],
+        save_error: str,
+        best: BestWeights | None,
+        copy: Snapshot | None,
+    ) -> None:
+        copy = copy or self._copy(best)
         save_error = save_error or self._trace_lost_ranks(done)
         has_images = any(record.images for record in partial_epoch)
         segments = [*self._segments, partial_epoch] if has_images else self._segments
