@@ -255,13 +255,16 @@ class Loader(ABC):
             DataError: none of the first samples can be read, so that their shape is unknown.
             StorageAway: the storage does not answer, for a minute.
         """
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(self.device).manual_seed(0)
         batch, sample = {}, partial(self.pipeline.in_epoch(epoch).sample, self.source)
         for name, one in zip(self.pipeline.outputs, self._any_sample(sample), strict=True):
             shape = size, *one.shape
             is_image = one.dtype == torch.uint8 and one.ndim > 2 and len(one) > 1  # a mask has one channel
-            noise = torch.randint(256, shape, generator=generator, dtype=torch.uint8) if is_image else one.expand(shape)
-            batch[name] = self._to_device(noise)
+            batch[name] = self._to_device(
+                torch.randint(256, shape, generator=generator, dtype=torch.uint8, device=self.device)
+                if is_image
+                else one.expand(shape)
+            )
         return self.pipeline.finish(batch)
 
     def _any_sample(self, sample: Callable[[int, int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

@@ -190,7 +190,8 @@ class Recovery:
         step, changes, settles = self._agree(_NOTHING, False, 0, [])
         loader.start, loader.changes = changes[-1].loaded, changes
         if loader.device.type == "cuda":
-            loader.begin_ahead()  # instead of what the rehearsal has begun, in the same pipeline
+            for each in (loader, *others):
+                each.begin_ahead()  # instead of what the rehearsal has begun, in the same pipeline
         return step, settles
 
     def _agree(self, step: int, settles: bool, loaded: int, known: Sequence[Change]) -> tuple[int, list[Change], bool]:

@@ -33,6 +33,7 @@ class Rehearsal:
 
     Args:
         loader: the loader of the training set, whose order is a Stream.
+        val_loader: that of the validation set.
         context: what all steps share.
         progress: makes the meters of warm-up steps.
         parts: the parts of the run's state, by their names in checkpoints.
@@ -47,6 +48,7 @@ class Rehearsal:
         config: TrainingOptions,
         state: RunState,
         loader: Loader,
+        val_loader: Loader,
         context: StepContext,
         progress: RunProgress,
         parts: Mapping[str, Stateful],
@@ -57,7 +59,8 @@ class Rehearsal:
     ) -> None:
         assert isinstance(loader.order, Stream)
         self._session, self._config, self._state, self._stream = session, config, state, loader.order
-        self._loader, self._pipeline, self._differentiated = loader, loader.pipeline, differentiated
+        self._loader, self._val_loader, self._pipeline = loader, val_loader, loader.pipeline
+        self._differentiated = differentiated
         self._warm_up_inference = warm_up_inference
         self._context, self._progress, self._parts = context, progress, parts
         self._epoch = self._stream.epoch_of(session.cursor.start)
@@ -75,7 +78,8 @@ class Rehearsal:
     def before_first_step(self) -> Iterator[Step]:
         """Yield warm-up steps for all sizes of the epochs that remain."""
         if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
-            self._loader.begin_ahead()
+            for each in (self._loader, self._val_loader):
+                each.begin_ahead()
         measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
         known = self._known_ceiling(measures)
         if self._config.compile:
@@ -142,7 +146,8 @@ class Rehearsal:
         def take() -> Step:
             while newest:
                 newest.pop().check_end()
-                self._loader.wait_until_begun()  # it must not disturb what follows the compilation
+                for each in (self._loader, self._val_loader):
+                    each.wait_until_begun()  # it must not disturb what follows the compilation
             newest.append(Step(context, repeat(batch), meter))
             return newest[0]
 

@@ -82,7 +82,6 @@ class StepLoop:
             assert isinstance(loader.assigned, Assignment)
             recovery.assignment = loader.assigned
             self._state.of_lost_ranks = loader.assigned.of_lost_ranks
-        self._load_ahead(val_loader)
         trace, batches = progress.step_trace(), _marked(batches)
         for index in range(cursor.start, stream.steps):
             trace.before(index)
@@ -105,7 +104,8 @@ class StepLoop:
             self._newest.check_end()
             if ends_epoch:
                 yield from self._finish_epoch()
-                self._load_ahead(val_loader)
+                if self._worker.device.type == "cuda" and cursor.done < stream.steps:
+                    val_loader.begin_ahead()  # for the next validation, while training runs; a CPU has no time for it
             trace.after(index)
             if every and cursor.done % every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
@@ -157,11 +157,6 @@ class StepLoop:
         yield from self._rehearsal.after_epoch(closed.record)
         self._progress.begin_epoch()
         self._checkpoint(closed.best)
-
-    def _load_ahead(self, val_loader: Loader) -> None:
-        """Load the first batches of the next validation while training runs; a CPU has no time for it."""
-        if self._worker.device.type == "cuda" and self._cursor.done < self._stream.steps:
-            val_loader.begin_ahead()
 
     def _checkpoint(self, best: BestWeights | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):

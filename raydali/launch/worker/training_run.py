@@ -269,6 +269,7 @@ class TrainingRun:
             self._config,
             self._state,
             loader,
+            self._val_loader,
             self._context,
             self._progress,
             self._parts,
