@@ -26,18 +26,22 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = ("torch._dynamo", "torchvision", "nvidia.dali.fn", "pandas", "requests")
-"""Of other packages; Ray Train imports the last two."""
+MODULES = ("torch._dynamo", "torchvision.transforms.v2", "nvidia.dali.fn", "pandas", "requests", "pydantic.v1")
+"""Of other packages; Ray imports the last three."""
 JOB_MODULES: tuple[str, ...] = (
     "raydali.data.tasks.classification",
+    "ray.tune",
     "ray.train.v2._internal.execution.worker_group.worker",
     "raydali.launch.controller.scaling",
     "raydali.launch.worker.ray_session",
     "raydali.launch.worker.training_run",
 )
 """Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
-COMPILER_MODULES, JOB_COMPILER_MODULES = ("torch._inductor.compile_fx",), ("raydali.train.fused.graph",)
+COMPILER_MODULES = "torch._inductor.compile_fx", "triton.experimental.gluon.language"
+JOB_COMPILER_MODULES = ("raydali.train.fused.graph",)
 """Imported in addition on nodes with a GPU, since jobs compile by default only there: they take seconds."""
+COMPILER_KEYS = ("torch._inductor.codecache", "torch_key"), ("torch._inductor.runtime.triton_compat", "triton_key")
+"""Functions that hash all files of a compiler, once in each process: half a second."""
 COUNTS_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 CUDA_UNUSED = 3
 """`CUDA_ERROR_NOT_INITIALIZED`."""
@@ -141,6 +145,9 @@ def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_s
     sys.path[0] = str(Path(__file__).parents[3])  # the driver's raydali, not this file's folder
     has_gpu = _has_gpu()
     _import((*MODULES, *COMPILER_MODULES * has_gpu))
+    for module, name in COMPILER_KEYS * has_gpu:
+        with suppress(Exception):  # of another version
+            getattr(importlib.import_module(module), name)()
     if modules:
         modules += JOB_COMPILER_MODULES * has_gpu
     listening.settimeout(1.0)
