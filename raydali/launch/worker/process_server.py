@@ -26,8 +26,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = ("torch._dynamo", "torchvision.transforms.v2", "nvidia.dali.fn", "pandas", "requests", "pydantic.v1")
-"""Of other packages; Ray imports the last three."""
+MODULES = (
+    *("torch._dynamo", "torchvision.transforms.v2", "nvidia.dali.fn", "tyro"),
+    *("pandas", "pyarrow.parquet", "pydantic.v1", "google.protobuf.json_format"),  # from here on, of Ray
+    *("requests", "jsonschema", "fsspec", "yaml", "filelock"),
+)
+"""Of other packages."""
 JOB_MODULES: tuple[str, ...] = (
     "raydali.data.tasks.classification",
     "ray.tune",
