@@ -34,8 +34,8 @@ MIN_EPOCHS = MIN_READINGS + 1
 """Minimum number of epochs. Nothing is read after the last epoch, because processes are about to end."""
 MAX_WORKERS = 64
 POLL_SECONDS = 0.05
-ROLES = {"RayTrainWorker": "rank", "Controller": "controller"}
-"""Roles of processes, by a part of their titles; Ray names an actor's process after its class, here `_Controller`."""
+ROLES = {"RayTrainWorker": "rank", "_ChannelActor": "controller"}
+"""Roles of processes, by a part of their titles; Ray names an actor's process after its class."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Run Ray Train's trainer in the process of the channel, so that the driver need not import PyTorch and Ray Train.
 
-The process is a fork of the job's server (launch/worker/process_server.py), which has imported them. It starts Ray
-Train's controller, which ends with it.
+The process is a fork of the job's server (launch/worker/process_server.py), which has imported them. Ray Train's
+controller runs in it, too.
 """
 
 import os
@@ -29,7 +29,7 @@ class Training:
     Attributes:
         name, storage: the run's name, and the folder of the runs, as a URI.
         workers: the number of workers, or the least and the most.
-        replaces, own: see `controller.scaling.Trainer`.
+        replaces: see `controller.scaling.Trainer`.
         gpu: whether each worker has a GPU.
         cpus: CPU cores of each worker.
         timeout: of the process group.
@@ -41,7 +41,6 @@ class Training:
     storage: str
     workers: int | tuple[int, int]
     replaces: int
-    own: bool
     gpu: bool
     cpus: int
     timeout: timedelta
@@ -77,7 +76,6 @@ def _fit(training: Training, config: dict[str, Any], channel: DriverChannel, set
         run_worker,
         channel=channel,
         replaces=training.replaces,
-        own=training.own,
         train_loop_config=config,
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),
         scaling_config=ScalingConfig(

@@ -6,6 +6,7 @@ starts the next group when the board permits it. Runs of MIN:MAX workers start w
 free. Ray's own policy also counts the resources that other jobs hold, and so would wait forever for them.
 """
 
+import asyncio
 import logging
 import os
 import time
@@ -34,7 +35,6 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
-from ray.train.v2.api import data_parallel_trainer
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
@@ -66,21 +66,23 @@ MAX_TIMEOUT_SECONDS = 120.0
 class Trainer(TorchTrainer):
     """A TorchTrainer whose worker groups start when the driver permits it; only the driver judges failures.
 
+    The controller runs in this process: an actor of its own, as Ray Train starts it, takes a second to start.
+
     Args:
         replaces: number of ranks of which single ones are replaced while the others train on, of a fixed number of
             workers; the other workers are spares. 0: all workers restart.
-        own: whether Ray ends with this process.
     """
 
-    def __init__(
-        self, *args: Any, channel: DriverChannel, replaces: int = 0, own: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, channel: DriverChannel, replaces: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._channel, self._replaces, self._own = channel, replaces, own
+        self._channel, self._replaces = channel, replaces
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        """Leave out what only starts further processes: for Ray's data sets, and to clean up after a killed driver."""
-        unused = (DatasetsCallback, PlacementGroupCleanerCallback) if self._own else DatasetsCallback
+        """Leave out what only starts further processes: for Ray's data sets, and to clean up after a controller.
+
+        Where this process ends, the driver ends, too, and Ray then removes the workers' placement group.
+        """
+        unused = DatasetsCallback, PlacementGroupCleanerCallback
         return [each for each in super()._create_default_callbacks() if not isinstance(each, unused)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
@@ -89,8 +91,9 @@ class Trainer(TorchTrainer):
         arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
         supervised.replaces = self._replaces
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
-        data_parallel_trainer.TrainController = _Controller  # type: ignore[attr-defined]
-        return super()._initialize_and_run_controller(**arguments)
+        controller = _Controller(**arguments)
+        asyncio.run(controller.run())  # type: ignore[no-untyped-call]  # of Ray
+        return controller.get_result()
 
 
 class _Controller(TrainController):

@@ -206,7 +206,6 @@ def _train(run: Run, channel: "DriverChannel") -> None:
         storage=run.folder.uri_of_storage,
         workers=(placement.minimum, placement.reachable) if placement.is_elastic else placement.needed,
         replaces=placement.minimum if replaces else 0,
-        own=run.cluster.own,
         gpu=placement.gpu,
         cpus=placement.cpus,
         timeout=options.group_timeout,
