@@ -183,6 +183,7 @@ class TrainingRun:
         self._context.allreduce = differentiated.allreduce
         self._differentiated.append(differentiated)
         self._context.differentiated = self._differentiated[0]
+        start_clock.mark("process group")  # NCCL connects at its first use
         return differentiated
 
     def inference(self, model: nn.Module, *, inputs: str = "images") -> nn.Module:
