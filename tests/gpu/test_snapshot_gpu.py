@@ -82,6 +82,5 @@ def test_a_checkpoint_stops_the_steps_only_shortly(tmp_path: Path) -> None:
         stalls.append(row["ranks"][0]["checkpoint_seconds"] * 1000 / checkpoints)
     print("\nmilliseconds of a checkpoint:", *(f"{stall:.1f}" for stall in stalls))
     print("pinned blocks allocated until the first step, and until each checkpoint:", *session.allocations)
-    # One for the epoch's loss, which is read while the copies have all others.
-    assert session.allocations[0] + 1 >= session.allocations[1] == session.allocations[-1]
+    assert session.allocations[0] == session.allocations[-1]
     assert min(stalls) < 15

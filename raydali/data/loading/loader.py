@@ -256,15 +256,12 @@ class Loader(ABC):
             StorageAway: the storage does not answer, for a minute.
         """
         generator = torch.Generator(self.device).manual_seed(0)
+        noise = partial(torch.randint, 256, generator=generator, dtype=torch.uint8, device=self.device)
         batch, sample = {}, partial(self.pipeline.in_epoch(epoch).sample, self.source)
         for name, one in zip(self.pipeline.outputs, self._any_sample(sample), strict=True):
             shape = size, *one.shape
             is_image = one.dtype == torch.uint8 and one.ndim > 2 and len(one) > 1  # a mask has one channel
-            batch[name] = self._to_device(
-                torch.randint(256, shape, generator=generator, dtype=torch.uint8, device=self.device)
-                if is_image
-                else one.expand(shape)
-            )
+            batch[name] = self._to_device(noise(shape) if is_image else one.expand(shape))
         return self.pipeline.finish(batch)
 
     def _any_sample(self, sample: Callable[[int, int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

@@ -31,7 +31,7 @@ MODULES = (
     *("pandas", "pyarrow.parquet", "pydantic.v1", "google.protobuf.json_format"),  # from here on, of Ray
     *("requests", "jsonschema", "fsspec", "yaml", "filelock"),
 )
-"""Of other packages."""
+"""These modules of other packages take most of the time, and read nothing of a job's environment."""
 JOB_MODULES: tuple[str, ...] = (
     "raydali.data.tasks.classification",
     "ray.tune",
