@@ -284,14 +284,16 @@ def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monke
         assert error < 1e-3, (name, error)
 
 
-LEFT_OUT: dict[str, list[str] | None] = {
-    "plain": None,
-    "fused": [],
-    "without_pooling": ["graph.fuse_pooling"],
-    "without_stem": ["graph.replace_stem"],
-    "without_groups": ["grouping.group"],
+STEPS: dict[str, tuple[str, list[str] | None]] = {
+    "plain": ("resnet50", None),
+    "fused": ("resnet50", []),
+    "without_pooling": ("resnet50", ["graph.fuse_pooling"]),
+    "without_stem": ("resnet50", ["graph.replace_stem"]),
+    "without_groups": ("resnet50", ["grouping.group"]),
+    "with_copies": ("vit_b_16", ["attention.replace_attention"]),
+    "without_copies": ("vit_b_16", []),
 }
-"""Steps, and the passes that each of them leaves out."""
+"""Steps: the model, and the passes that are left out; None: all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -300,8 +302,8 @@ def rates() -> dict[str, float]:
     return {}
 
 
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_compiled_step_of_resnet50(
+@pytest.mark.parametrize("name", STEPS)
+def test_a_compiled_step(
     name: str, rates: dict[str, float], layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._functorch.config
@@ -311,11 +313,12 @@ def test_a_compiled_step_of_resnet50(
     monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    for each in LEFT_OUT[name] or []:
+    of, left_out = STEPS[name]
+    for each in left_out or []:
         monkeypatch.setattr(f"raydali.train.fused.{each}", lambda _: 0)
-    model, normalized, worker = network("resnet50")
+    model, normalized, worker = network(of)
     images, labels = batch_of(BATCH, 224)
-    is_fused = LEFT_OUT[name] is not None
+    is_fused = left_out is not None
     step = optimizer_step(
         model, normalized, worker, Precision("bf16", worker.device), compiled=True, fused=is_fused, graph=True
     )
@@ -334,5 +337,5 @@ def test_a_compiled_step_of_resnet50(
             step(images, labels)
         torch.cuda.synchronize()
     print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=80))
-    assert len(layers) == (53 * (WARM_UP_STEPS + 1) if is_fused else 0)
-    assert rates[name] > 0.9 * rates.get("plain", 0)
+    assert len(layers) == (53 * (WARM_UP_STEPS + 1) if is_fused and of == "resnet50" else 0)
+    assert rates[name] > 0.9 * rates.get("plain" if of == "resnet50" else "with_copies", 0)

@@ -1,4 +1,4 @@
-"""Replace BatchNorm with addition, ReLU and max-pooling in the graphs of a model that torch.compile compiles.
+"""Replace BatchNorm with addition, ReLU and max-pooling, and attention, in models that torch.compile compiles.
 
 The model itself stays as it is, and so do the names of its parameters and the classes of its layers, so that this works
 for any model, such as those of torchvision and timm. Two passes of Inductor do it:
@@ -6,6 +6,7 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
     before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (operators.py)
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
                         conv2d with a stride of 2               -->  raydali::stem_convolution (stem.py)
+                        self-attention                          -->  the same without copies (attention.py)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
                         casts of weights, counters of batches   -->  one operator for all (grouping.py)
 
@@ -25,7 +26,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import grouping, kernels, launches, operators, pooling, pooling_kernels, stem
+from raydali.train.fused import attention, grouping, kernels, launches, operators, pooling, pooling_kernels, stem
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
@@ -44,10 +45,8 @@ _CALLED = (
     torch.ops.raydali.cast.default,
     torch.ops.raydali.add_one.default,
 )
-_FILES = (
-    __file__,
-    *(str(each.__file__) for each in (grouping, operators, launches, kernels, pooling, pooling_kernels, stem)),
-)
+_MODULES = attention, grouping, operators, launches, kernels, pooling, pooling_kernels, stem
+_FILES = (__file__, *(str(each.__file__) for each in _MODULES))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -76,13 +75,13 @@ class _Pass(CustomGraphPass):  # type: ignore[misc]  # mypy reads nothing of Ind
 
 
 def fuse(graph: Graph) -> int:
-    """Replace layers of BatchNorm in training before ReLU, with an addition between them or without.
+    """Replace layers of BatchNorm in training before ReLU, with an addition between them or without; and attention.
 
     Args:
         graph: the forward pass as Dynamo traces it.
 
     Returns:
-        the number of layers that are replaced.
+        the number of layers of BatchNorm that are replaced.
     """
     count = 0
     for relu in list(graph.nodes):
@@ -101,6 +100,7 @@ def fuse(graph: Graph) -> int:
             count += 1
     fuse_pooling(graph)
     replace_stem(graph)
+    attention.replace_attention(graph)
     return count
 
 
