@@ -113,7 +113,8 @@ def _undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Preci
     scale = precision.scaler.state_dict()
     try:
         yield
-        snapshot(optimizer.state_dict())  # allocates pinned memory for momenta, which checkpoints use again
+        # It allocates pinned memory for momenta, which checkpoints use again, and for the loss that is read meanwhile.
+        snapshot([optimizer.state_dict(), torch.zeros((), dtype=torch.float64, device=tensors[0].device)])
     finally:
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):
