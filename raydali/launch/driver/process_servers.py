@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from subprocess import DEVNULL
 
 from raydali.launch.worker import process_server
 
+SETUP_WORKER = str(Path(process_server.__file__).with_name("setup_worker.py"))
+"""The program with which a Ray of our own starts its processes."""
 COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
 """Parts of a job's runtime environment that leave the choice of Python to Ray."""
 PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"

@@ -21,6 +21,7 @@ import psutil
 
 from raydali.errors import StartError
 from raydali.host.cpu_times import usable_cores
+from raydali.launch.driver.process_servers import SETUP_WORKER
 from raydali.text import plural
 
 START_SECONDS = 600
@@ -93,7 +94,8 @@ def load() -> str:
 def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
     """Within this, the start of a Ray node is retried until the deadline, unless one of its servers exits.
 
-    The raylet is given the ports of its agents, so that it does not wait for them. There is nothing for the monitor to
+    The raylet is given the ports of its agents, so that it does not wait for them, and a program of ours that starts
+    its processes. There is nothing for the monitor to
     scale, and without a dashboard, the API server would only report usage statistics.
     """
     from ray._private import node, parameter, services
@@ -120,7 +122,7 @@ def _slow_start(deadline: float, ports: dict[str, int]) -> Iterator[None]:
         return int(wait_for_port(folder, node_id, name, timeout_ms=min(timeout_ms, 2000)))
 
     given: dict[str, Any] = {name: port for name, port in ports.items() if name != "metrics_export_port"}  # ray.init's
-    given |= {"no_monitor": True, "include_log_monitor": False}
+    given |= {"no_monitor": True, "include_log_monitor": False, "setup_worker_path": SETUP_WORKER}
     replaced = (
         (node, "wait_for_persisted_port", wait_for_server),
         (services, "get_node", waiting(services.get_node, "raylet")),

@@ -2,15 +2,19 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from raydali.launch.driver.process_servers import SETUP_WORKER
 from raydali.launch.worker import process_server
 from tests.support.cluster import descendants, kill
 
@@ -58,6 +62,27 @@ process_server.main(sys.argv[1])
 """A server without what takes seconds to import. It is of a node with a GPU if it is given modules of the job."""
 
 
+@contextmanager
+def serving(path: str, *modules: str, **options: Any) -> Iterator[int]:
+    """A server that listens at a path; yield its process id."""
+    with subprocess.Popen([sys.executable, "-c", SERVE, path, *modules], **options) as server:
+        try:
+            with socket.socket(socket.AF_UNIX) as listens:
+                while listens.connect_ex(path):
+                    assert server.poll() is None
+            yield server.pid
+        finally:
+            server.kill()
+
+
+def ran(*command: str, **variables: str) -> list[str]:
+    """Return the words that a program of Python prints."""
+    env = os.environ | variables
+    return subprocess.run(
+        [sys.executable, *command], env=env, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
 def test_forks_draw_random_ids_of_their_own() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     first, second = done.stdout.split()
@@ -98,23 +123,14 @@ def test_of_processes_that_start_at_once_one_replaces_a_server_that_was_killed(t
 def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> None:
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import os; print(os.getppid())")
-    server = subprocess.Popen([sys.executable, "-c", SERVE, path])
-    try:
-        with socket.socket(socket.AF_UNIX) as ended:
-            while ended.connect_ex(path):
-                assert server.poll() is None
+    with serving(path) as server:
         request = json.dumps([[str(program)], str(tmp_path / "gone"), dict(os.environ)])
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(path)
             socket.send_fds(asking, [b" "], [0, 1, 2])
             asking.sendall(request.encode() + b"\n")
             assert asking.recv(1) == b""
-        command = [sys.executable, process_server.__file__, path, str(program)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout == f"{server.pid}\n"
-    finally:
-        server.kill()
-        server.wait()
+        assert ran(process_server.__file__, path, str(program)) == [str(server)]
 
 
 @pytest.mark.slow
@@ -125,35 +141,33 @@ def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_pat
         f"import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid()); {hashed}"
     )
     compiler = [*process_server.COMPILER_MODULES, *process_server.JOB_COMPILER_MODULES]
-    server = subprocess.Popen([sys.executable, "-c", SERVE, path, "raydali"])
-    try:
-        with socket.socket(socket.AF_UNIX) as listens:
-            while listens.connect_ex(path):
-                assert server.poll() is None
-        command = [sys.executable, process_server.__file__, path, str(program), *compiler, "nvidia.dali"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [*["True"] * len(compiler), "False", str(server.pid), "1"]
-    finally:
-        server.kill()
-        server.wait()
+    with serving(path, "raydali") as server:
+        found = ran(process_server.__file__, path, str(program), *compiler, "nvidia.dali")
+    assert found == [*["True"] * len(compiler), "False", str(server), "1"]
 
 
 def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Path) -> None:
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import sys; print(*sys.path[:2])")
-    server = subprocess.Popen([sys.executable, "-c", SERVE, path], env=os.environ | {"PYTHONPATH": f"{ROOT}:/old"})
-    try:
-        with socket.socket(socket.AF_UNIX) as listens:
-            while listens.connect_ex(path):
-                assert server.poll() is None
+    with serving(path, env=os.environ | {"PYTHONPATH": f"{ROOT}:/old"}):
         for python_path in (str(ROOT), f"/new:{ROOT}"):
-            command = [sys.executable, process_server.__file__, path, str(program)]
-            env = os.environ | {"PYTHONPATH": python_path}
-            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-            assert done.stdout.split() == [str(tmp_path), python_path.partition(":")[0]]
-    finally:
-        server.kill()
-        server.wait()
+            found = ran(process_server.__file__, path, str(program), PYTHONPATH=python_path)
+            assert found == [str(tmp_path), python_path.partition(":")[0]]
+
+
+def test_processes_of_a_ray_of_our_own_are_forks_if_they_have_its_environment(tmp_path: Path) -> None:
+    path, program = str(tmp_path / "socket"), tmp_path / "program.py"
+    program.write_text("import os, sys; print(os.getppid(), os.environ['FOLDER'], *sys.argv[1:])")
+    (tmp_path / "setup_worker.py").write_text("import sys; print('of Ray', *sys.argv[1:])")
+    described, ours = "--serialized-runtime-env-context=", shlex.join([sys.executable, process_server.__file__, path])
+    with serving(path) as server:
+        context = {"command_prefix": [], "env_vars": {"FOLDER": "${HOME}/x"}, "py_executable": ours}
+        arguments = described + json.dumps(context), "--language=PYTHON", "--id=1"
+        found = ran(SETUP_WORKER, str(program), *arguments, HOME="/h")
+        assert found == [str(server), "/h/x", "--id=1"]
+    for other in ({}, {"py_executable": "python"}, {"py_executable": ours, "command_prefix": ["x"]}):
+        given = [described + json.dumps(other), "--id=1"]
+        assert ran(SETUP_WORKER, str(program), *given) == f"of Ray {program} {' '.join(given)}".split()
 
 
 def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
