@@ -309,9 +309,6 @@ def test_a_compiled_step(
     import torch._functorch.config
     import torch._inductor.config
 
-    # These caches do not know what is left out.
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     of, left_out = STEPS[name]
     for each in left_out or []:
@@ -322,8 +319,11 @@ def test_a_compiled_step(
     step = optimizer_step(
         model, normalized, worker, Precision("bf16", worker.device), compiled=True, fused=is_fused, graph=True
     )
-    for _ in range(WARM_UP_STEPS + 10):
-        step(images, labels)
+    # Caches do not know what is left out.
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with uncached, torch._inductor.config.patch(fx_graph_cache=False):
+        for _ in range(WARM_UP_STEPS + 10):
+            step(images, labels)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(50):
