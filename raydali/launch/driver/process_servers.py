@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -40,8 +40,10 @@ def own_server(folder: str) -> Iterator[dict[str, str]]:
         server.wait()
 
 
-def servers_of_job() -> dict[str, str]:
+def servers_of_job() -> tuple[dict[str, str], str]:
     """Return a runtime environment in which the processes of this job on each node are forks of a server of their own.
+
+    Also return the path of the servers, see `process_server.main`.
 
     Servers are forks of the node's, which jobs with other environment variables do not share, since modules read some.
 
@@ -49,18 +51,21 @@ def servers_of_job() -> dict[str, str]:
     """
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
     if sys.platform != "linux" or any(name not in COMPATIBLE and not name.startswith("_") for name in job):
-        return {}
+        return {}, ""
     file = shlex.quote(process_server.__file__)
     shared = hashlib.sha256(json.dumps(job.get("env_vars"), sort_keys=True).encode()).hexdigest()[:8]
-    server = f"{file} -{secrets.token_hex(4)}-{shared}"
+    path = f"-{secrets.token_hex(4)}-{shared}"
     python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
-    return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {server} || echo $p)"}
+    return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {file} {path} || echo $p)"}, path
 
 
-def start_servers(most: int | None) -> None:
+def start_servers(path: str, most: int | None) -> None:
     """Let nodes start the servers of this job now, all at the same time: the driver's, and those with CPUs.
 
+    Only a node that had no job like this one before starts a process of Ray for it, if it is the driver's.
+
     Args:
+        path: of the servers, see `servers_of_job`.
         most: the largest number of workers. If more nodes have CPUs, only the driver's node starts one. None: as many
             workers as the cluster has room for.
     """
@@ -70,6 +75,13 @@ def start_servers(most: int | None) -> None:
     nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     if most is not None and len(nodes) > most:
         nodes = set()
-    for node in {ray.get_runtime_context().get_node_id(), *nodes}:
+    context = ray.get_runtime_context()
+    nodes.add(own := context.get_node_id())
+    joined = ray._private.worker.global_worker.node
+    with suppress(OSError):
+        if joined is not None:
+            process_server.start_server(joined.raylet_socket_name, path, context.get_job_id())
+            nodes.remove(own)
+    for node in nodes:
         here = NodeAffinitySchedulingStrategy(node, soft=True)
         ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here).remote()

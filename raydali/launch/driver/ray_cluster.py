@@ -110,7 +110,7 @@ def _own_cpus(options: LaunchOptions) -> int:
 def _joined(options: LaunchOptions) -> Iterator[Cluster]:
     import ray
 
-    environment = servers_of_job()
+    environment, path = servers_of_job()
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
         raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
@@ -122,7 +122,7 @@ def _joined(options: LaunchOptions) -> Iterator[Cluster]:
     try:
         if environment:
             most = options.worker_range[1] + options.spares if options.worker_range else None
-            start_servers(most)
+            start_servers(path, most)
         yield _cluster()
     finally:
         ray.shutdown()

@@ -23,13 +23,24 @@ import socket
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 MODULES = (
     *("torch._dynamo", "torchvision.transforms.v2", "nvidia.dali.fn", "tyro"),
     *("pandas", "pyarrow.parquet", "pydantic.v1", "google.protobuf.json_format"),  # from here on, of Ray
-    *("requests", "jsonschema", "fsspec", "yaml", "filelock"),
+    *(
+        "requests",
+        "jsonschema",
+        "fsspec",
+        "yaml",
+        "filelock",
+        "pydantic.dataclasses",
+        "rich.console",
+        "click",
+        "psutil",
+    ),
 )
 """These modules of other packages take most of the time, and read nothing of a job's environment."""
 JOB_MODULES: tuple[str, ...] = (
@@ -40,7 +51,9 @@ JOB_MODULES: tuple[str, ...] = (
     "raydali.launch.worker.ray_session",
     "raydali.launch.worker.training_run",
 )
-"""Imported with the environment of the first process, since Ray reads it at import: the job, and the raylet's pid."""
+"""Imported with the environment of a process of Ray, since Ray reads it at import: the job, and the raylet's pid."""
+JOB_ID, RAYLET_PID = "RAY_JOB_ID", "RAY_RAYLET_PID"
+"""Variables that processes of Ray have."""
 COMPILER_MODULES = "torch._inductor.compile_fx", "triton.experimental.gluon.language"
 JOB_COMPILER_MODULES = ("raydali.train.fused.graph",)
 """Imported in addition on nodes with a GPU, since jobs compile by default only there: they take seconds."""
@@ -67,7 +80,7 @@ def main(path: str, *program: str) -> None:
     server, modules, idle_seconds = path, JOB_MODULES, IDLE_SECONDS
     if program and "/" not in path:
         raylet = next(each for each in program if each.startswith("--raylet-name=")).partition("=")[2]
-        path, server = raylet + path, f"{raylet}-{_identity(path.rpartition('-')[2])}"
+        path, server = raylet + path, _of_node(raylet, path)
         modules, idle_seconds = (), NODE_IDLE_SECONDS
     listening, is_there = None, False
     if program:
@@ -91,6 +104,26 @@ def main(path: str, *program: str) -> None:
                 _ask(path, program, wait=True)
                 return
         os.execv(sys.executable, [sys.executable, *program])
+
+
+def start_server(raylet: str, path: str, job: str) -> None:
+    """Start the server of a job on this node, as a fork of the node's that has the environment of Ray's processes.
+
+    Args:
+        raylet: the path of the raylet's socket.
+        path: see `main`.
+        job: Ray's id of the job.
+
+    Raises:
+        OSError: the node has no server, or it does not answer at once, since it still imports.
+    """
+    with Path(os.devnull).open("r+") as none:
+        _ask(_of_node(raylet, path), (__file__, raylet + path), {JOB_ID: job}, (none.fileno(),) * 3, seconds=1.0)
+
+
+def _of_node(raylet: str, path: str) -> str:
+    """Return the path of the socket of the server of a node, of which that of a job at this path is a fork."""
+    return f"{raylet}-{_identity(path.rpartition('-')[2])}"
 
 
 def _python_path() -> list[str]:
@@ -121,16 +154,28 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _ask(path: str, program: tuple[str, ...], *, wait: bool = False) -> None:
+def _ask(
+    path: str,
+    program: tuple[str, ...],
+    environment: Mapping[str, str] = os.environ,
+    files: tuple[int, ...] = (0, 1, 2),
+    *,
+    wait: bool = False,
+    seconds: float = ANSWER_SECONDS,
+) -> None:
+    """Ask the server at a path to fork and run a program.
+
+    If the environment is not that of a process of Ray, it is added to that of the server.
+    """
     until = time.monotonic() + _START_SECONDS * wait
     with socket.socket(socket.AF_UNIX) as server:
-        server.settimeout(ANSWER_SECONDS)
+        server.settimeout(seconds)
         while (error := server.connect_ex(path)) and time.monotonic() < until:
             time.sleep(0.01)
         if error:
             raise OSError(error, os.strerror(error))
-        request = [program, str(Path.cwd()), {**os.environ}]
-        socket.send_fds(server, [b" "], [0, 1, 2])
+        request = [program, str(Path.cwd()), {**environment}]
+        socket.send_fds(server, [b" "], files)
         server.sendall(json.dumps(request).encode() + b"\n")
         if not server.recv(1):
             raise ConnectionError("the server has not forked")
@@ -142,7 +187,8 @@ def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_s
     Args:
         listening: the socket.
         path: its path.
-        modules: what to import besides MODULES before the first fork, in the environment of the first who asks.
+        modules: what to import besides MODULES before the first fork, in an environment of Ray: the first who asks has
+            one if this process has none.
         idle_seconds: how long the server stays without a process that it has forked.
     """
     parent = os.getppid()
@@ -154,6 +200,8 @@ def _serve(listening: socket.socket, path: str, modules: tuple[str, ...], idle_s
             getattr(importlib.import_module(module), name)()
     if modules:
         modules += JOB_COMPILER_MODULES * has_gpu
+    if RAYLET_PID in os.environ:
+        _import_ray(modules)
     listening.settimeout(1.0)
     until = time.monotonic() + idle_seconds
     while os.getppid() == parent and time.monotonic() < until and not _uses_cuda():
@@ -203,6 +251,8 @@ def _uses_cuda() -> bool:
 
 def _import_ray(modules: tuple[str, ...]) -> None:
     """Import what uses Ray, without a random id: once Ray has drawn one, all forks draw the same ones, which clash."""
+    if not modules:
+        return
     with suppress(ImportError):
         import ray.actor
 
@@ -222,12 +272,12 @@ def _fork(connection: socket.socket, modules: tuple[str, ...]) -> tuple[str, ...
     with connection.makefile("rb") as request:
         program, folder, environment = json.loads(request.readline())
     before = _python_path()
-    os.environ.clear()
+    if RAYLET_PID in environment:
+        os.environ.clear()
     os.environ.update(environment)
     if (now := _python_path()) != before:
         sys.path[1:] = [*now, *(each for each in sys.path[1:] if each not in before)]
-    if modules:
-        _import_ray(modules)
+    _import_ray(modules)
     is_fork = not os.fork()
     if is_fork:
         if "numpy" in sys.modules:

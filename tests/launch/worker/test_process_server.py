@@ -155,6 +155,28 @@ def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Pa
             assert found == [str(tmp_path), python_path.partition(":")[0]]
 
 
+def test_a_driver_starts_the_server_of_its_job_in_the_environment_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, raylet, path = tmp_path / "program.py", f"{tmp_path}/raylet", "-a-b"
+    program.write_text(
+        "import os, sys\n"
+        "facts = os.environ['OF_NODE'], os.environ['RAY_JOB_ID'], os.environ.get('OF_DRIVER')\n"
+        "with open(sys.argv[1] + '.new', 'w') as file:\n"
+        "    print(*facts, os.readlink('/proc/self/fd/1'), file=file)\n"
+        "os.rename(file.name, sys.argv[1])\n"
+    )
+    monkeypatch.setattr(process_server, "__file__", str(program))
+    with serving(process_server._of_node(raylet, path), env=os.environ | {"OF_NODE": "1"}):
+        monkeypatch.setenv("OF_DRIVER", "1")
+        process_server.start_server(raylet, path, "07")
+        while not Path(raylet + path).exists():
+            pass
+    assert Path(raylet + path).read_text() == "1 07 None /dev/null\n"
+    with pytest.raises(OSError):
+        process_server.start_server(raylet, path, "07")
+
+
 def test_processes_of_a_ray_of_our_own_are_forks_if_they_have_its_environment(tmp_path: Path) -> None:
     path, program = str(tmp_path / "socket"), tmp_path / "program.py"
     program.write_text("import os, sys; print(os.getppid(), os.environ['FOLDER'], *sys.argv[1:])")
