@@ -30,17 +30,8 @@ from pathlib import Path
 MODULES = (
     *("torch._dynamo", "torchvision.transforms.v2", "nvidia.dali.fn", "tyro"),
     *("pandas", "pyarrow.parquet", "pydantic.v1", "google.protobuf.json_format"),  # from here on, of Ray
-    *(
-        "requests",
-        "jsonschema",
-        "fsspec",
-        "yaml",
-        "filelock",
-        "pydantic.dataclasses",
-        "rich.console",
-        "click",
-        "psutil",
-    ),
+    *("requests", "jsonschema", "fsspec", "yaml", "filelock"),
+    *("pydantic.dataclasses", "rich.console", "click", "psutil"),
 )
 """These modules of other packages take most of the time, and read nothing of a job's environment."""
 JOB_MODULES: tuple[str, ...] = (
