@@ -24,7 +24,8 @@ from raydali.data.stream.assignment import Assignment
 from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.launch.worker.checkpointing import Stateful
 from raydali.launch.worker.recovery import Recovery
-from raydali.launch.worker.step import Step, StepContext
+from raydali.launch.worker.step import Step
+from raydali.launch.worker.step_context import StepContext
 from raydali.measure.meter import EpochMeter
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.evaluation import multi_label

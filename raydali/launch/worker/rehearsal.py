@@ -19,7 +19,8 @@ from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step, StepContext
+from raydali.launch.worker.step import Step
+from raydali.launch.worker.step_context import StepContext
 from raydali.measure.ceiling import Ceiling
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed

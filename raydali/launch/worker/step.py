@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,52 +13,11 @@ from raydali.data.loading.loader import Batch
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
-from raydali.launch.worker.recovery import Recovery
-from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.launch.worker.step_context import StepContext
 from raydali.measure.meter import EpochMeter
-from raydali.train.batchnorm import RunningStatistics
 from raydali.train.membership import RankLostError
-from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
-from raydali.train.update_backup import UpdateBackup, never_waits
-from raydali.train.worker import Worker
-
-
-@dataclass
-class StepContext:
-    """The parts that all steps of a run on this rank share.
-
-    Attributes:
-        worker: this rank.
-        micro_batches: number of micro-batches of a global batch that this rank trains on.
-        before_update: called before each update; a checkpoint may still copy the weights.
-        recovery: how the rank goes on after a change of ranks; None if it does not.
-        differentiated: what a rank without micro-batches all-reduces; set with `recovery`.
-        apart: whether an all-reduce follows the backward pass, see ForwardBackward.
-        backup: of what an update changes; None if ranks cannot be lost.
-        allreduce: the timer of an all-reduce within the backward pass; None if there is none.
-        learning_rate: the learning rate of the newest step.
-        counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
-        has_updated: whether all kernels of an update are loaded. To load one waits for the GPU, where a sum waits for
-            lost ranks: before, the host must wait for the sum, since only there it hears of a loss.
-    """
-
-    worker: Worker
-    micro_batches: int
-    seed: int
-    model: nn.Module
-    statistics: RunningStatistics
-    precision: Precision
-    before_update: Callable[[], None]
-    recovery: Recovery | None = None
-    differentiated: ForwardBackward | None = None
-    apart: bool = False
-    backup: UpdateBackup | None = None
-    allreduce: AllReduceTimer | None = None
-    learning_rate: float = 0.0
-    counts_flops: bool = False
-    flops_per_image: float | None = None
-    has_updated: bool = False
+from raydali.train.update_backup import never_waits
 
 
 class Step:

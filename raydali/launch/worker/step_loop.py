@@ -20,7 +20,8 @@ from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step, StepContext
+from raydali.launch.worker.step import Step
+from raydali.launch.worker.step_context import StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.run.events import Left, Notice, SpareReady
 from raydali.run.model_file import BestWeights

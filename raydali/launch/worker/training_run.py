@@ -43,7 +43,8 @@ from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step, StepContext
+from raydali.launch.worker.step import Step
+from raydali.launch.worker.step_context import StepContext
 from raydali.launch.worker.step_loop import StepLoop, loop_error, require
 from raydali.measure.flops import peak_flops
 from raydali.run.messages import Note
