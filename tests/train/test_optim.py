@@ -11,7 +11,7 @@ from torch import nn
 from jobs.imagenet import Config
 from raydali import extras
 from raydali.errors import UsageError
-from raydali.launch.driver.launcher import check
+from raydali.launch.driver.option_checks import check
 from raydali.train.checkpoint_file import serialize
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.models.classification import build_model

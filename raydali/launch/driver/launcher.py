@@ -15,23 +15,21 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.source import Source
 from raydali.errors import StartError, UsageError
-from raydali.extras import require_extra
 from raydali.host import start_clock
-from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import Interrupt
 from raydali.launch.choices import (
     OF_EARLIER_VERSIONS,
     OF_SHUFFLING,
     crop_warning,
-    window_warning,
     with_kept,
     with_loader,
     with_micro_batch,
     with_window,
 )
 from raydali.launch.driver.loop import Run, train_in_workers
-from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
-from raydali.launch.driver.ray_cluster import check_own_ray, connect
+from raydali.launch.driver.option_checks import check, warnings_of
+from raydali.launch.driver.placement import resolve_placement
+from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.driver.starting_weights import (
     SHA256,
@@ -169,7 +167,7 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             warn=console.warn,
         )
         options = with_window(options, job.samples, job.labels)
-        for warning in _warnings(job, options, placement, cluster):
+        for warning in warnings_of(options, placement, cluster, job.samples, job.labels):
             console.warn(warning)
         check_imports(options, console.warn)
         settings = _settings(job, options, sha256)
@@ -253,32 +251,6 @@ def _created(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _warnings(job: Job, options: LaunchOptions, placement: Placement, cluster: Cluster) -> Iterator[str]:
-    """Yield what makes the run slow or fragile."""
-    assert options.global_batch_size is not None
-    if warning := window_warning(options, job.samples, job.labels):
-        yield warning
-    workers, cores = placement.maximum, usable_cores()
-    if cluster.own and workers * placement.cpus > cores:
-        yield (
-            f"{plural(workers, 'worker')} of {placement} share {plural(cores, 'core')}, which makes them slow: "
-            "lower --workers or --cpus-per-worker"
-        )
-    batches = options.global_batch_size // options.batch_size
-    if batches % workers:
-        yield (
-            f"{workers} workers cannot share {plural(batches, 'micro-batch')} of a step equally, so some wait: "
-            f"give a number of --workers that divides {batches}"
-        )
-    if placement.minimum < workers and not options.checkpoint_every:
-        yield (
-            f"with --workers {options.workers}, a lost node costs all steps since the newest checkpoint, up to an "
-            "epoch: set --checkpoint-every"
-        )
-    if placement.reachable < workers:
-        yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
-
-
 def _model_facts(job: Job, settings: dict[str, Any], matched: "MatchedWeights | None") -> dict[str, Any]:
     facts = model_facts(job.train.__code__.co_filename, job.labeled_classes, settings, matched)
     return facts | ({"category_ids": [*job.category_ids]} if job.category_ids else {})
@@ -286,34 +258,3 @@ def _model_facts(job: Job, settings: dict[str, Any], matched: "MatchedWeights | 
 
 def _settings(job: Job, options: LaunchOptions, sha256: str | None) -> dict[str, Any]:
     return asdict(options) | {"samples": job.samples, "fingerprint": job.source.fingerprint, SHA256: sha256}
-
-
-def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
-    """Refuse options that cannot be used; with a placement also those that depend on the cluster.
-
-    Raises:
-        UsageError: names the values that do not fit together, and the remedy.
-    """
-    if placement is None:
-        check_own_ray(options)
-        workers = options.worker_range[1] if options.worker_range else 1
-    else:
-        workers = placement.maximum
-    global_batch_size = options.global_batch_size or options.batch_size * workers
-    stream = replace(options, global_batch_size=global_batch_size).stream(samples)
-    stream.micro_batches_of(0, workers)
-    if placement is not None and options.spares and not placement.can_replace:
-        raise UsageError(f"--spares {options.spares} needs 2 --workers or more: one alone is not replaced")
-    if getattr(options, "optimizer", "") in ("lamb", "lars"):
-        require_extra("timm", "timm", "LAMB and LARS")
-    if not options.sync_bn:
-        return
-    if options.no_gpu or (placement is not None and not placement.gpu):
-        raise UsageError("--sync-bn needs GPUs, and this run trains on CPUs: leave it out, or train on GPUs")
-    if options.workers is not None and ":" in options.workers:
-        raise UsageError(f"--sync-bn needs a fixed number of workers, not --workers {options.workers}")
-    if stream.micro_batches_per_step % workers:
-        raise UsageError(
-            f"--sync-bn needs a number of workers that divides the {stream.micro_batches_per_step} micro-batches of a "
-            f"global batch, not {workers}: lower --workers, or raise --global-batch-size"
-        )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.driver.launcher import check
+from raydali.launch.driver.option_checks import check
 from raydali.launch.driver.placement import Cluster, resolve_placement
 from raydali.launch.driver.ray_cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
