@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from tests.support.cluster import descendants, kill
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os
+import sys
 from raydali.launch.worker import process_server
 
-process_server._import_ray(process_server.JOB_MODULES)
+process_server._import_ray(tuple(sys.argv[1:]))
 import ray
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker  # an actor
 
 for _ in range(2):
     if not os.fork():
@@ -83,9 +83,15 @@ def ran(*command: str, **variables: str) -> list[str]:
     ).stdout.split()
 
 
-def test_forks_draw_random_ids_of_their_own() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    first, second = done.stdout.split()
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["ray.train.v2._internal.execution.worker_group.worker"],  # it has an actor
+        pytest.param(process_server.JOB_MODULES, marks=pytest.mark.slow),
+    ],
+)
+def test_forks_draw_random_ids_of_their_own(modules: Sequence[str]) -> None:
+    first, second = ran("-c", PROGRAM, *modules)
     assert first != second
 
 
