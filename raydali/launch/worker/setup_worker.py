@@ -6,12 +6,13 @@ driver gives it, Ray's own program starts it.
 
 import json
 import os
+import runpy
 import shlex
 import sys
 from pathlib import Path
 
-import process_server  # type: ignore[import-not-found]  # this file is run by its path, since raydali takes longer
-
+PROCESS_SERVER = str(Path(__file__).with_name("process_server.py"))
+"""Run by its path, as this file is: to import raydali takes longer."""
 CONTEXT, LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
 
@@ -25,13 +26,13 @@ def main(program: str, *arguments: str) -> None:
     described = next((each.removeprefix(CONTEXT) for each in arguments if each.startswith(CONTEXT)), "{}")
     context = {name: value for name, value in json.loads(described).items() if value}
     python, variables = context.pop("py_executable", ""), context.pop("env_vars", {})
-    ours = f"{shlex.join([sys.executable, process_server.__file__])} "
+    ours = f"{shlex.join([sys.executable, PROCESS_SERVER])} "
     if context or not python.startswith(ours):
         os.execv(sys.executable, [sys.executable, str(Path(program).with_name(Path(__file__).name)), *sys.argv[1:]])
     for name, value in variables.items():
         os.environ[name] = os.path.expandvars(value)
-    server = shlex.split(python.removeprefix(ours))
-    process_server.main(*server, program, *(each for each in arguments if not each.startswith((CONTEXT, LANGUAGE))))
+    server, ask = shlex.split(python.removeprefix(ours)), runpy.run_path(PROCESS_SERVER)["main"]
+    ask(*server, program, *(each for each in arguments if not each.startswith((CONTEXT, LANGUAGE))))
 
 
 if __name__ == "__main__":
