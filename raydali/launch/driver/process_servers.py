@@ -62,7 +62,7 @@ def servers_of_job() -> tuple[dict[str, str], str]:
 def start_servers(path: str, most: int | None) -> None:
     """Let nodes start the servers of this job now, all at the same time: the driver's, and those with CPUs.
 
-    Only a node that had no job like this one before starts a process of Ray for it, if it is the driver's.
+    On the driver's node, the server that stays is asked directly, if there is one. Elsewhere, a task of Ray starts one.
 
     Args:
         path: of the servers, see `servers_of_job`.

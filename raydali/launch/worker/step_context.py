@@ -1,4 +1,4 @@
-"""What all steps of a run on a rank share."""
+"""All steps of a run share these parts on a rank: TrainingRun makes them, and Step uses them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
