@@ -32,7 +32,7 @@ def replace_attention(graph: Graph) -> int:
         query, outputs = given["query"], [*node.users]
         if not (query is given["key"] is given["value"] and all(given[name] == _PLAIN[name] for name in _PLAIN)):
             continue
-        if query.meta["example_value"].dim() != 3 or any(each.args[1] != 0 for each in outputs):
+        if query.meta["example_value"].dim() != 3 or any(each.args[1:] != (0,) for each in outputs):
             continue
         projections = (given[name] for name in ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias"))
         dropout = given["dropout_p"] if given["training"] else 0.0
