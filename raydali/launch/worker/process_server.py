@@ -126,8 +126,10 @@ def _identity(shared: str) -> str:
     packages = sysconfig.get_path("purelib")
     names = {each.partition(".")[0] for each in MODULES}
     own = [path for path in _python_path() if any(Path(path, name).exists() for name in names)]
-    changed = [Path(each).stat().st_mtime_ns for each in (packages, *own)]
-    facts = [shared, sys.executable, own, changed, Path(__file__).read_text()]
+    # Their versions are in these names. The time of the folder also changes when Python first writes bytecode there.
+    found = [sorted(each.name for each in Path(folder).iterdir()) for folder in (packages, *own)]
+    installed = [[name for name in names if name != "__pycache__"] for names in found]
+    facts = [shared, sys.executable, own, installed, Path(__file__).read_text()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 
 

@@ -211,5 +211,7 @@ def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     with_torch = process_server._identity("same")
     assert with_torch != shared
+    (tmp_path / "packages/__pycache__").mkdir()
+    assert process_server._identity("same") == with_torch
     (tmp_path / "packages/torchvision").mkdir()
     assert process_server._identity("same") != with_torch
