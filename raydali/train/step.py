@@ -13,7 +13,7 @@ from raydali.train.gradients import GradientSums, ddp_is_slower
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
-WARM_UP_STEPS = 11
+WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP = 3, 11
 """Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
 10) must be complete."""
 
@@ -34,13 +34,14 @@ class ForwardBackward:
         compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
             compiled runs eagerly, which is logged.
         fused: whether a compiled model gets fused BatchNorm, see fused/graph.py; None means False.
-        graph: whether to capture a CUDA graph after WARM_UP_STEPS calls, which later calls replay. This needs steps of
-            one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the default
-            one. A loss that cannot be captured runs without a graph, which is logged.
+        graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs steps
+            of one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the
+            default one. A loss that cannot be captured runs without a graph, which is logged.
         overlap: whether the gradients are summed in the backward pass or in its CUDA graph; otherwise `all_reduce` sums
             them apart from it, see gradients.py. None: what is faster on this device.
 
     Attributes:
+        warm_up_steps: number of eager steps before the capture.
         apart: whether `all_reduce` sums the gradients apart from the backward pass.
         allreduce: the timer of an all-reduce that is not apart; None if there is none.
     """
@@ -63,6 +64,7 @@ class ForwardBackward:
         follows = self.apart or (worker.world_size > 1 and graph and ddp_is_slower(self._parameters, worker))
         self._sums = GradientSums(model, worker) if follows else None
         self._parallel = None if follows else worker.parallel(_Loss(model, loss))
+        self.warm_up_steps = WARM_UP_STEPS if self._parallel is None else WARM_UP_STEPS_OF_DDP
         is_timed = worker.world_size > 1 and not self.apart
         self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if is_timed else None
         self._uncompiled, forward = loss, self._parallel or loss
@@ -77,7 +79,7 @@ class ForwardBackward:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._calls_to_capture = WARM_UP_STEPS if self._captures else -1
+        self._calls_to_capture = self.warm_up_steps if self._captures else -1
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""

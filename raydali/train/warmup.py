@@ -15,7 +15,7 @@ from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_sec
 from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.snapshot import snapshot
-from raydali.train.step import WARM_UP_STEPS
+from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
 
 Step = TypeVar("Step")
@@ -24,12 +24,12 @@ MIN_CPU_SECONDS = 0.5
 """With less CPU time, shares of it are unreliable: the kernel counts that of all processes in units of 0.01 s."""
 
 
-def warm_up_steps(device: torch.device) -> int:
+def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.device) -> int:
     """Return the number of steps after which nothing is compiled, tuned or captured any more; 1 on a CPU.
 
     The last one is for Muon, which is captured a step after the backward pass.
     """
-    return WARM_UP_STEPS + 2 if device.type == "cuda" else 1
+    return max(each.warm_up_steps for each in differentiated) + 2 if device.type == "cuda" else 1
 
 
 def warm_up(

@@ -15,7 +15,7 @@ from raydali.train.finetuning import freeze
 from raydali.train.models.drop_path import set_drop_path
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision, PrecisionName
-from raydali.train.step import WARM_UP_STEPS, ForwardBackward
+from raydali.train.step import WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP, ForwardBackward
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -62,7 +62,7 @@ def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False
         model, cross_entropy_of(model), worker, precision, micro_batches=1, compiled=compiled, graph=graph
     )
     result = []
-    for number in range(2 * WARM_UP_STEPS):
+    for number in range(WARM_UP_STEPS + 11):
         torch.manual_seed(number)
         result.append(forward_backward(*micro_batch(number)).clone())
         precision.scaler.step(optimizer)
@@ -132,7 +132,7 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
         )
     assert forward_backward.allreduce is not None
     losses = []
-    for number in range(2 * WARM_UP_STEPS):
+    for number in range(2 * WARM_UP_STEPS_OF_DDP):
         torch.manual_seed(number)
         images, labels = micro_batch(2 * number + worker.rank)
         losses.append(forward_backward(images.to(worker.device), labels.to(worker.device)).item())

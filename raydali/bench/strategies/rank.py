@@ -84,7 +84,7 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
     """
     import torch
 
-    from raydali.train.step import WARM_UP_STEPS
+    from raydali.train.step import WARM_UP_STEPS_OF_DDP
     from raydali.train.worker import Worker
 
     task = replace(task, rank=rank)
@@ -100,7 +100,7 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
     name: Any = task.loader
     with our_loader(task, name, source, TrainImages(seed=0, image_size=task.image_size)) as loader:
         resident = loader.resident_batch(task.batch_size)
-        for _ in range(WARM_UP_STEPS if task.gpus else 1):
+        for _ in range(WARM_UP_STEPS_OF_DDP if task.gpus else 1):
             step(resident["images"], resident["labels"])
         del resident
         batches = iter(loader)

@@ -80,11 +80,11 @@ class Segments:
 
     def before(self) -> Segment:
         """Rehearse, measure the ceiling before a loader exists, then start the loader."""
-        from raydali.train.step import WARM_UP_STEPS
+        from raydali.train.step import WARM_UP_STEPS_OF_DDP
 
         on = self._worker.device.type
         # A CPU captures nothing, and tunes everything in the first step.
-        for _ in range(WARM_UP_STEPS + 1 if on == "cuda" else 1):
+        for _ in range(WARM_UP_STEPS_OF_DDP + 1 if on == "cuda" else 1):
             self._step(*self._feed.resident)
         ceiling = self._on_device(self._resident)
         self._kept = [self._clone()]

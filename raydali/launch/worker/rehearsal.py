@@ -72,7 +72,7 @@ class Rehearsal:
             ceiling_conditions(config, session.worker) | {"model": str(context.model)},
         )
         self._cache = CompileCache(session.folder, session.worker, session.warn)
-        self._steps = warm_up_steps(session.worker.device)
+        self._steps = warm_up_steps(differentiated, session.worker.device)
         self._doing = ["compiling"] * bool(config.compile) + ["capturing a CUDA graph"] * captures
         self._prepares = session.worker.device.type == "cuda" or bool(config.compile)
 
