@@ -1,6 +1,7 @@
 """A ceiling that a node keeps: the same command does not measure it again within a day.
 
-NODE_CACHE/ceilings/HASH.json    images a second, and when they were measured; HASH is of all that a ceiling depends on
+NODE_CACHE/ceilings/HASH.json    images a second, when they were measured, and the operations of an image, which take
+                                 time to count; HASH is of all that a ceiling depends on
 """
 
 import hashlib
@@ -10,10 +11,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 MAX_AGE = 24 * 3600.0
 """Seconds after which a ceiling is measured again: drivers, clocks and neighbours of a machine change."""
+
+
+class Kept(NamedTuple):
+    """What a node keeps.
+
+    Attributes:
+        images_per_second: the ceiling of all ranks together.
+        time: when it was measured, in seconds since 1970.
+        flops_per_image: see `measure.flops`; None if it was not counted.
+    """
+
+    images_per_second: float
+    time: float
+    flops_per_image: float | None
 
 
 @dataclass(frozen=True)
@@ -33,21 +48,22 @@ class KeptCeiling:
         text = json.dumps(conditions, sort_keys=True).encode()
         return cls(node_cache / "ceilings" / f"{hashlib.sha256(text).hexdigest()[:32]}.json")
 
-    def read(self) -> tuple[float, float] | None:
-        """Return images a second of all ranks, and when they were measured, in seconds since 1970; None if too old."""
+    def read(self) -> Kept | None:
+        """Return what is kept; None if it is too old."""
         try:
-            kept = json.loads(self.file.read_bytes())
-            rate, at = float(kept["images_per_second"]), float(kept["time"])
+            found = json.loads(self.file.read_bytes())
+            flops = found["flops_per_image"]
+            kept = Kept(float(found["images_per_second"]), float(found["time"]), flops and float(flops))
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return (rate, at) if rate > 0 and 0 <= time.time() - at <= MAX_AGE else None
+        return kept if kept.images_per_second > 0 and 0 <= time.time() - kept.time <= MAX_AGE else None
 
-    def write(self, images_per_second: float) -> None:
+    def write(self, images_per_second: float, flops_per_image: float | None = None) -> None:
         """Keep a ceiling that was just measured."""
         partial = self.file.with_suffix(".partial")
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"images_per_second": images_per_second, "time": time.time()}))
+            partial.write_text(json.dumps(Kept(images_per_second, time.time(), flops_per_image)._asdict()))
             partial.replace(self.file)
 
     def forget(self) -> None:

@@ -44,6 +44,7 @@ class RunState:
 
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
+        flops_per_image: see `measure.flops`; None if the operations are not counted yet.
         before_update: call it before each update of the weights; see `Snapshots.before_update`.
         of_lost_ranks: returns the micro-batches of a range of steps that lost ranks have trained on, with these ranks.
     """
@@ -72,6 +73,7 @@ class RunState:
         self._uncommitted: Callable[[], None] | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
+        self.flops_per_image: float | None = None
         self._cursor = session.cursor
         self._resume()
 
@@ -83,6 +85,7 @@ class RunState:
             self._take(checkpoint)
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
+                self.flops_per_image = checkpoint.get("flops_per_image")  # of an earlier version: none
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
@@ -101,6 +104,7 @@ class RunState:
             "segments": _rows(self._segments),
             "best": self._best,
             "ceiling": self.ceiling,
+            "flops_per_image": self.flops_per_image,
             "quarantine": self._broken.state(),
             "saved": self._cursor.saved,
             "traced": self._traced,
@@ -110,7 +114,8 @@ class RunState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another rank's `state_dict` returned."""
         self._take(state)
-        self.ceiling, self._cursor.saved, self._traced = state["ceiling"], state["saved"], state["traced"]
+        self.ceiling, self.flops_per_image = state["ceiling"], state["flops_per_image"]
+        self._cursor.saved, self._traced = state["saved"], state["traced"]
         self._unwritten = state["unwritten"]
         self._broken.resume(state["quarantine"])
 
@@ -222,6 +227,7 @@ class RunState:
             "segments": _rows(segments),
             "best": self._best,
             "ceiling": self.ceiling,
+            "flops_per_image": self.flops_per_image,
             "ceiling_of": self._ceiling_of,
         }
         best = replace(best, state=copy.state["best"]) if best else self._best_of_others

@@ -22,6 +22,7 @@ from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.step_context import StepContext
 from raydali.measure.ceiling import Ceiling
+from raydali.measure.kept_ceiling import Kept
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
@@ -117,21 +118,24 @@ class Rehearsal:
         if self._pipeline.in_epoch(self._epoch) == self._pipeline.in_epoch(before):
             yield from self._ceiling.doubt(record)
             return
-        self._state.ceiling = None
+        self._state.ceiling = self._state.flops_per_image = None
         self._forget()
         measures = self._config.ceiling
         if self._prepares or measures:
             yield from self._begin(measures, self._known_ceiling(measures), CeilingMeasured)
 
-    def _known_ceiling(self, measures: bool) -> tuple[float, float] | None:
+    def _known_ceiling(self, measures: bool) -> Kept | None:
         if not measures:
             return None
         sample = self._loader.resident_batch(1, self._epoch)
-        return self._ceiling.find(
+        known = self._ceiling.find(
             ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sample.items())
         )
+        if known is not None:
+            self._state.flops_per_image = known.flops_per_image
+        return known
 
-    def _begin(self, measures: bool, known: tuple[float, float] | None, event: type[Rehearsed]) -> Iterator[Step]:
+    def _begin(self, measures: bool, known: Kept | None, event: type[Rehearsed]) -> Iterator[Step]:
         doing = ", ".join(self._doing)
         return self._ceiling.begin(self._steps, measures=measures, known=known, what=doing, event=event)
 
@@ -142,7 +146,8 @@ class Rehearsal:
         meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
-        context.counts_flops = worker.device.type == "cuda"
+        counts = worker.device.type == "cuda" and worker.joined and epoch == self._epoch
+        context.counted_flops = self._counted_flops if counts and self._state.flops_per_image is None else None
 
         def take() -> Step:
             while newest:
@@ -163,6 +168,9 @@ class Rehearsal:
             measures_ceiling=measures,
         )
         return measured
+
+    def _counted_flops(self, flops_per_image: float | None) -> None:
+        self._state.flops_per_image = flops_per_image
 
     def _forget(self) -> None:
         for each in self._differentiated:

@@ -17,7 +17,7 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
-from raydali.measure.kept_ceiling import KeptCeiling
+from raydali.measure.kept_ceiling import Kept, KeptCeiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
 from raydali.text import rate_text
@@ -82,7 +82,7 @@ class RunCeiling:
         steps: int,
         *,
         measures: bool,
-        known: tuple[float, float] | None,
+        known: Kept | None,
         what: str,
         event: type[Rehearsed] = Rehearsed,
     ) -> Iterator[Step]:
@@ -100,7 +100,7 @@ class RunCeiling:
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
-        rate, measured_at = known or (measured.images_per_second, None)
+        rate, measured_at = known[:2] if known else (measured.images_per_second, None)
         self._state.ceiling = rate or self._state.ceiling
         if measures:
             self._keep(rate)
@@ -144,28 +144,29 @@ class RunCeiling:
         is_void = is_wrong or (known is None and self._is_void)
         return is_wrong, is_void and self._measured_again < MAX_MEASURED_AGAIN
 
-    def find(self, inputs: str) -> tuple[float, float] | None:
-        """Return the ceiling that the node of rank 0 has kept, and when it was measured. All ranks must call it.
+    def find(self, inputs: str) -> Kept | None:
+        """Return the ceiling that the node of rank 0 has kept. All ranks must call it.
 
         Args:
             inputs: describes the images, which the ceiling depends on.
         """
         worker, cache = self._session.worker, self._session.node_cache
         hosts = worker.exchange([socket.gethostname(), self._conditions.get("on")])
-        found: tuple[float, float] | None = None
+        found: Kept | None = None
         if worker.rank == 0 and cache is not None:
             options = {name: value for name, value in self._conditions.items() if name not in OF_OTHER_COMMANDS}
             self._kept = KeptCeiling.of(cache, {**options, **versions(), "inputs": inputs, "hosts": hosts})
             found = self._kept.read()
-        found = worker.from_first(found)
-        if found is not None:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[1]))
-            self._note(f"the ceiling is kept from {when}, with the same options on the same hosts")
-        return found
+        if (of_first := worker.from_first(found)) is None:
+            return None
+        kept = Kept(*of_first)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.time))
+        self._note(f"the ceiling is kept from {when}, with the same options on the same hosts")
+        return kept
 
     def _keep(self, rate: float | None) -> None:
         if self._kept is not None:
-            self._kept.write(rate) if rate else self._kept.forget()
+            self._kept.write(rate, self._state.flops_per_image) if rate else self._kept.forget()
 
     def _note(self, text: str) -> None:
         if self._session.worker.rank == 0:

@@ -117,8 +117,9 @@ class Step:
         batch, index, context = self._pending, len(self._trained), self._context
         if batch is None:
             raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
-        if context.counts_flops:
-            context.flops_per_image, context.counts_flops = differentiated.flops_per_image(*inputs), False
+        if (counted := context.counted_flops) is not None:
+            context.counted_flops = None
+            counted(differentiated.flops_per_image(*inputs))
         last = index == self._micro_batches - 1
         loss = differentiated(*inputs, last=last and not differentiated.apart)
         context.statistics.end_micro_batch(index)

@@ -28,7 +28,8 @@ class StepContext:
         backup: of what an update changes; None if ranks cannot be lost.
         allreduce: the timer of an all-reduce within the backward pass; None if there is none.
         learning_rate: the learning rate of the newest step.
-        counts_flops: whether the next micro-batch's floating-point operations are counted, into `flops_per_image`.
+        counted_flops: called with the floating-point operations of an image if those of the next micro-batch are to be
+            counted, see `measure.flops`.
         has_updated: whether all kernels of an update are loaded. To load one waits for the GPU, where a sum waits for
             lost ranks: before, the host must wait for the sum, since only there it hears of a loss.
     """
@@ -46,6 +47,5 @@ class StepContext:
     backup: UpdateBackup | None = None
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
-    counts_flops: bool = False
-    flops_per_image: float | None = None
+    counted_flops: Callable[[float | None], None] | None = None
     has_updated: bool = False

@@ -142,7 +142,7 @@ class StepLoop:
         require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
         record = self._progress.end_epoch(
-            {**metrics, "seconds": seconds}, self._context.learning_rate, self._context.flops_per_image
+            {**metrics, "seconds": seconds}, self._context.learning_rate, self._state.flops_per_image
         )
         epoch = self._stream.epoch_closed_by(self._cursor.done - 1) or 0
         best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)

@@ -134,7 +134,7 @@ def _begun_twice(folder: RunFolder, caches: Path) -> tuple[list[bool], float]:
         yield
         return ceiling.Ceiling(100.0 if measures else None)
 
-    state: Any = SimpleNamespace(ceiling=None)
+    state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
     of_run = RunCeiling(session, state, warm_up, {"batch_size": "64"})
     for _ in range(2):
         list(of_run.begin(1, measures=True, known=of_run.find("images of 32 pixels"), what=""))
@@ -155,7 +155,7 @@ def _doubted(folder: RunFolder) -> list[bool]:
         yield
         return ceiling.Ceiling(None, "the machine was busy", void=True)
 
-    state: Any = SimpleNamespace(ceiling=None)
+    state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
     of_run = RunCeiling(session, state, warm_up, {})
     if session.worker.rank == 0:
         alone = replace(session.worker, world_size=1)
