@@ -82,6 +82,40 @@ def test_workers_restart_after_a_kill(env: dict[str, str], tmp_path: Path) -> No
         assert_whole(folder, STREAM)
 
 
+def test_a_rank_that_cannot_answer_delays_no_restart(env: dict[str, str], tmp_path: Path) -> None:
+    """A library that waits for a lost rank may hold Python's interpreter."""
+    asked, held, script = tmp_path / "asked", tmp_path / "held", tmp_path / "holding.py"
+    script.write_text(
+        "import ctypes, os, threading, time\nimport jobs.imagenet as job\n"
+        "from raydali.launch.driver.command import run_main\n"
+        "true_train = job.train\n"
+        "def hold():\n"
+        f"    while not os.path.exists('{asked}'):\n"
+        "        time.sleep(0.01)\n"
+        f"    os.remove('{asked}')\n"
+        f"    with open('{held}', 'w') as file:\n"
+        "        file.write(str(os.getpid()))\n"
+        "    ctypes.PyDLL(None).sleep(3600)\n"
+        "def train(options, data, session):\n"
+        "    if session.worker.rank == 0:\n"
+        "        threading.Thread(target=hold, daemon=True).start()\n"
+        "    true_train(options, data, session)\n"
+        "job.train = train\n"
+        "run_main(job.main)\n"
+    )
+    with running(env, tmp_path, "--no-replace", script=str(script)) as (process, folder):
+        asked.touch()
+        wait_for(lambda: held.exists() and bool(held.read_text()), process, tmp_path)
+        kill([each for each in trainers(process.pid) if each != int(held.read_text())])
+        wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
+        failed, resumed = events(folder, "failure")[0], events(folder, "resume")[0]
+        began = resumed["time"] - sum(resumed["phases"].values())
+        print(f"the new workers began {began - failed['time']:.1f} s after the failure was noticed")
+        assert began - failed["time"] < 4
+        assert process.wait(180) == 0
+        assert_whole(folder, STREAM)
+
+
 def test_an_interrupted_run_saves_its_last_step(env: dict[str, str], tmp_path: Path) -> None:
     with running(env, tmp_path) as (process, folder):
         process.send_signal(signal.SIGTERM)

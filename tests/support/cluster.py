@@ -17,6 +17,7 @@ from raydali.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
+IMAGENET = "jobs/imagenet.py"
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -26,9 +27,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return kept | {"HOME": str(home), "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)} | more
 
 
-def start_job(*arguments: str, env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """`python jobs/imagenet.py ARGUMENTS`, its output in `log`."""
-    command = [sys.executable, "jobs/imagenet.py", *arguments]
+def start_job(*arguments: str, env: dict[str, str], log: Path, script: str = IMAGENET) -> subprocess.Popen[bytes]:
+    """`python jobs/imagenet.py ARGUMENTS`, or another script, its output in `log`."""
+    command = [sys.executable, script, *arguments]
     with log.open("wb") as output:
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
 

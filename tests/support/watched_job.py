@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
-from tests.support.cluster import committed, descendants, kill, name_of, start_job
+from tests.support.cluster import IMAGENET, committed, descendants, kill, name_of, start_job
 
 EPOCHS = 60
 OPTIONS = ["--epochs", str(EPOCHS), "--trace-samples", "--checkpoint-every", "20", "--global-batch-size", "64"]
@@ -17,10 +17,14 @@ STREAM = replace(DIGITS, epochs=EPOCHS, global_batch_size=64).stream(1437)
 
 
 @contextmanager
-def running(env: dict[str, str], tmp_path: Path, *options: str) -> Iterator[tuple[Any, RunFolder]]:
+def running(
+    env: dict[str, str], tmp_path: Path, *options: str, script: str = IMAGENET
+) -> Iterator[tuple[Any, RunFolder]]:
     """The image job, past its first checkpoint."""
-    folder = RunFolder(str(tmp_path), "run")
-    process = start_job(*OPTIONS, *options, "--name", "run", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
+    folder, log = RunFolder(str(tmp_path), "run"), tmp_path / "log"
+    process = start_job(
+        *OPTIONS, *options, "--name", "run", "--storage", str(tmp_path), env=env, log=log, script=script
+    )
     try:
         wait_for(lambda: committed(folder) >= 20, process, tmp_path)
         yield process, folder

@@ -123,6 +123,8 @@ class _Controller(TrainController):
     ) -> "TrainControllerLoopIterationResult":
         if self._worker_group is not None:
             try:
+                for worker in self._worker_group.get_workers():  # else Ray waits 5 s for one that cannot answer
+                    ray.kill(worker.actor)
                 self._worker_group.shutdown()
             except Exception:  # its node may be gone; the remaining workers end with their placement group
                 _log.exception("a worker group that failed could not be shut down")
