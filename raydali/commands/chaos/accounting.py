@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 LOSS_TOLERANCE = 1e-6
 """The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number
-of workers adds floating-point numbers in another order, and training amplifies the difference."""
+of workers adds floating-point numbers in another order, and training may amplify the difference."""
 
 IN_PLACE = "rejoin", "spare"
 """The events of a replacement's first step with the others, and of a spare that is ready."""
