@@ -15,7 +15,7 @@ from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_sec
 from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.snapshot import snapshot
-from raydali.train.step import ForwardBackward
+from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
 
 Step = TypeVar("Step")
@@ -29,7 +29,8 @@ def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.devic
 
     The last one is for Muon, which is captured a step after the backward pass.
     """
-    return max(each.warm_up_steps for each in differentiated) + 2 if device.type == "cuda" else 1
+    most = max((each.warm_up_steps for each in differentiated), default=WARM_UP_STEPS)
+    return most + 2 if device.type == "cuda" else 1
 
 
 def warm_up(
