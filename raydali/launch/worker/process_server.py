@@ -126,9 +126,9 @@ def _identity(shared: str) -> str:
     packages = sysconfig.get_path("purelib")
     names = {each.partition(".")[0] for each in MODULES}
     own = [path for path in _python_path() if any(Path(path, name).exists() for name in names)]
-    # Their versions are in these names. The time of the folder also changes when Python first writes bytecode there.
-    found = [sorted(each.name for each in Path(folder).iterdir()) for folder in (packages, *own)]
-    installed = [[name for name in names if name != "__pycache__"] for names in found]
+    # The time of the folder itself also changes when Python first writes bytecode there.
+    found = [each for folder in (packages, *own) for each in Path(folder).iterdir() if each.name != "__pycache__"]
+    installed = sorted((str(each), each.suffix == ".dist-info" and each.stat().st_mtime_ns) for each in found)
     facts = [shared, sys.executable, own, installed, Path(__file__).read_text()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 

@@ -213,5 +213,10 @@ def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
     assert with_torch != shared
     (tmp_path / "packages/__pycache__").mkdir()
     assert process_server._identity("same") == with_torch
+    (tmp_path / "packages/torch-2.dist-info").mkdir()
+    installed = process_server._identity("same")
+    assert process_server._identity("same") == installed != with_torch
+    os.utime(tmp_path / "packages/torch-2.dist-info", (1, 1))  # the same version is installed again
+    assert process_server._identity("same") not in (installed, with_torch)
     (tmp_path / "packages/torchvision").mkdir()
     assert process_server._identity("same") != with_torch
