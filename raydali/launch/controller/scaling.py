@@ -122,14 +122,19 @@ class _Controller(TrainController):
         self, controller_state: TrainControllerState
     ) -> "TrainControllerLoopIterationResult":
         if self._worker_group is not None:
-            try:
-                for worker in self._worker_group.get_workers():  # else Ray waits 5 s for one that cannot answer
-                    ray.kill(worker.actor)
-                self._worker_group.shutdown()
-            except Exception:  # its node may be gone; the remaining workers end with their placement group
-                _log.exception("a worker group that failed could not be shut down")
+            for end in (self._kill_workers, self._worker_group.shutdown):
+                try:
+                    end()
+                except Exception:  # its node may be gone; the remaining workers end with their placement group
+                    _log.exception("a worker group that failed could not be shut down")
             self._worker_group = None
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
+
+    def _kill_workers(self) -> None:
+        """End the processes of the worker group at once: Ray would wait 5 s for one that cannot answer."""
+        assert self._worker_group is not None
+        for worker in self._worker_group.get_workers():
+            ray.kill(worker.actor)
 
 
 class _Retry(FailurePolicy):
