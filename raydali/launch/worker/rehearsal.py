@@ -124,6 +124,13 @@ class Rehearsal:
         if self._prepares or measures:
             yield from self._begin(measures, self._known_ceiling(measures), CeilingMeasured)
 
+    def join_at(self, step: int) -> None:
+        """Expect images of the size of a step, in which this rank joins others: it has rehearsed those of epoch 0."""
+        epoch = self._stream.epoch_of(step)
+        if self._pipeline.in_epoch(epoch) != self._pipeline.in_epoch(self._epoch):
+            self._forget()
+        self._epoch = epoch
+
     def _known_ceiling(self, measures: bool) -> Kept | None:
         if not measures:
             return None

@@ -77,6 +77,7 @@ class StepLoop:
         if recovery is not None and not self._worker.joined:
             first, is_finished = recovery.join(loader, val_loader, on_wait=self._report_spare)
             cursor.start = cursor.done = first - is_finished
+            self._rehearsal.join_at(cursor.start)
         progress.begin(loader)
         batches = loader.by_step(first)
         if recovery is not None:
