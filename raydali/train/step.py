@@ -15,7 +15,7 @@ from raydali.train.worker import Worker
 
 WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP = 3, 11
 """Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
-10) must be complete."""
+10) must be complete. Steps in fp16 are as many as with DDP: the first updates are left out if gradients overflow."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class ForwardBackward:
             them apart from it, see gradients.py. None: what is faster on this device.
 
     Attributes:
+        loss: see the argument.
         warm_up_steps: number of eager steps before the capture.
         apart: whether `all_reduce` sums the gradients apart from the backward pass.
         allreduce: the timer of an all-reduce that is not apart; None if there is none.
@@ -64,10 +65,11 @@ class ForwardBackward:
         follows = self.apart or (worker.world_size > 1 and graph and ddp_is_slower(self._parameters, worker))
         self._sums = GradientSums(model, worker) if follows else None
         self._parallel = None if follows else worker.parallel(_Loss(model, loss))
-        self.warm_up_steps = WARM_UP_STEPS if self._parallel is None else WARM_UP_STEPS_OF_DDP
+        is_short = self._parallel is None and not precision.scaler.is_enabled()
+        self.warm_up_steps = WARM_UP_STEPS if is_short else WARM_UP_STEPS_OF_DDP
         is_timed = worker.world_size > 1 and not self.apart
         self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if is_timed else None
-        self._uncompiled, forward = loss, self._parallel or loss
+        self.loss, forward = loss, self._parallel or loss
         self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
@@ -132,7 +134,7 @@ class ForwardBackward:
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
         with self._precision.autocast():
-            return flops_per_image(self._uncompiled, self._parameters, inputs)
+            return flops_per_image(self.loss, self._parameters, inputs)
 
     def _run(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         with self._precision.autocast():

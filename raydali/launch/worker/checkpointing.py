@@ -85,7 +85,6 @@ class RunState:
             self._take(checkpoint)
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
-                self.flops_per_image = checkpoint.get("flops_per_image")  # of an earlier version: none
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
@@ -227,7 +226,6 @@ class RunState:
             "segments": _rows(segments),
             "best": self._best,
             "ceiling": self.ceiling,
-            "flops_per_image": self.flops_per_image,
             "ceiling_of": self._ceiling_of,
         }
         best = replace(best, state=copy.state["best"]) if best else self._best_of_others

@@ -16,7 +16,7 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.checkpointing import RunState, Stateful
-from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions
+from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions, code_of
 from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
@@ -70,7 +70,8 @@ class Rehearsal:
             session,
             state,
             lambda steps, measures: self._warm_up(self._epoch, steps, measures),
-            ceiling_conditions(config, session.worker) | {"model": str(context.model)},
+            ceiling_conditions(config, session.worker)
+            | {"model": str(context.model), "code": code_of(context.model, [each.loss for each in differentiated])},
         )
         self._cache = CompileCache(session.folder, session.worker, session.warn)
         self._steps = warm_up_steps(differentiated, session.worker.device)
@@ -83,7 +84,7 @@ class Rehearsal:
             for each in (self._loader, self._val_loader):
                 each.begin_ahead()
         measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
-        known = self._known_ceiling(measures)
+        known = self._known_ceiling() if measures or self._session.worker.device.type == "cuda" else None
         if self._config.compile:
             self._cache.load()
         if (membership := self._session.worker.membership) is not None:
@@ -97,7 +98,7 @@ class Rehearsal:
             yield from self._warm_up(epoch, self._steps, False)
             self._forget()
         if self._prepares or measures:
-            yield from self._begin(measures, known, Rehearsed)
+            yield from self._begin(measures, known if measures else None, Rehearsed)
         if self._config.compile:
             self._cache.save()
 
@@ -122,7 +123,7 @@ class Rehearsal:
         self._forget()
         measures = self._config.ceiling
         if self._prepares or measures:
-            yield from self._begin(measures, self._known_ceiling(measures), CeilingMeasured)
+            yield from self._begin(measures, self._known_ceiling(), CeilingMeasured)
 
     def join_at(self, step: int) -> None:
         """Expect images of the size of a step, in which this rank joins others: it has rehearsed those of epoch 0."""
@@ -131,8 +132,9 @@ class Rehearsal:
             self._forget()
         self._epoch = epoch
 
-    def _known_ceiling(self, measures: bool) -> Kept | None:
-        if not measures:
+    def _known_ceiling(self) -> Kept | None:
+        """Return the kept ceiling; also take the operations that were counted with it."""
+        if not (self._config.ceiling and self._session.worker.joined):
             return None
         sample = self._loader.resident_batch(1, self._epoch)
         known = self._ceiling.find(

@@ -3,13 +3,18 @@
 The node of rank 0 keeps it, so that the next command under the same conditions does not measure it (KeptCeiling).
 """
 
+import hashlib
+import inspect
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from raydali.host.facts import versions
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
@@ -55,6 +60,16 @@ def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str
     return options | {"world_size": str(worker.world_size), "on": on}
 
 
+def code_of(model: nn.Module, functions: Iterable[Callable[..., Any]]) -> str:
+    """Return a hash of the files that define the forward passes of a model's modules, and these functions."""
+    files = set[str]()
+    for each in (*{type(module).forward for module in model.modules()}, *functions):
+        with suppress(TypeError, OSError):
+            files.add(inspect.getsourcefile(each) or "")
+    found = [Path(file).read_bytes() for file in sorted(files) if Path(file).is_file()]
+    return hashlib.sha256(b"".join(found)).hexdigest()
+
+
 class RunCeiling:
     """The measurement of a run's ceiling, on one rank. All ranks must call the same methods.
 
@@ -95,6 +110,9 @@ class RunCeiling:
             what: other purposes of the warm-up steps; may be empty.
             event: the event that reports their end.
         """
+        if known is not None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.time))
+            self._note(f"the ceiling is kept from {when}, with the same options on the same hosts")
         measures = measures and known is None
         doing = [what] * bool(what) + ["measuring the ceiling (--no-ceiling leaves it out)"] * measures
         self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
@@ -157,12 +175,8 @@ class RunCeiling:
             options = {name: value for name, value in self._conditions.items() if name not in OF_OTHER_COMMANDS}
             self._kept = KeptCeiling.of(cache, {**options, **versions(), "inputs": inputs, "hosts": hosts})
             found = self._kept.read()
-        if (of_first := worker.from_first(found)) is None:
-            return None
-        kept = Kept(*of_first)
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.time))
-        self._note(f"the ceiling is kept from {when}, with the same options on the same hosts")
-        return kept
+        of_first = worker.from_first(found)
+        return None if of_first is None else Kept(*of_first)
 
     def _keep(self, rate: float | None) -> None:
         if self._kept is not None:
