@@ -11,8 +11,8 @@ from torch import nn
 
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision, PrecisionName
-from raydali.train.step import ForwardBackward
-from raydali.train.warmup import warm_up
+from raydali.train.step import WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP, ForwardBackward
+from raydali.train.warmup import warm_up, warm_up_steps
 from raydali.train.worker import Worker
 from tests.support.job_ranks import undisturbed
 from tests.support.ranks import run_ranks
@@ -75,6 +75,22 @@ def test_the_loss_is_the_micro_batches_own_and_carries_no_graph() -> None:
     loss = forward_backward(images, labels)
     assert not loss.requires_grad
     assert loss.item() == pytest.approx(nn.functional.cross_entropy(network()(images), labels).item())
+
+
+def warm_up_steps_of_rank(precision_name: PrecisionName, overlap: bool) -> int:
+    worker, model = Worker.join(CPU, cpus=1, node=""), network()
+    precision = Precision(precision_name, CPU)
+    forward_backward = ForwardBackward(
+        model, cross_entropy_of(model), worker, precision, micro_batches=2, overlap=overlap
+    )
+    return warm_up_steps([forward_backward], torch.device("cuda"))
+
+
+def test_only_ddp_and_fp16_need_many_warm_up_steps() -> None:
+    assert warm_up_steps_of_rank("bf16", True) == warm_up_steps([], torch.device("cuda")) == WARM_UP_STEPS + 2
+    assert warm_up_steps_of_rank("fp16", True) == WARM_UP_STEPS_OF_DDP + 2
+    assert run_ranks(2, warm_up_steps_of_rank, "bf16", True) == [WARM_UP_STEPS_OF_DDP + 2] * 2
+    assert run_ranks(2, warm_up_steps_of_rank, "bf16", False) == [WARM_UP_STEPS + 2] * 2
 
 
 def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bool, float | None, int]:
