@@ -67,6 +67,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 # Measured
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}

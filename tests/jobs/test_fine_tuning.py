@@ -42,6 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> MatchedWeights:
 in_double = partial(train_rank_in_double, train)
 
 
+@pytest.mark.slow
 def test_it_does_not_depend_on_workers_or_cuts(tmp_path: Path, digits: Data, weights: MatchedWeights) -> None:
     folders = [folder_of(tmp_path, f"on-{world_size}") for world_size in (1, 2, 3)]
     states: list[dict[str, Any]] = [

@@ -12,6 +12,7 @@ from raydali.measure.verdict import verdict
 from tests.support import planted
 from tests.support.planted import CONFIG, SLOW_STEPS, Plant
 
+pytestmark = pytest.mark.slow
 BIG = (1600, 1064)
 ATTEMPTS = 3
 """The machine may be busy with others: what they take is no part of a case."""
@@ -50,10 +51,8 @@ def named(line: dict[str, Any]) -> tuple[str, str]:
     return found.kind, found.cause
 
 
-QUICK = [
+PLANTED = [
     pytest.param(1, planted.nothing, SLOW_STEPS, {}, "step-bound", id="healthy"),
-]
-SLOW = [
     pytest.param(2, planted.slow_reads, {}, {"train": 480}, "storage", id="slow reads"),
     pytest.param(2, planted.slow_rank_1, SLOW_STEPS, {"train": 480}, "straggler", id="a slow rank"),
     pytest.param(2, planted.nothing, SLOW_STEPS, {"train": 480}, "step-bound", id="healthy on 2"),
@@ -87,10 +86,10 @@ SLOW = [
     ),
     pytest.param(3, planted.slow_checkpoints, {}, {"train": 480}, "checkpoint", id="slow checkpoints on 3"),
 ]
-CASES = ("world_size", "plant", "config", "data", "cause")
 
 
-def check(
+@pytest.mark.parametrize(("world_size", "plant", "config", "data", "cause"), PLANTED)
+def test_what_is_planted_is_named(
     tmp_path: Path, world_size: int, plant: Plant, config: dict[str, Any], data: dict[str, Any], cause: str
 ) -> None:
     line = run(tmp_path, world_size, plant, config, data, lambda line: named(line)[1] == cause)
@@ -102,22 +101,6 @@ def check(
         assert ("its loader" in found.text) == (plant is planted.slow_reads_of_rank_1)
 
 
-@pytest.mark.parametrize(CASES, QUICK)
-def test_what_is_planted_is_named(
-    tmp_path: Path, world_size: int, plant: Plant, config: dict[str, Any], data: dict[str, Any], cause: str
-) -> None:
-    check(tmp_path, world_size, plant, config, data, cause)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(CASES, SLOW)
-def test_whatever_is_planted_is_named(
-    tmp_path: Path, world_size: int, plant: Plant, config: dict[str, Any], data: dict[str, Any], cause: str
-) -> None:
-    check(tmp_path, world_size, plant, config, data, cause)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_processes_that_take_the_cores_are_told_from_all_else(tmp_path: Path, world_size: int) -> None:
     line = run(

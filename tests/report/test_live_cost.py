@@ -71,9 +71,8 @@ def shown(ranks: int, seconds: float, result: str, *, width: int = 100) -> bytes
     return b"".join(chunks)
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.slow), 8, pytest.param(256, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 8, 256])
 def test_the_display_takes_a_small_part_of_a_core(ranks: int, tmp_path: Path) -> None:
     result = tmp_path / "share"
     written = shown(ranks, 4.0, str(result))

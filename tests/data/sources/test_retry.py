@@ -29,6 +29,7 @@ def test_files_are_written_and_read_after_the_store_recovers(flaky_s3: FlakyS3) 
     assert folder.read("checkpoint_000000001/state.pt") == bytes(6_000_000)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_killed_and_started_again(flaky_s3: FlakyS3) -> None:
     warnings: list[str] = []
 
