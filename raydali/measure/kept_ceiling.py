@@ -18,7 +18,7 @@ MAX_AGE = 24 * 3600.0
 
 
 class Kept(NamedTuple):
-    """What a node keeps.
+    """A node keeps these values for the next command under the same conditions.
 
     Attributes:
         images_per_second: the ceiling of all ranks together.
@@ -49,7 +49,7 @@ class KeptCeiling:
         return cls(node_cache / "ceilings" / f"{hashlib.sha256(text).hexdigest()[:32]}.json")
 
     def read(self) -> Kept | None:
-        """Return what is kept; None if it is too old."""
+        """Return what is kept; None if there is nothing, or it is too old."""
         try:
             found = json.loads(self.file.read_bytes())
             flops = found["flops_per_image"]
@@ -58,8 +58,8 @@ class KeptCeiling:
             return None
         return kept if kept.images_per_second > 0 and 0 <= time.time() - kept.time <= MAX_AGE else None
 
-    def write(self, images_per_second: float, flops_per_image: float | None = None) -> None:
-        """Keep a ceiling that was just measured."""
+    def write(self, images_per_second: float, flops_per_image: float | None) -> None:
+        """Keep a ceiling that was just measured, and the operations of an image if they were counted."""
         partial = self.file.with_suffix(".partial")
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def test_it_is_found_under_the_same_conditions_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("later", "kept"), [(MAX_AGE - 60, True), (MAX_AGE + 60, False), (-60, False)])
 def test_it_is_kept_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: float, kept: bool) -> None:
     ceiling = KeptCeiling.of(tmp_path, {})
-    ceiling.write(5.0)
+    ceiling.write(5.0, None)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + later)
     assert (ceiling.read() is not None) == kept
@@ -33,7 +33,7 @@ def test_it_is_kept_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
 @pytest.mark.parametrize("contents", ["", "{}", "[1]", '{"images_per_second": null, "time": 1, "flops_per_image": 1}'])
 def test_a_damaged_file_is_none(tmp_path: Path, contents: str) -> None:
     ceiling = KeptCeiling.of(tmp_path, {})
-    ceiling.write(5.0)
+    ceiling.write(5.0, None)
     ceiling.file.write_text(contents)
     assert ceiling.read() is None
 
@@ -41,6 +41,6 @@ def test_a_damaged_file_is_none(tmp_path: Path, contents: str) -> None:
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ceiling = KeptCeiling.of(tmp_path / "file", {})
-    ceiling.write(5.0)
+    ceiling.write(5.0, None)
     ceiling.forget()
     assert ceiling.read() is None

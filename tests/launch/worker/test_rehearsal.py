@@ -1,4 +1,4 @@
-"""The size that a rank expects which joins others, and the code that a kept ceiling belongs to."""
+"""A rank that joins others expects the size of their images; a kept ceiling belongs to the code that it is of."""
 
 import importlib.util
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.support.digits import SHORT
 from tests.support.ranks import LocalSession, folder_of
 
 SIZES = 32, 32, 64, 64
-"""Of the images of each epoch."""
+"""The images of each epoch have this size, in pixels."""
 STREAM = replace(SHORT, epochs=len(SIZES)).stream(1437)
 
 
