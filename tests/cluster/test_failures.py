@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import DIGITS
+from raydali.host.cpu_times import usable_cores
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.cluster import (
@@ -20,6 +21,7 @@ from tests.support.cluster import (
     descendants,
     kill,
     nodes,
+    run_job,
     start_job,
 )
 from tests.support.messages import mentions
@@ -141,6 +143,16 @@ def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: P
     folder = RunFolder(str(tmp_path), "run")
     assert len(events(folder, "failure")) == 2
     assert mentions(events(folder, "stop")[0]["why"], "2 times")
+
+
+def test_workers_that_fail_while_they_start_free_their_resources(env: dict[str, str], tmp_path: Path) -> None:
+    """Ray has no more CPUs than two workers need, so that the second group waits for those of the first."""
+    wrong = env | {"GLOO_SOCKET_IFNAME": "nowhere"}
+    options = ["--workers", "2", "--cpus-per-worker", str(usable_cores()), "--max-failures", "1"]
+    options += ["--name", "run", "--storage", str(tmp_path)]
+    code, output = run_job(*options, env=wrong, log=tmp_path / "log", timeout=240)
+    assert code == 1 and mentions(output, "error: nowhere") and "--max-failures is 1" in output
+    assert [each["starting"] for each in events(RunFolder(str(tmp_path), "run"), "failure")] == [True, True]
 
 
 def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_path: Path) -> None:

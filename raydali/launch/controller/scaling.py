@@ -35,6 +35,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
@@ -96,13 +97,39 @@ class Trainer(TorchTrainer):
         return controller.get_result()
 
 
+class _Workers(WorkerGroup):
+    """A worker group that frees its resources at once when it has failed, also while it starts: Ray would keep them."""
+
+    def _start(self) -> None:
+        try:
+            super()._start()  # type: ignore[no-untyped-call]  # of Ray
+        except Exception:
+            if self.has_started():  # otherwise Ray has done so
+                self.end()
+            raise
+
+    def end(self) -> None:
+        """End the processes, for which Ray would wait 5 s if one of them cannot answer, and free the resources."""
+        for end in (self._kill, self.shutdown):
+            try:
+                end()
+            except Exception:  # its node may be gone; the remaining workers end with their placement group
+                _log.exception("a worker group that failed could not be shut down")
+
+    def _kill(self) -> None:
+        for worker in self.get_workers():
+            ray.kill(worker.actor)
+
+
 class _Controller(TrainController):
-    """A controller that shuts a failed worker group down at once; Ray's keeps its resources until the next start.
+    """A controller that ends a failed worker group at once; Ray's keeps its resources until the next start.
 
     It may replace single workers instead.
     """
 
+    worker_group_cls = _Workers
     _replacements: Replacements | None = None
+    _worker_group: _Workers | None
 
     def _start_worker_group(self, *args: Any, **options: Any) -> None:
         policy = self._scaling_policy
@@ -122,19 +149,9 @@ class _Controller(TrainController):
         self, controller_state: TrainControllerState
     ) -> "TrainControllerLoopIterationResult":
         if self._worker_group is not None:
-            for end in (self._kill_workers, self._worker_group.shutdown):
-                try:
-                    end()
-                except Exception:  # its node may be gone; the remaining workers end with their placement group
-                    _log.exception("a worker group that failed could not be shut down")
+            self._worker_group.end()
             self._worker_group = None
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
-
-    def _kill_workers(self) -> None:
-        """End the processes of the worker group at once: Ray would wait 5 s for one that cannot answer."""
-        assert self._worker_group is not None
-        for worker in self._worker_group.get_workers():
-            ray.kill(worker.actor)
 
 
 class _Retry(FailurePolicy):
