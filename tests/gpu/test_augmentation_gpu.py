@@ -29,7 +29,7 @@ def smooth(count: int, side: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("filter", ["bilinear", "nearest"])
-@pytest.mark.parametrize("policy", [*POLICIES, "rand-m7-mstd0.5-inc1", ""])
+@pytest.mark.parametrize("policy", [*POLICIES, "rand-m7-mstd0.5-inc1", "none"])
 @pytest.mark.parametrize("side", [28, 161])
 def test_pixels_are_those_of_the_host(policy: str, filter: str, side: int) -> None:
     augmentation = Augmentation(policy, 0.3, warp_filter="nearest" if filter == "nearest" else "bilinear")
