@@ -37,6 +37,7 @@ class Training:
         gpu: whether each worker has a GPU.
         cpus: CPU cores of each worker.
         timeout: of the process group.
+        start_timeout: see `controller.scaling.Trainer`.
         health_check_seconds: the time between two polls of the workers.
         worker_variables: environment variables of the workers.
     """
@@ -48,6 +49,7 @@ class Training:
     gpu: bool
     cpus: int
     timeout: timedelta
+    start_timeout: float
     health_check_seconds: float
     worker_variables: Mapping[str, str]
 
@@ -124,6 +126,7 @@ def _fit(
         run_worker,
         channel=channel,
         replaces=training.replaces,
+        start_timeout=training.start_timeout,
         train_loop_config=config,
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),
         scaling_config=ScalingConfig(

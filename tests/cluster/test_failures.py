@@ -155,6 +155,19 @@ def test_workers_that_fail_while_they_start_free_their_resources(env: dict[str, 
     assert [each["starting"] for each in events(RunFolder(str(tmp_path), "run"), "failure")] == [True, True]
 
 
+def test_a_worker_that_hangs_before_its_training_function_is_started_again(env: dict[str, str], tmp_path: Path) -> None:
+    options = ["--epochs", "2", "--start-timeout", "30", "--name", "run", "--storage", str(tmp_path)]
+    process = start_job(*options, env=env, log=tmp_path / "log")
+    try:
+        wait_for(lambda: bool(trainers(process.pid)), process, tmp_path)
+        os.kill(trainers(process.pid)[0], signal.SIGSTOP)
+        assert process.wait(240) == 0, (tmp_path / "log").read_text()
+    finally:
+        kill([*descendants(process.pid), process.pid])
+    failed = events(RunFolder(str(tmp_path), "run"), "failure")[0]
+    assert failed["starting"] and mentions(failed["error"], "30 --start-timeout")
+
+
 def test_a_drained_node_is_left_behind_a_checkpoint(env: dict[str, str], tmp_path: Path) -> None:
     """Three nodes of one CPU beside the head; the job takes two of them, and one of these is drained."""
     with (

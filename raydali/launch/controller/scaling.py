@@ -35,7 +35,6 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import ScalingConfig
 from ray.train.v2.torch.torch_trainer import TorchTrainer
@@ -43,6 +42,7 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
 from raydali.launch.controller.replacement import Replacements
+from raydali.launch.controller.workers import Workers
 from raydali.run.events import GroupEnded, Resize, WorkerAddress
 from raydali.run.messages import Placed
 
@@ -72,11 +72,14 @@ class Trainer(TorchTrainer):
     Args:
         replaces: number of ranks of which single ones are replaced while the others train on, of a fixed number of
             workers; the other workers are spares. 0: all workers restart.
+        start_timeout: see `Workers`.
     """
 
-    def __init__(self, *args: Any, channel: DriverChannel, replaces: int = 0, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, channel: DriverChannel, replaces: int = 0, start_timeout: float = 0.0, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._channel, self._replaces = channel, replaces
+        self._channel, self._replaces, self._start_timeout = channel, replaces, start_timeout
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         """Leave out what only starts further processes: for Ray's data sets, and to clean up after a controller.
@@ -91,34 +94,11 @@ class Trainer(TorchTrainer):
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
         arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
         supervised.replaces = self._replaces
+        Workers.start_timeout = self._start_timeout
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         controller = _Controller(**arguments)
         asyncio.run(controller.run())  # type: ignore[no-untyped-call]  # of Ray
         return controller.get_result()
-
-
-class _Workers(WorkerGroup):
-    """A worker group that frees its resources at once when it has failed, also while it starts: Ray would keep them."""
-
-    def _start(self) -> None:
-        try:
-            super()._start()  # type: ignore[no-untyped-call]  # of Ray
-        except Exception:
-            if self.has_started():  # otherwise Ray has done so
-                self.end()
-            raise
-
-    def end(self) -> None:
-        """End the processes, for which Ray would wait 5 s if one of them cannot answer, and free the resources."""
-        for end in (self._kill, self.shutdown):
-            try:
-                end()
-            except Exception:  # its node may be gone; the remaining workers end with their placement group
-                _log.exception("a worker group that failed could not be shut down")
-
-    def _kill(self) -> None:
-        for worker in self.get_workers():
-            ray.kill(worker.actor)
 
 
 class _Controller(TrainController):
@@ -127,9 +107,9 @@ class _Controller(TrainController):
     It may replace single workers instead.
     """
 
-    worker_group_cls = _Workers
+    worker_group_cls = Workers
     _replacements: Replacements | None = None
-    _worker_group: _Workers | None
+    _worker_group: Workers | None
 
     def _start_worker_group(self, *args: Any, **options: Any) -> None:
         policy = self._scaling_policy

@@ -209,6 +209,7 @@ def _train(run: Run, channel: "DriverChannel") -> None:
         gpu=placement.gpu,
         cpus=placement.cpus,
         timeout=options.group_timeout,
+        start_timeout=options.start_timeout,
         health_check_seconds=health_check_seconds(placement.reachable),
         worker_variables=WORKER_ENVIRONMENT,
     )
