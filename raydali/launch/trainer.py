@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from raydali.launch.worker.task import WorkerTask
 
-_READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
+_PASSED_ON = "RAY_TRAIN_"
+"""Ray Train passes variables with such names on to the workers."""
+_READ_BY_RAY_TRAIN = _PASSED_ON, "TRAIN_", "RAY_CHDIR_"
 """How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
 _HEALTH_CHECK_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 _LEASE_SECONDS = 0.05
@@ -62,7 +64,8 @@ def train(training: Training, task: "ray.ObjectRef[WorkerTask]", channel: Driver
     """
     settings = {_HEALTH_CHECK_INTERVAL: f"{training.health_check_seconds:g}"}
     settings |= {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
-    variables = {**settings, **training.worker_variables}
+    passed_on = {name: value for name, value in settings.items() if name.startswith(_PASSED_ON)}
+    variables = {**passed_on, **training.worker_variables}
     if isinstance(training.workers, int):
         _start_processes(training.workers, training, variables)
     if (error := channel.call(_fit, training, {"task": task}, channel, settings, variables)) is not None:
