@@ -5,7 +5,6 @@ controller runs in it, too.
 """
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,13 +18,8 @@ if TYPE_CHECKING:
 
     from raydali.launch.worker.task import WorkerTask
 
-_PASSED_ON = "RAY_TRAIN_"
-"""Ray Train passes variables with such names on to the workers."""
-_READ_BY_RAY_TRAIN = _PASSED_ON, "TRAIN_", "RAY_CHDIR_"
+_READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
 """How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
-_HEALTH_CHECK_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-_LEASE_SECONDS = 0.05
-"""How long Ray takes to begin a process for a task. The task must not run: it would hold the process for a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +34,7 @@ class Training:
         cpus: CPU cores of each worker.
         timeout: of the process group.
         start_timeout: see `controller.scaling.Trainer`.
-        health_check_seconds: the time between two polls of the workers.
-        worker_variables: environment variables of the workers.
+        worker_variables: environment variables of the workers, and of the trainer.
     """
 
     name: str
@@ -52,7 +45,6 @@ class Training:
     cpus: int
     timeout: timedelta
     start_timeout: float
-    health_check_seconds: float
     worker_variables: Mapping[str, str]
 
 
@@ -62,60 +54,14 @@ def train(training: Training, task: "ray.ObjectRef[WorkerTask]", channel: Driver
     Raises:
         TrainingError: Ray Train ended with an error.
     """
-    settings = {_HEALTH_CHECK_INTERVAL: f"{training.health_check_seconds:g}"}
-    settings |= {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
-    passed_on = {name: value for name, value in settings.items() if name.startswith(_PASSED_ON)}
-    variables = {**passed_on, **training.worker_variables}
-    if isinstance(training.workers, int):
-        _start_processes(training.workers, training, variables)
-    if (error := channel.call(_fit, training, {"task": task}, channel, settings, variables)) is not None:
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
+    if (error := channel.call(_fit, training, {"task": task}, channel, settings)) is not None:
         raise TrainingError(error)
 
 
-def _start_processes(count: int, training: Training, variables: Mapping[str, str]) -> None:
-    """Let Ray start the processes of the workers now, while that of the trainer starts, which then asks for them.
-
-    Ray starts them for tasks with the environment of the workers, also if these are cancelled meanwhile, and gives a
-    process to who needs one with the same environment.
-
-    Args:
-        count: the number of workers.
-        training: says what fits on a node.
-        variables: environment variables of the workers.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    places: list[str] = []
-    for node in ray.nodes():
-        has = node["Resources"] if node["Alive"] else {}
-        fit = has.get("CPU", 0) // training.cpus
-        places += [node["NodeID"]] * int(min(fit, has.get("GPU", 0)) if training.gpu else fit)
-    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": dict(variables)})(lambda: None)
-    here = [NodeAffinitySchedulingStrategy(node, soft=True) for node in places[:count]]
-    tasks = [task.options(scheduling_strategy=each).remote() for each in here]
-    time.sleep(_LEASE_SECONDS)
-    for each in tasks:
-        ray.cancel(each)
-
-
-def _fit(
-    training: Training,
-    config: dict[str, Any],
-    channel: DriverChannel,
-    settings: Mapping[str, str],
-    variables: Mapping[str, str],
-) -> str | None:
-    """Return the error with which Ray Train ended, or None. To read an exception of Ray Train, one must import it.
-
-    Args:
-        training: see `train`.
-        config: what the workers receive.
-        channel: see `train`.
-        settings: environment variables of this process.
-        variables: those of the workers.
-    """
-    os.environ.update(settings)
+def _fit(training: Training, config: dict[str, Any], channel: DriverChannel, settings: Mapping[str, str]) -> str | None:
+    """Return the error with which Ray Train ended, or None. To read an exception of Ray Train, one must import it."""
+    os.environ.update({**settings, **training.worker_variables})
     from ray.train import RunConfig, ScalingConfig
 
     from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
@@ -140,7 +86,7 @@ def _fit(
         run_config=RunConfig(
             name=training.name,
             storage_path=training.storage,
-            worker_runtime_env={"env_vars": dict(variables)},  # type: ignore[call-arg]  # nor this
+            worker_runtime_env={"env_vars": dict(training.worker_variables)},  # type: ignore[call-arg]  # nor this
         ),
     )
     try:

@@ -2,6 +2,7 @@
 
 import copyreg
 import importlib
+import os
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from raydali.launch.driver.event_router import EventRouter
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
+from raydali.launch.driver.process_servers import start_processes
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
@@ -200,6 +202,12 @@ def _train(run: Run, channel: "DriverChannel") -> None:
         marks=start_clock.marks(),
         channel=channel,
     )
+    # Ray Train would pass its own ones on, too: then the workers would get no process that was started for them.
+    of_ray_train = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
+    polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(placement.reachable):g}"}
+    variables = {**polls, **of_ray_train, **WORKER_ENVIRONMENT}
+    if not placement.is_elastic:
+        start_processes(placement, variables)
     replaces = placement.can_replace and options.replaces(gpu=placement.gpu)
     training = trainer.Training(
         name=run.folder.name,
@@ -210,8 +218,7 @@ def _train(run: Run, channel: "DriverChannel") -> None:
         cpus=placement.cpus,
         timeout=options.group_timeout,
         start_timeout=options.start_timeout,
-        health_check_seconds=health_check_seconds(placement.reachable),
-        worker_variables=WORKER_ENVIRONMENT,
+        worker_variables=variables,
     )
     trainer.train(training, ray.put(task), channel)
 

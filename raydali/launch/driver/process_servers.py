@@ -1,4 +1,7 @@
-"""Let Ray's processes be forks that need not import, see `launch.worker.process_server`: a server on each node."""
+"""Let Ray's processes be forks that need not import, see `launch.worker.process_server`: a server on each node.
+
+Those of the workers are started before Ray Train asks for them.
+"""
 
 import hashlib
 import json
@@ -7,17 +10,22 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
+from raydali.launch.driver.autoscaler import fitting
+from raydali.launch.driver.placement import Placement
 from raydali.launch.worker import process_server
 
 SETUP_WORKER = str(Path(process_server.__file__).with_name("setup_worker.py"))
 """The program with which a Ray of our own starts its processes."""
 COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
 """Parts of a job's runtime environment that leave the choice of Python to Ray."""
+LEASE_SECONDS = 0.05
+"""How long Ray takes to begin a process for a task. The task must not run: it would hold the process for a while."""
 PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
 
 
@@ -85,3 +93,29 @@ def start_servers(path: str, most: int | None) -> None:
     for node in nodes:
         here = NodeAffinitySchedulingStrategy(node, soft=True)
         ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def start_processes(placement: Placement, variables: Mapping[str, str]) -> None:
+    """Let Ray start the processes of the workers now, while that of the trainer starts, which then asks for them.
+
+    Ray starts them for tasks with the environment of the workers, also if these are cancelled meanwhile, and gives a
+    process to who needs one with the same environment.
+
+    Args:
+        placement: of a fixed number of workers.
+        variables: environment variables of the workers.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    places: list[str] = []
+    for node in ray.nodes():
+        has = node["Resources"] if node["Alive"] else {}
+        fit = fitting(has.get("CPU", 0.0), has.get("GPU", 0.0), placement.cpus, placement.gpu)
+        places += [node["NodeID"]] * fit
+    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": dict(variables)})(lambda: None)
+    here = [NodeAffinitySchedulingStrategy(node, soft=True) for node in places[: placement.needed]]
+    tasks = [task.options(scheduling_strategy=each).remote() for each in here]
+    time.sleep(LEASE_SECONDS)
+    for each in tasks:
+        ray.cancel(each)

@@ -1,30 +1,18 @@
-"""What the driver does beside Ray Train's trainer, on a real Ray."""
+"""A real Ray gives workers the processes that the driver has started for them."""
 
 import os
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raydali.launch.trainer import Training, _start_processes
+from raydali.launch.driver.placement import Placement
+from raydali.launch.driver.process_servers import start_processes
 from tests.support.cluster import descendants, environment, name_of, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 VARIABLES = {"A_VARIABLE": "of the workers"}
-TRAINING = Training(
-    name="run",
-    storage="",
-    workers=1,
-    replaces=0,
-    gpu=False,
-    cpus=1,
-    timeout=timedelta(60),
-    start_timeout=60,
-    health_check_seconds=1,
-    worker_variables=VARIABLES,
-)
 
 
 def test_a_worker_gets_the_process_that_was_started_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +26,7 @@ def test_a_worker_gets_the_process_that_was_started_for_it(tmp_path: Path, monke
         ray.init(using["RAY_ADDRESS"], log_to_driver=False)
         try:
             before, deadline = idle(), time.monotonic() + 60
-            _start_processes(1, TRAINING, VARIABLES)
+            start_processes(Placement(1, 1, cpus=1, gpu=False, reachable=1), VARIABLES)
             while not (started := idle() - before):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
