@@ -37,7 +37,8 @@ def shared_memory() -> set[str]:
     """Return the names of this user's files in shared memory that no living process has mapped or opened."""
     with suppress(FileNotFoundError):
         files = {file.name for file in SHARED_MEMORY.iterdir() if file.lstat().st_uid == os.getuid()}
-        return files - _in_use() if files else files
+        unused = files - _in_use() if files else files
+        return {name for name in unused if (SHARED_MEMORY / name).exists()}  # others were deleted meanwhile
     return set()
 
 
