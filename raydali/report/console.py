@@ -126,8 +126,8 @@ class Console:
             case Replaced():
                 lost = [numbered("rank", event.ranks)] * bool(event.ranks)
                 lost += [plural(event.spares, "spare")] * bool(event.spares)
-                others = f"{plural(event.remaining, 'worker')} train on"
-                self.warn(f"{event.error}; {others}, and {' and '.join(lost)} will be replaced")
+                others = plural(event.remaining, "worker")
+                self.warn(f"{event.error}; training continues on {others}, and {' and '.join(lost)} will be replaced")
             case SpareReady():
                 self.print(f"a spare is ready on node {event.node}")
             case Rejoined():
