@@ -136,6 +136,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.timeout(900)
 def test_two_hundred_deaths(run_mortal: Run, undisturbed: Outcome, *, replaces: bool) -> None:
     kills, slowest, draw = 0, 0.0, random.Random(0)
     while kills < KILLS // 2:
