@@ -5,8 +5,9 @@
 
 The job trains on the built-in digits, on its own Ray cluster. After each epoch this command reads the resident memory,
 open files and threads of the driver, of Ray Train's controller and of every rank, and the memory in use on the GPUs.
-Growth is the difference between the medians of the second and the last quarter of the run. The first quarter is
-ignored, because it fills pools and caches.
+Growth is that from the middle of the second quarter of the run to the middle of the last one. The first quarter is
+ignored, because it fills pools and caches. The growth of an epoch is the median of that between any two readings
+(Theil and Sen's estimator), which a pool that grows once does not change.
 """
 
 import os
@@ -18,6 +19,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +35,8 @@ from raydali.output import JsonFile, log_tail, show
 MIN_READINGS = 8
 MIN_EPOCHS = MIN_READINGS + 1
 """Minimum number of epochs. Nothing is read after the last epoch, because processes are about to end."""
+MAX_COMPARED = 1000
+"""Maximum number of readings of a figure that are compared with each other."""
 MAX_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "_ChannelActor": "controller"}
@@ -130,16 +135,17 @@ def series(readings: Sequence[tuple[int, Reading]]) -> dict[tuple[str, str], tup
 def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
     """Return a row of the result: how much a figure grew, and the growth that is allowed."""
     quarter, limit = len(values) // 4, LIMITS[figure]
-    second, last = slice(quarter, 2 * quarter), slice(len(values) - quarter, None)
-    between = median(epochs[last]) - median(epochs[second])
+    between = median(epochs[-quarter:]) - median(epochs[quarter : 2 * quarter])
+    read = [*zip(epochs, values, strict=True)][quarter :: ceil(len(values) / MAX_COMPARED)]
+    an_epoch = median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(read, 2))
     return {
         "process": process,
         "figure": figure,
         "unit": limit.unit,
         "epochs": list(epochs),
         "values": list(values),
-        "growth": median(values[last]) - median(values[second]),
-        "growth_an_epoch": (median(values[last]) - median(values[second])) / between,
+        "growth": an_epoch * between,
+        "growth_an_epoch": an_epoch,
         "allowed": max(limit.always, limit.an_epoch * between),
     }
 

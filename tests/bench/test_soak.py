@@ -26,6 +26,18 @@ def test_a_leak_is_growth() -> None:
     assert row["growth"] > row["allowed"] == LIMITS["files"].always
 
 
+@pytest.mark.parametrize("at", [60, 100, 140, 180])
+def test_a_single_step_is_no_growth(at: int) -> None:
+    row = judged("rank 0", "memory", EPOCHS, [650 + 12.0 * (epoch >= at) + epoch % 2 for epoch in EPOCHS])
+    assert row["growth"] <= row["allowed"]
+
+
+def test_a_leak_of_a_very_long_run_is_growth() -> None:
+    epochs = range(1, 5001)
+    row = judged("rank 0", "memory", epochs, [500 + 0.2 * epoch for epoch in epochs])
+    assert row["growth_an_epoch"] == pytest.approx(0.2) and row["growth"] > row["allowed"]
+
+
 def test_growth_within_the_noise_of_few_epochs_is_tolerated() -> None:
     row = judged("rank 0", "memory", range(1, 9), [500, 505, 506, 507, 508, 509, 510, 511])
     assert 0 < row["growth"] <= row["allowed"] == LIMITS["memory"].always
