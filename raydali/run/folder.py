@@ -94,6 +94,8 @@ class RunFolder:
         try:
             filesystem, path = arrow_fs.FileSystem.from_uri(uri)
         except (OSError, ValueError, ImportError) as error:
+            if uri.startswith("s3://") and is_transient(error):  # pyarrow asks S3 for the bucket's region
+                raise
             remedy = "check its name, credentials and endpoint"
             raise UsageError(f"--storage {self.storage} cannot be reached: {remedy}: {error}") from error
         return filesystem, f"{path.rstrip('/')}/{self.name}"
@@ -105,7 +107,7 @@ class RunFolder:
 
     @property
     def _local(self) -> bool:
-        return isinstance(self.filesystem, arrow_fs.LocalFileSystem)
+        return "://" not in self.uri_of_storage or self.uri_of_storage.startswith("file://")
 
     def _with_retry(self, call: Callable[[], T]) -> T:
         return with_retry(call, str(self), self.warn, self.is_transient)

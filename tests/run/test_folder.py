@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raydali.errors import UsageError
+from raydali.errors import StorageAway, UsageError
 from raydali.run.folder import RunFolder
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning
@@ -282,3 +283,19 @@ def test_a_row_is_added_to_a_long_local_file_without_reading_it(
     folder.append("epochs.jsonl", ROWS[1])
     monkeypatch.undo()
     assert folder.rows("epochs.jsonl") == ROWS[:2]
+
+
+def test_an_s3_that_is_away_while_it_is_located_is_no_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pyarrow asks AWS for a bucket's region, in each new process and for each copy of the folder."""
+    said = "When resolving region for bucket 'runs': AWS Error NETWORK_CONNECTION during HeadBucket operation"
+
+    def from_uri(_: str) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("raydali.run.folder.arrow_fs.FileSystem", SimpleNamespace(from_uri=from_uri))
+    folder = RunFolder("s3://runs", "r")
+    with pytest.raises(StorageAway, match="does not answer"), folder.must_answer():
+        _ = folder.filesystem
+    said = "When getting information for bucket 'runs': AWS Error ACCESS_DENIED"
+    with pytest.raises(UsageError, match=mentioning("--storage s3://runs credentials")), folder.must_answer():
+        _ = folder.filesystem
