@@ -69,7 +69,7 @@ class Membership:
         joins: whether this process takes the place of a lost rank.
         world_size: see the argument.
         rank: this rank, by its number at the beginning; of a process that joins any one, until it asks for a place.
-        is_idle: whether it waits until a rank is lost.
+        is_idle: whether it waits until a rank is lost, or until it is admitted.
         members: the ranks at the last agreement, by their numbers at the beginning; those that joined come last.
         seconds_awaited: for how long this rank has waited for replacements.
     """
@@ -152,7 +152,9 @@ class Membership:
     def join(self) -> None:
         """Wait until the others admit this process, which has asked; `agree` is next."""
         with self._changed:
+            self.is_idle = True
             self._changed.wait_for(lambda: self._name in self._roster.members)
+            self.is_idle = False
 
     def begin_rehearsal(self) -> None:
         """Note that until the first step, this rank joins in no calls but those that it can leave out."""
