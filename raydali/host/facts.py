@@ -58,7 +58,7 @@ class Host:
     @property
     def has_gpu(self) -> bool:
         """Return whether there is a GPU, even one with only a file /dev/nvidia*, which NVML does not list."""
-        return bool(self.gpus) or _kernel_sees_gpu()
+        return bool(self.gpus) or kernel_sees_gpu()
 
 
 def this_host() -> Host:
@@ -133,7 +133,8 @@ def _gpu(handle: "c_nvmlDevice_t") -> Gpu:
     return Gpu(name=nvml.nvmlDeviceGetName(handle), free=memory.free, total=memory.total)
 
 
-def _kernel_sees_gpu() -> bool:
+def kernel_sees_gpu() -> bool:
+    """Return whether there is a file /dev/nvidia*, also if CUDA finds no GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 

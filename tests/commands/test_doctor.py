@@ -48,7 +48,7 @@ def test_a_good_host_passes() -> None:
 
 
 def test_on_a_machine_with_no_gpu_nothing_of_gpus_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.host.facts._kernel_sees_gpu", lambda: False)
+    monkeypatch.setattr("raydali.host.facts.kernel_sees_gpu", lambda: False)
     found = {row.check: row for row in rows([Node(name="cpu", host=CPU_ONLY)])}
     for check in ("driver", "nvJPEG", "NVDEC", "GPU memory"):
         assert (found[check].status, found[check].found) == ("none", "no GPU")
@@ -75,7 +75,7 @@ def test_what_is_not_well_is_named_with_its_remedy(
 
 
 def test_a_gpu_without_its_driver_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.host.facts._kernel_sees_gpu", lambda: True)
+    monkeypatch.setattr("raydali.host.facts.kernel_sees_gpu", lambda: True)
     found = failing(replace(CPU_ONLY, nvjpeg="", nvdec=""))
     assert [row.check for row in found] == ["driver"] and "GPU" in found[0].found
 

@@ -20,6 +20,7 @@ from raydali.data.sources.retry import retries
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks
+from raydali.host.facts import kernel_sees_gpu
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import LaunchOptions
 from raydali.launch.worker.environment import WorkerEnvironment, environment, worker_environment
@@ -185,9 +186,17 @@ class RaySession:
 
 
 def _device() -> torch.device:
-    """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists."""
+    """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists.
+
+    Raises:
+        RuntimeError: there is a GPU that CUDA does not find, for example because it has failed.
+    """
     device: torch.device = ray.train.torch.get_device()
-    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    if device.type != "cuda" or torch.cuda.is_available():
+        return device
+    if kernel_sees_gpu():
+        raise RuntimeError("CUDA finds no GPU in this process, though the node has one: see `nvidia-smi` there")
+    return torch.device("cpu")
 
 
 def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
@@ -195,9 +204,9 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
     task = ray.get(config["task"])
     channel = task.channel
     session: RaySession | None = None
+    heartbeat = _heartbeat(channel.post, lambda: session, task.options)  # its start may hang, too
     try:
         session = RaySession(task)
-        heartbeat = _heartbeat(session, task.options)
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)
@@ -224,17 +233,25 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
         raise
 
 
-def _heartbeat(session: RaySession, options: LaunchOptions) -> HeartbeatThread:
-    membership = session.worker.membership
+def _heartbeat(
+    emit: Callable[[Message], None], session: Callable[[], RaySession | None], options: LaunchOptions
+) -> HeartbeatThread:
+    """Begin to send heartbeats; the session is None while it is made."""
+    rank, node_id = ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id()
+
+    def count() -> int:
+        membership = made.worker.membership if (made := session()) else None
+        return Loader.batches_taken + retries() + (membership.seconds_awaited if membership else 0)
+
     return HeartbeatThread(
-        session.emit,
-        lambda: Loader.batches_taken + retries() + (membership.seconds_awaited if membership else 0),
-        session.progress,
+        emit,
+        count,
+        lambda: made.progress() if (made := session()) else 0.0,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
-        rank=lambda: session.worker.share,
+        rank=lambda: made.worker.share if (made := session()) else rank,
         group=_group(),
-        node=session.worker.node,
-        node_id=ray.get_runtime_context().get_node_id(),
+        node=node_id[:8],
+        node_id=node_id,
     )
 
 

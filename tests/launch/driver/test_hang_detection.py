@@ -222,6 +222,7 @@ def wait_for_a_replacement(seen: Path) -> None:
     vars(heartbeat)["HEARTBEAT_SECONDS"] = 0.02
     vars(ray_session)["_group"] = lambda: "g"
     vars(ray)["get_runtime_context"] = lambda: SimpleNamespace(get_node_id=lambda: "nn")
+    vars(ray.train)["get_context"] = lambda: SimpleNamespace(get_world_rank=lambda: 0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     membership = Membership(partial(TCPStore, "127.0.0.1", store.port, is_master=False), 0, 2)
     heartbeats: list[Heartbeat] = []
@@ -230,15 +231,14 @@ def wait_for_a_replacement(seen: Path) -> None:
         if isinstance(message, Heartbeat):
             heartbeats.append(message)
 
-    session: Any = SimpleNamespace(
-        worker=SimpleNamespace(membership=membership, share=0, node="n"), emit=emit, progress=lambda: 0.0
-    )
+    worker = SimpleNamespace(membership=membership, share=0)
+    session: Any = SimpleNamespace(worker=worker, progress=lambda: 0.0)
     options: Any = SimpleNamespace(hang_timeout=0.2, start_timeout=0)
     announce_loss(store, "1")
     while not membership._entries:
         time.sleep(0.01)
     threading.Timer(3.5, give_up, [store]).start()
-    ray_session._heartbeat(session, options)
+    ray_session._heartbeat(emit, lambda: session, options)
     membership.wait_until_complete()
     counts = sorted({each.count for each in heartbeats})
     seen.write_text(json.dumps([counts, any(each.waits for each in heartbeats)]))
