@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from threading import Thread
@@ -27,12 +28,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from raydali.errors import RaydaliError
 from raydali.launch.channel import DriverChannel, Interrupted
 from raydali.run.events import Replaced, WorkerAddress
+from raydali.run.messages import Note
 from raydali.text import error_line
 from raydali.train.membership import NotReplacedError, RankLostError
 from raydali.train.roster import all_rehearse, announce_loss, give_up, ranks_of
 
 if TYPE_CHECKING:
-    from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
+    from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
+
+    from raydali.launch.controller.workers import Workers
 
 STORE = "RAYDALI_STORE"
 """Environment variable with the address of the store, "HOST:PORT", in the controller and the workers."""
@@ -42,6 +46,8 @@ GIVE_UP_SECONDS = 120.0
 """Time after which lost ranks are not replaced any more, if no replacement has started since the last loss."""
 ERROR_SECONDS = 1.0
 """Time in which others may fail with the same error as a rank. If all do, nobody is replaced."""
+SPARE_FAILURES = 2
+"""Number of errors of a spare after which it is not replaced any more: its GPU may be broken."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,12 +69,13 @@ class Replacements:
         self._names: dict[int, str] = {}
         self._lost: set[int] = set()
         self._failed_at: dict[int, float] = {}
+        self._failures = Counter[int]()  # of spares
         self._changed = 0.0
         self._gave_up = False
         self.starting: Collection[int] = ()
 
     def survived(
-        self, group: "WorkerGroup", status: "WorkerGroupPollStatus", starting: Collection[int]
+        self, group: "Workers", status: "WorkerGroupPollStatus", starting: Collection[int]
     ) -> "WorkerGroupPollStatus":
         """Return the status of the workers without the deaths that the others survive, and replace the dead ones.
 
@@ -93,19 +100,27 @@ class Replacements:
             return status
         if not all_rehearse(self._store, self._ranks):
             return status
-        # A replacement that has not joined yet has no state to go on from, and if it fails, the next one would, too.
         members, asking = ranks_of(self._store, self._ranks)
         running = [number for number, each in others.items() if each.running]
         training = [number for number in running if self._name(number) in members]
-        if not training or any(self._name(number) not in members for number in failed):
+        is_complete = len(members) == self._ranks
+        waiting = {number for number in [*running, *failed] if self._name(number) not in members}
+        # A replacement that has not joined yet has no state to go on from, and if it fails, the next one would, too.
+        if not training or (not is_complete and waiting & {*failed}):
             return status
         news = {number: error for number, error in dead.items() if number not in self._lost}
         for number, error in failed.items():
             if time.monotonic() - self._failed_at.setdefault(number, time.monotonic()) >= ERROR_SECONDS:
                 news[number] = error
         self._announce(group, news, members | asking, len(training))
-        if dead and not (starting or self._gave_up):
-            self.starting = sorted(dead)
+        for number in waiting & {*news}:
+            self._failures[number] += 1
+            _kill(group, number)
+        if not is_complete and 0 < group.start_timeout <= time.monotonic() - self._changed:
+            self._end_late(group, {number for number in waiting if self._name(number) not in asking})
+        replaceable = [number for number in sorted(dead) if self._failures[number] < SPARE_FAILURES]
+        if replaceable and not (starting or self._gave_up):
+            self.starting = replaceable
             Thread(target=self._replace, args=(group, self.starting), daemon=True, name="replacement").start()
         waited = time.monotonic() - self._changed
         if self._lost and len(running) < self._ranks and waited >= GIVE_UP_SECONDS and not self._gave_up:
@@ -113,11 +128,19 @@ class Replacements:
             give_up(self._store)
         return replace(status, worker_statuses={number: others.get(number, gone) for number in workers})
 
+    def _end_late(self, group: "Workers", numbers: Collection[int]) -> None:
+        """End workers that have not asked for the place of a lost rank in time: they are replaced, too."""
+        late = f"a worker that replaces a lost rank was not ready within {group.start_timeout:g} s (--start-timeout)"
+        for number in numbers:
+            self._changed = time.monotonic()
+            self._channel.post(Note(f"{late}, and is ended"))
+            _kill(group, number)
+
     def _name(self, number: int) -> str:
         return self._names.get(number, str(number))
 
     def _announce(
-        self, group: "WorkerGroup", news: dict[int, Exception | None], ranks: dict[str, int], remaining: int
+        self, group: "Workers", news: dict[int, Exception | None], ranks: dict[str, int], remaining: int
     ) -> None:
         """Tell the ranks and the driver of lost workers; `ranks` are those that workers have or ask for."""
         if not news:
@@ -136,7 +159,7 @@ class Replacements:
         spares = len(places) - len(lost)
         self._channel.post(Replaced(ranks=lost, spares=spares, remaining=remaining, places=places, error=error))
 
-    def _replace(self, group: "WorkerGroup", numbers: Collection[int]) -> None:
+    def _replace(self, group: "Workers", numbers: Collection[int]) -> None:
         """Start workers in the places of dead ones, if their nodes are there, or Ray has found other ones."""
         for number in numbers:
             try:
@@ -149,6 +172,10 @@ class Replacements:
             except Exception:  # for example, another one has died, too; the others train on
                 _log.exception("worker %d could not be replaced", number)
         self.starting = ()
+
+
+def _kill(group: "Workers", number: int) -> None:
+    ray.kill(group.get_workers()[number].actor)
 
 
 def _has_died(error: Exception | None) -> bool:

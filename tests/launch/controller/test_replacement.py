@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+import ray
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 
 from raydali.errors import UsageError
@@ -14,9 +16,10 @@ from raydali.launch.channel import Board
 from raydali.launch.controller import replacement
 from raydali.launch.controller.replacement import ERROR_SECONDS, Replacements
 from raydali.run.events import Replaced
-from raydali.run.messages import Message
+from raydali.run.messages import Message, Note
 from raydali.train.membership import RankLostError
-from raydali.train.roster import note_rehearsal, ranks_of
+from raydali.train.roster import announce_loss, note_rehearsal, ranks_of
+from tests.support.messages import mentions
 
 
 @dataclass
@@ -34,10 +37,12 @@ class Channel:
 
 
 class Group:
-    """Three workers on a node."""
+    """Workers on a node."""
+
+    start_timeout = 1800.0
 
     def get_workers(self) -> list[Any]:
-        return [SimpleNamespace(metadata=SimpleNamespace(node_id="a", pid=number)) for number in range(3)]
+        return [SimpleNamespace(metadata=SimpleNamespace(node_id="a", pid=number), actor=number) for number in range(4)]
 
 
 @pytest.fixture
@@ -45,6 +50,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(replacement, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the workers that are killed."""
+    found: list[int] = []
+    monkeypatch.setattr(ray, "kill", found.append)
+    return found
 
 
 def replacements(channel: Any, monkeypatch: pytest.MonkeyPatch) -> Replacements:
@@ -55,12 +68,21 @@ def replacements(channel: Any, monkeypatch: pytest.MonkeyPatch) -> Replacements:
     return found
 
 
-def status(**errors: Exception) -> WorkerGroupPollStatus:
-    """Return the status of three workers, some of which have failed: `_1=error`."""
+def status(workers: int = 3, /, **errors: Exception) -> WorkerGroupPollStatus:
+    """Return the status of some workers, some of which have failed: `_1=error`."""
     failed = {int(name[1:]): UserExceptionWithTraceback(error, str(error)) for name, error in errors.items()}
     return WorkerGroupPollStatus(
-        {number: WorkerStatus(running=number not in failed, error=failed.get(number)) for number in range(3)}
+        {number: WorkerStatus(running=number not in failed, error=failed.get(number)) for number in range(workers)}
     )
+
+
+DEAD = WorkerHealthCheckFailedError("it died", failure=RayActorError())
+
+
+def with_dead(number: int, workers: int = 4) -> WorkerGroupPollStatus:
+    """Return the status of some workers, of which one has died."""
+    alive = status(workers).worker_statuses
+    return WorkerGroupPollStatus(alive | {number: WorkerStatus(running=False, error=DEAD)})
 
 
 def test_a_rank_that_fails_alone_is_lost(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +130,64 @@ def test_all_restart_after_an_error_before_the_first_step(clock: list[float], mo
     assert not channel.posted
 
 
-def test_a_replacement_that_fails_before_it_joins_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_that_fails_before_it_joins_is_not_replaced(
+    clock: list[float], killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     channel, failed = Channel(), status(_1=RuntimeError("no kernel image is available"))
     found = replacements(channel, monkeypatch)
+    announce_loss(found._store, "1")
     found._names[1] = "1-new"
-    assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
-    assert not channel.posted
+    for _ in range(2):
+        assert found.survived(Group(), failed, ()).errors == failed.errors  # type: ignore[arg-type]
+        clock[0] += ERROR_SECONDS
+    assert not channel.posted and not killed
+
+
+def test_a_spare_that_fails_disturbs_nobody_and_is_replaced_only_once(
+    clock: list[float], killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, started = Channel(), list[list[int]]()
+    found = replacements(channel, monkeypatch)
+
+    def replace(_: Any, numbers: Any) -> None:
+        started.append([*numbers])
+        found._lost -= {*numbers}
+        found._names[3] = f"3-{len(started)}"
+        found.starting = ()
+
+    monkeypatch.setattr(found, "_replace", replace)
+    monkeypatch.setattr(replacement, "Thread", at_once)
+    for _ in range(2):
+        for _ in range(2):
+            failed = status(4, _3=RuntimeError("CUDA error: device requires reset"))
+            assert not found.survived(Group(), failed, ()).errors  # type: ignore[arg-type]
+            clock[0] += ERROR_SECONDS
+        assert not found.survived(Group(), with_dead(3), ()).errors  # type: ignore[arg-type]
+    assert killed == [3, 3] and started == [[3]]
+    assert [(loss.ranks, loss.spares) for loss in channel.posted if isinstance(loss, Replaced)] == [([], 1), ([], 1)]
+
+
+def test_who_is_not_ready_to_replace_a_rank_in_time_is_ended(
+    clock: list[float], killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle spare is not, before a rank is lost."""
+    channel = Channel()
+    found = replacements(channel, monkeypatch)
+    monkeypatch.setattr(replacement, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    clock[0] += 10 * Group.start_timeout
+    found.survived(Group(), status(4), [2])  # type: ignore[arg-type]
+    assert not killed
+    found.survived(Group(), with_dead(1), ())  # type: ignore[arg-type]
+    clock[0] += Group.start_timeout - 1
+    found.survived(Group(), with_dead(1), ())  # type: ignore[arg-type]
+    assert not killed
+    clock[0] += 1
+    for _ in range(2):
+        found.survived(Group(), with_dead(1), ())  # type: ignore[arg-type]
+    assert killed == [3]
+    (note,) = [each.text for each in channel.posted if isinstance(each, Note)]
+    assert mentions(note, "1800 s --start-timeout")
+
+
+def at_once(*, target: Any, args: Any, **_: Any) -> Any:
+    return SimpleNamespace(start=lambda: target(*args))
