@@ -1,5 +1,6 @@
 """Options that are chosen for the hardware of all workers: precision, compilation and fused BatchNorm."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -7,14 +8,17 @@ from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision, has_bf16
 from raydali.launch.choices import CHOSEN, Options, unchosen, with_kept
 from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
-from raydali.run.folder import CONFIG
+from raydali.run.folder import CONFIG, RunFolder
+
+POLL_SECONDS = 0.5
 
 
 def chosen(options: Options, session: Session, *, samples: int) -> Options:
     """Return the options with a value for each one that was left open. All ranks must call it.
 
     Values that are not in `config.json` yet are chosen for the hardware of all workers, written there and reported to
-    the driver before training begins. A later worker group therefore uses the same values.
+    the driver before training begins. A later worker group therefore uses the same values, and so does a process that
+    prepares to replace a lost rank: it waits for them.
 
     Raises:
         StorageAway: the storage did not answer for a minute.
@@ -23,11 +27,11 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
     first, device = worker.rank == 0, worker.device.type
     bf16 = all(worker.exchange(has_bf16(worker.device)))
     if unchosen(options):
-        settings: dict[str, Any] = {}
-        if first:
-            with folder.must_answer():
-                settings = folder.read_json(CONFIG)
+        settings = _kept(folder) if first or not worker.joined else {}
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
+        while unchosen(options) and not worker.joined:
+            time.sleep(POLL_SECONDS)
+            options = with_kept(options, _kept(folder))
         if unchosen(options):
             given = {name: getattr(options, name) for name in CHOSEN if hasattr(options, name)}
             compiled, fused = given.get("compile"), given.get("fused")
@@ -49,3 +53,9 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
         faster = fastest_precision(device, bf16=False)
         session.warn(f"--precision bf16 is slow, since not every device here supports it: {faster} is faster")
     return options
+
+
+def _kept(folder: RunFolder) -> dict[str, Any]:
+    with folder.must_answer():
+        settings: dict[str, Any] = folder.read_json(CONFIG)
+    return settings
