@@ -96,7 +96,7 @@ class Replacements:
         if failed and not self._channel.board().training:
             failed = {}  # before the first step all may fail, but not at the same time
         others = {number: each for number, each in workers.items() if number not in {*dead, *failed}}
-        if not (dead or failed or starting) or any(each.error for each in others.values()):
+        if not (dead or failed or starting or self._changed) or any(each.error for each in others.values()):
             return status
         if not all_rehearse(self._store, self._ranks):
             return status
