@@ -57,7 +57,6 @@ class EpochMeter:
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges: list[tuple[float, float]] = []  # seconds of an exchange, and of the rest of its step
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._of_all = torch.zeros(2, dtype=torch.float64)
         # Copies of the loss on the host: the one that `loss_so_far` has requested, and the last one that has arrived.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
@@ -106,10 +105,6 @@ class EpochMeter:
         self._loss_sum += loss.detach() * images
         self._images += images
         self.end_exchange()
-
-    def add_of_all(self, loss_and_images: torch.Tensor) -> None:
-        """Count a step of all ranks: the loss, added up over images, and the images, on the host, (2,)."""
-        self._of_all += loss_and_images
 
     def end_exchange(self) -> None:
         """Note that the all-reduce has ended, if there was one; `add` does so, too."""
@@ -196,8 +191,6 @@ class EpochMeter:
             **self._who,  # type: ignore[arg-type]  # rank, world_size, node
             images=self._images,
             loss_sum=self._loss_sum.item(),
-            loss_sum_of_all=self._of_all[0].item(),
-            images_of_all=round(self._of_all[1].item()),
             seconds=sum(seconds for stage, seconds in times.items() if stage != "validation"),
             loader_wait_seconds=times.get("loader_wait", 0.0),
             step_seconds=stepped,
@@ -225,6 +218,5 @@ class EpochMeter:
         self._images = self._steps = self.replaced = 0
         self._sampled_exchanges.clear()
         self._loss_sum.zero_()
-        self._of_all.zero_()
         self._loss_asked, self._loss_got = None, (0.0, 0)
         self._begin()

@@ -1,6 +1,7 @@
 """Counts that all ranks know as sums one step later, so that all decide alike, and no rank waits for another one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,11 +18,14 @@ class StepCounts:
     Attributes:
         mine: this rank's counts by name, which their owners set between two steps.
         sums: the sums over all ranks of what they had at the beginning of the newest step.
+        of_epoch: the loss of all ranks, added up over images, and their images, (2,); both in the epoch so far, also
+            of ranks that are lost. They stay zero if the all-reduce of gradients does not sum them.
     """
 
     def __init__(self) -> None:
         self.mine = dict.fromkeys(_NAMES, 0)
         self.sums = dict.fromkeys(_NAMES, 0)
+        self.of_epoch = torch.zeros(2, dtype=torch.float64)
         self._pending: tuple[torch.Tensor, Callable[[], None]] | None = None
 
     def taken(self, like: torch.Tensor) -> torch.Tensor:
@@ -45,10 +49,10 @@ class StepCounts:
             wait()
             self.set_sums(counts)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the sums, for a rank that takes over the state of this one."""
-        return dict(self.sums)
+        return {"sums": dict(self.sums), "of_epoch": self.of_epoch.clone()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the sums of another rank."""
-        self.sums = dict(state)
+        self.sums, self.of_epoch = dict(state["sums"]), state["of_epoch"].clone()

@@ -1,6 +1,7 @@
 """The progress of a run: count steps, measure epochs, and report both to the driver."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
-from raydali.measure.records import epoch_record
+from raydali.measure.records import RankRecord, epoch_record
 from raydali.run.messages import EpochEnded
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.profiling import StepTrace
@@ -139,7 +140,7 @@ class RunProgress:
             The record, on all ranks: rank 0 may be lost before the next checkpoint.
         """
         self._broken.exchange()
-        segments = self._state.gather(self.meter.record())
+        segments = self._state.gather(self.record())
         self._live_metrics.end_epoch()
         cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
         record = epoch_record(
@@ -169,7 +170,13 @@ class RunProgress:
             self._session.emit(self._unreported)
             self._unreported = None
 
+    def record(self) -> RankRecord:
+        """Return this rank's measurements of the epoch so far."""
+        loss, images = self._worker.counts.of_epoch.tolist()
+        return replace(self.meter.record(), loss_sum_of_all=loss, images_of_all=round(images))
+
     def begin_epoch(self) -> None:
         """Begin to measure the next epoch."""
         self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank()
         self.meter.reset()
+        self._worker.counts.of_epoch.zero_()

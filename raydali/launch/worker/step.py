@@ -155,7 +155,8 @@ class Step:
             def end() -> None:
                 wait()
                 counts.set_sums(counted)
-                meter.add_of_all(of_loss)
+                if not self.is_warm_up:
+                    counts.of_epoch += of_loss
                 context.statistics.end_step()
 
             self._end_all_reduce = end
