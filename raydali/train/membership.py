@@ -191,15 +191,21 @@ class Membership:
         """True if all ranks were members at the last agreement."""
         return len(self.members) == self.world_size
 
-    def wait_until_complete(self) -> bool:
+    def wait_until_complete(self, gives_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all lost ranks could be replaced, and return True; or False if nobody replaces them any more.
 
         All members that ask at the same step get the same answer.
+
+        Args:
+            gives_up: called every second; if it returns True, nobody replaces them any more.
         """
-        with self._changed:
-            while not self._changed.wait_for(lambda: not self._roster.vacant or self._roster.gave_up, timeout=1):
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._roster.vacant or self._roster.gave_up, timeout=1):
+                    return not self._roster.vacant
                 self.seconds_awaited += 1
-            return not self._roster.vacant
+            if gives_up():
+                give_up(self._store)
 
     def end(self) -> None:
         """Tell processes that wait for a place that there will be none, since the run is over."""

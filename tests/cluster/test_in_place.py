@@ -16,7 +16,8 @@ from jobs.detection import index as index_of_shapes
 from jobs.imagenet import DIGITS
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
-from tests.support.cluster import ROOT, committed, kill
+from tests.support.cluster import ROOT, committed, descendants, kill, start_job
+from tests.support.messages import mentions
 from tests.support.traces import assert_whole
 from tests.support.watched_job import STREAM, events, running, trainers, wait_for
 
@@ -59,8 +60,14 @@ def test_a_spare_takes_the_place_of_a_lost_rank(env: dict[str, str], tmp_path: P
             began, spares = time.time(), len(events(folder, "spare"))
             kill([lost])
             wait_for(partial(lambda spares: len(events(folder, "spare")) > spares, spares), process, tmp_path)
-            wait_for(lambda: len(new()) == 1, process, tmp_path)  # a fork of a worker has its name for a moment
-            (idle,) = new()
+            found: list[int] = []
+
+            def is_one(found: list[int] = found) -> bool:  # a fork of a worker has its name for a moment
+                found[:] = new()
+                return len(found) == 1
+
+            wait_for(is_one, process, tmp_path)
+            (idle,) = found
             known.append(idle)
             rejoin = events(folder, "rejoin")[-1]
             print(f"a spare has trained its first step {rejoin['time'] - began:.1f} s later")
@@ -177,6 +184,92 @@ def test_ranks_lost_in_a_validation_or_a_checkpoint_are_replaced(env: dict[str, 
     assert [row["epoch"] for row in rows] == [*range(20)]
     assert sum(row["images"] for row in rows) == stream.steps * stream.global_batch_size
     assert all(row["validation"]["images"] == 360 for row in rows)
+
+
+HANGS_AS_IT_JOINS = """
+import os, signal, time
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.step import Step
+    true_update, worker = Step.update, session.worker
+    def update(self, *arguments, **options):
+        if worker.share == 1 and session.cursor.done == 25 and not os.path.exists("FOLDER/died"):
+            open("FOLDER/died", "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return true_update(self, *arguments, **options)
+    Step.update = update
+    if not worker.joined and not os.path.exists("FOLDER/hung"):
+        open("FOLDER/hung", "x").close()
+        time.sleep(100_000)
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+def test_a_replacement_that_hangs_is_ended_and_replaced(env: dict[str, str], tmp_path: Path) -> None:
+    options = ["--epochs", "3", "--start-timeout", "30"]
+    done, folder = run(tmp_path, env, HANGS_AS_IT_JOINS, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mentions(done.stdout + done.stderr, "not ready within 30 s --start-timeout ended")
+    assert [(row["ranks"], row["spares"]) for row in events(folder, "replace")] == [([1], 0), ([], 1)]
+    assert len(events(folder, "rejoin")) == 1 and not events(folder, "failure", "resume", "hang")
+    assert_whole(folder, stream_of(3))
+
+
+def test_who_waits_for_a_replacement_hears_of_an_interrupt(env: dict[str, str], tmp_path: Path) -> None:
+    """All save what they have trained, though the epoch cannot end yet."""
+    script, folder = tmp_path / "changed.py", RunFolder(str(tmp_path), "run")
+    script.write_text(HANGS_AS_IT_JOINS.replace("FOLDER", str(tmp_path)))
+    options = ["--workers", "3", "--batch-size", "16", "--global-batch-size", "48", "--epochs", "3"]
+    process = start_job(
+        *options, "--name", "run", "--storage", str(tmp_path), env=env, log=tmp_path / "log", script=str(script)
+    )
+    try:
+        wait_for((tmp_path / "hung").exists, process, tmp_path)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) != 0
+    finally:
+        kill([*descendants(process.pid), process.pid])
+    (left,) = events(folder, "left")
+    assert left["notice"] == "stop" and committed(folder) == left["step"] == 29
+
+
+ALL_DIE_IN_TURN = """
+import os, signal, time
+import jobs.imagenet as job
+from raydali.launch.driver.command import run_main
+true_train = job.train
+def train(options, data, session):
+    from raydali.launch.worker.step import Step
+    true_update, worker = Step.update, session.worker
+    def update(self, *arguments, **options):
+        time.sleep(0.15)
+        is_whole = worker.joined and worker.membership.is_complete and not self.is_warm_up
+        if is_whole and session.cursor.done > 2 and worker.membership.members[0] == worker.share:  # the oldest
+            try:
+                open(f"FOLDER/{worker.share}", "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return true_update(self, *arguments, **options)
+    Step.update = update
+    true_train(options, data, session)
+job.train = train
+run_main(job.main)
+"""
+
+
+def test_the_record_of_an_epoch_through_which_no_rank_lived_is_whole(env: dict[str, str], tmp_path: Path) -> None:
+    done, folder = run(tmp_path, env, ALL_DIE_IN_TURN, "--epochs", "1", batch_size=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [rank for row in events(folder, "replace") for rank in row["ranks"]] == [0, 1, 2]
+    assert len(events(folder, "rejoin")) == 3 and not events(folder, "failure", "resume")
+    (row,) = folder.rows("epochs.jsonl")
+    stream = replace(DIGITS, epochs=1, global_batch_size=12, batch_size=4).stream(1437)
+    assert row["images"] == stream.steps * stream.global_batch_size
 
 
 DIES_AS_IT_DETECTS = """

@@ -184,9 +184,9 @@ def train(
             super().admit(first=first)
             time.sleep(0.02)  # those that are admitted begin to agree
 
-        def wait_until_complete(self) -> bool:
+        def wait_until_complete(self, gives_up: Callable[[], bool] = lambda: False) -> bool:
             mortal.at("wait")
-            return super().wait_until_complete()
+            return super().wait_until_complete(gives_up)
 
         def _exchange(self, report: dict[str, Any]) -> list[dict[str, Any]]:
             mortal.at("agree")
@@ -289,7 +289,7 @@ def train(
     for index in range(first - settles, STREAM.steps):
         mortal.step, mortal.calls = index, 0
         if recovery is not None and replaces and index in COMPLETE_AT and index >= first:
-            assert recovery.await_replacements(index)
+            assert recovery.await_replacements(index, lambda: False)
         step = Step(
             shared,
             batches,

@@ -77,13 +77,14 @@ class Recovery:
         self._membership.admit(first=self._worker.rank == 0)
         self.recover(step)
 
-    def await_replacements(self, step: int) -> bool:
+    def await_replacements(self, step: int, gives_up: Callable[[], bool]) -> bool:
         """Wait before a step until lost ranks are replaced, and return True; or False if nobody does that any more.
 
-        This rank does not wait if others have already begun the step without waiting.
+        This rank does not wait if others have already begun the step without waiting. See `wait_until_complete` for
+        `gives_up`.
         """
         if not self._membership.is_complete and self._begun != step:
-            if not self._membership.wait_until_complete():
+            if not self._membership.wait_until_complete(gives_up):
                 return False
             self._admit(step)
         return True

@@ -60,6 +60,7 @@ class StepLoop:
         self._newest: Step | None = None
         self._closed: _Closed | None = None
         self._validation_seconds: float | None = None
+        self._asked: Notice | None = None
         self._stream: Stream
 
     def steps(self, loader: Loader, val_loader: Loader) -> Iterator[Step]:
@@ -88,8 +89,9 @@ class StepLoop:
         for index in range(cursor.start, stream.steps):
             trace.before(index)
             ends_epoch = stream.epoch_closed_by(index) is not None
-            if ends_epoch and index >= first and recovery is not None and not recovery.await_replacements(index):
-                self._leave("replace")
+            awaiting = recovery if ends_epoch and index >= first else None
+            if awaiting is not None and not awaiting.await_replacements(index, self._is_asked_to_leave):
+                self._leave(self._asked or "replace")
             self._newest = Step(
                 self._context,
                 batches,
@@ -166,6 +168,11 @@ class StepLoop:
 
     def _report_spare(self) -> None:
         self._session.emit(SpareReady(node=self._worker.node, phases=start_clock.phases()))
+
+    def _is_asked_to_leave(self) -> bool:
+        """Return whether this rank has a notice, while it waits for replacements, and no rank can hear of others'."""
+        self._asked = self._asked or self._session.notice()
+        return self._asked is not None
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""
