@@ -11,7 +11,16 @@ from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
 from raydali.run.events import Event, GroupEnded, Hang, Left, Replaced, Started
-from raydali.run.messages import EpochEnded, ForwardedWarning, Heartbeat, HeartbeatEnded, Message, Progress, WorkerError
+from raydali.run.messages import (
+    HEARTBEAT_SECONDS,
+    EpochEnded,
+    ForwardedWarning,
+    Heartbeat,
+    HeartbeatEnded,
+    Message,
+    Progress,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
@@ -31,15 +40,20 @@ class EventRouter:
 
     def dispatch(self) -> None:
         """Route all messages that arrived since the last call; kill ranks that hold up the run."""
+        began = time.monotonic()
         for arrived, message in self._channel.empty():
             if not self._groups.is_outdated(message):
                 self._route(message, arrived)
+        if self._groups.takes_nodes_back():
+            self._console.print("the other nodes do not suffice any more: those that were left out are used again")
         self._groups.permit_start()
         self._show_warnings()
+        if time.monotonic() - began > HEARTBEAT_SECONDS:  # a slow storage: newer heartbeats have arrived meanwhile
+            return
         if stuck := self._watch.stuck():
-            self._route(Hang(starting=not self._groups.training, ranks=stuck), time.time())
             self._groups.hung(stuck)
-            hang_detection.kill(stuck)
+            hang_detection.kill(stuck)  # before the storage is written to, which may take long
+            self._route(Hang(starting=not self._groups.training, ranks=stuck), time.time())
 
     def close(self, end: Event) -> None:
         """Record how the driver ends, as the last event."""

@@ -3,7 +3,7 @@
 the storage does not answer        continue after 30 s, doubling to 5 min, for --storage-timeout; not counted
 a node lacks the samples           continue without the node; not counted
 the same error twice at one step   on one node: continue without it, if others suffice; otherwise the run ends
-the same node twice in a row       continue without it, if others suffice
+the same node twice in a row       continue without it, if others suffice, and for as long as they do
 any failure                        is counted up to --max-failures, with growing pauses
 """
 
@@ -103,6 +103,13 @@ class RestartPolicy:
         decision = self._judge(failure, errors)
         self.left_out += decision.leave_out
         return decision
+
+    def take_back(self) -> bool:
+        """Leave no node out any more if the others do not suffice by now; return whether some were."""
+        if not self.left_out or self._suffices(self.left_out):
+            return False
+        self.left_out = ()
+        return True
 
     def _judge(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
         is_silent = failure.killed or failure.starting

@@ -14,6 +14,9 @@ from raydali.text import error_line
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
 
+LOOK_SECONDS = 10.0
+"""Interval between two looks at whether the nodes that are not left out suffice."""
+
 
 class WorkerGroups:
     """Follows the worker groups, and permits the controller to start the next one.
@@ -51,6 +54,7 @@ class WorkerGroups:
         self._is_over = False
         self._permit: tuple[float, int] | None = None
         self._hung: set[WorkerAddress] = set()
+        self._look_at = 0.0
 
     def is_outdated(self, message: Message) -> bool:
         """Return whether a message comes from a group that has ended."""
@@ -135,3 +139,16 @@ class WorkerGroups:
         self._channel.write(permitted=self._permit[1], left_out=self._policy.left_out, training=False, left=False)
         self._pending.start()
         self._permit = None
+
+    def takes_nodes_back(self) -> bool:
+        """Use the nodes again that were left out, if the others do not suffice by now; return whether this is so.
+
+        Workers that wait for their places are looked at every few seconds: Ray hears of a lost node later.
+        """
+        if self.training or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        if not self._policy.take_back():
+            return False
+        self._channel.write(left_out=())
+        return True

@@ -128,6 +128,17 @@ def test_workers_that_die_at_start_are_not_restarted_forever(tmp_path: Path) -> 
     assert driver.groups.stop_reason is not None and "--max-failures is 2" in driver.groups.stop_reason
 
 
+def test_nodes_that_were_left_out_are_used_again(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others do not suffice any more, while the workers wait for their places."""
+    driver.groups._policy.left_out = ("a",)
+    driver.groups.training = True
+    driver.receive()
+    assert "left_out" not in driver.board
+    driver.groups.training = False
+    driver.receive()
+    assert driver.board["left_out"] == () and mentions(capsys.readouterr().out, "left out used again")
+
+
 def test_restarts_are_permitted_only_while_the_run_continues(driver: Driver) -> None:
     driver.failure(killed=(0,), number=1)
     assert driver.board["permitted"] == 1

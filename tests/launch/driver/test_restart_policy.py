@@ -88,6 +88,16 @@ def test_a_node_on_which_workers_die_twice_in_a_row_is_left_out() -> None:
     assert [restarts.failed(failure(1), []).leave_out for _ in range(3)] == [()] * 3  # it is the only one
 
 
+def test_a_node_is_left_out_only_while_the_others_suffice() -> None:
+    nodes = set("abc")
+    restarts = RestartPolicy(-1, 0, lambda out: len(nodes - set(out)) >= 2)
+    for _ in range(2):
+        restarts.failed(failure(0, node="b"), [])
+    assert restarts.left_out == ("b",) and not restarts.take_back()
+    nodes.remove("c")
+    assert restarts.take_back() and not restarts.left_out
+
+
 def test_failures_count_while_the_run_gets_no_further() -> None:
     restarts = policy(limit=2)
     for step in (10, 20, 30, 40):
