@@ -140,7 +140,7 @@ class RunProgress:
             The record, on all ranks: rank 0 may be lost before the next checkpoint.
         """
         self._broken.exchange()
-        segments = self._state.gather(self.record())
+        segments = self._state.gather(self._record())
         self._live_metrics.end_epoch()
         cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
         record = epoch_record(
@@ -170,7 +170,7 @@ class RunProgress:
             self._session.emit(self._unreported)
             self._unreported = None
 
-    def record(self) -> RankRecord:
+    def _record(self) -> RankRecord:
         """Return this rank's measurements of the epoch so far."""
         loss, images = self._worker.counts.of_epoch.tolist()
         return replace(self.meter.record(), loss_sum_of_all=loss, images_of_all=round(images))

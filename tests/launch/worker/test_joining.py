@@ -1,4 +1,4 @@
-"""What a process that prepares to replace a lost rank decides alone: what those did that it joins."""
+"""A process that prepares to replace a lost rank decides alone what the others have decided together."""
 
 from dataclasses import replace
 from pathlib import Path
