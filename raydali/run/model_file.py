@@ -4,16 +4,21 @@ The driver writes `model.json` at the first start: how to build the model and wh
 writes the best weights so far, and then their epoch and score into `model.json`.
 """
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 
+if TYPE_CHECKING:
+    from raydali.train.evaluation.reference import Reference
+
 MODEL, BEST = "model.json", "best/model.safetensors"
+BEST_REFERENCE = "best/reference.pt"
 BEST_OF_EARLIER_VERSIONS = "best/state.pt"
 
 
@@ -26,12 +31,14 @@ class BestWeights:
         epoch: the epoch after which they were validated.
         metric: the name of the score.
         score: its value; higher is better.
+        reference: samples of that validation, and the outputs for them.
     """
 
     state: Mapping[str, Any]
     epoch: int
     metric: str
     score: float
+    reference: "Reference | None" = None
 
     def write(self, folder: RunFolder) -> None:
         """Write the weights as a state dict in the safetensors format, and then `best` of model.json."""
@@ -44,7 +51,12 @@ class BestWeights:
             for name, value in self.state.items()
             if isinstance(value, torch.Tensor)
         }
-        folder.write(BEST, save(tensors, {"format": "pt"}))
+        content = save(tensors, {"format": "pt"})
+        folder.write(BEST, content)
+        if self.reference is not None:
+            folder.write(BEST_REFERENCE, self.reference.content(hashlib.sha256(content).hexdigest()))
+        elif folder.exists(BEST_REFERENCE):
+            folder.remove(BEST_REFERENCE)
         if folder.exists(BEST_OF_EARLIER_VERSIONS):
             folder.remove(BEST_OF_EARLIER_VERSIONS)
         best = {"epoch": self.epoch, "metric": self.metric, "score": self.score}

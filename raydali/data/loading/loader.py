@@ -92,6 +92,7 @@ class Loader(ABC):
         assigned: the micro-batches of the newest iteration; those of a Stream are an Assignment, which may get more.
         changes: the changes of ranks before the next iteration of a Stream; `start` is after the last of them.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
+        on_batch: is told of each batch before it is handed out.
     """
 
     batches_taken: ClassVar[int] = 0
@@ -119,6 +120,7 @@ class Loader(ABC):
         self._consumed: MicroBatch | None = None
         self.assigned: Iterator[MicroBatch] = iter(())
         self.changes: Sequence[Change] = ()
+        self.on_batch: Callable[[Batch], object] | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
 
@@ -179,7 +181,10 @@ class Loader(ABC):
             Loader.batches_taken += 1
             with self.waits.on("gpu decode" if self.device.type == "cuda" else "cpu decode"):
                 finished = self.pipeline.finish(batch.tensors)
-            yield Batch(finished, batch.micro_batch)
+            batch = Batch(finished, batch.micro_batch)
+            if self.on_batch is not None:
+                self.on_batch(batch)
+            yield batch
 
     def _keep_pace(self) -> None:
         """Wait for the GPU if the host is BATCHES_AHEAD of it; this does not count as waiting for the loader."""

@@ -19,6 +19,7 @@ from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples, write_missing
 from raydali.train.checkpoint_file import is_finite
+from raydali.train.evaluation.reference import Reference
 from raydali.train.optim import load_optimizer
 from raydali.train.snapshot import Snapshot, Snapshots, snapshot
 
@@ -156,14 +157,18 @@ class RunState:
         """Keep an epoch's record until it is written before the next checkpoint; any rank may be rank 0 by then."""
         self._unwritten.append(record)
 
-    def best_of(self, score: float, weights: nn.Module, *, metric: str, epoch: int) -> BestWeights | None:
+    def best_of(
+        self, score: float, weights: nn.Module, *, metric: str, epoch: int, reference: Reference | None = None
+    ) -> BestWeights | None:
         """Return the weights, not copied yet, if the score is the highest so far; otherwise None."""
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score
-        return BestWeights(weights.state_dict(), epoch, metric, score)
+        return BestWeights(weights.state_dict(), epoch, metric, score, reference)
 
-    def save(self, measured: Callable[[], RankRecord], best: BestWeights | None) -> None:
+    def save(
+        self, measured: Callable[[], RankRecord], best: BestWeights | None, reference: Reference | None = None
+    ) -> None:
         """Save a checkpoint of all completed steps, after the records that it covers are written.
 
         The state is copied and written while training goes on. If weights, momenta or averages are not finite, it is
@@ -172,6 +177,7 @@ class RunState:
         Args:
             measured: returns this rank's record of the current epoch; it may wait for the device.
             best: see `best_of`.
+            reference: samples of the validation of the epoch that ends here.
         """
         done = self._cursor.done
         self._broken.exchange()
@@ -183,7 +189,7 @@ class RunState:
         gathered = self._worker.gather((asdict(measured()), why, self._traced, unwritten))
         self._traced = max((traced for _, _, traced, _ in gathered), default=self._traced)
         save_error = next((why for _, why, _, _ in gathered if why), "")
-        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best, copy)
+        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best, copy, reference)
         if self._worker.rank == 0:  # known by now: the rank 0 of before may have been lost
             commit()
         else:
@@ -214,6 +220,7 @@ class RunState:
         save_error: str,
         best: BestWeights | None,
         copy: Snapshot | None,
+        reference: Reference | None,
     ) -> None:
         copy = copy or self._copy(best)
         save_error = save_error or self._trace_lost_ranks(done)
@@ -228,6 +235,8 @@ class RunState:
             "ceiling": self.ceiling,
             "ceiling_of": self._ceiling_of,
         }
+        if reference is not None:
+            state["reference"] = reference.state
         best = replace(best, state=copy.state["best"]) if best else self._best_of_others
         self._best_of_others = self._uncommitted = None
         complete = partial(self._complete, copy, done, self._cursor.saved)

@@ -25,13 +25,15 @@ from raydali.launch.worker.step_context import StepContext
 from raydali.launch.worker.stop_signal import StopSignals
 from raydali.run.events import Left, Notice, SpareReady
 from raydali.run.model_file import BestWeights
+from raydali.train.evaluation.reference import Reference, ReferenceWatch
 
 
 class _Closed(NamedTuple):
-    """An epoch that the job has closed: its record, and the best weights if they are new."""
+    """An epoch that the job has closed: its record, the best weights if they are new, and samples of the validation."""
 
     record: dict[str, Any]
     best: BestWeights | None
+    reference: Reference | None
 
 
 class StepLoop:
@@ -60,6 +62,8 @@ class StepLoop:
         self._newest: Step | None = None
         self._closed: _Closed | None = None
         self._validation_seconds: float | None = None
+        self._reference: Reference | None = None
+        self._watch: ReferenceWatch
         self._asked: Notice | None = None
         self._stream: Stream
 
@@ -67,6 +71,7 @@ class StepLoop:
         """Yield the remaining steps; see `TrainingRun.steps`."""
         assert isinstance(loader.order, Stream)
         self._stream = stream = loader.order
+        self._watch = ReferenceWatch(val_loader)
         yield from self._rehearsal.before_first_step()
         self._state.discard_checkpoint()
         # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
@@ -132,7 +137,9 @@ class StepLoop:
                 if isinstance(part, AveragedModel):
                     for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
                         averaged.copy_(current)
-            yield
+            with self._watch.watching():
+                yield
+            self._reference = self._watch.take() if self._worker.rank == 0 else None
         self._validation_seconds = time.perf_counter() - began
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
@@ -148,8 +155,9 @@ class StepLoop:
             {**metrics, "seconds": seconds}, self._context.learning_rate, self._state.flops_per_image
         )
         epoch = self._stream.epoch_closed_by(self._cursor.done - 1) or 0
-        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch)
-        self._closed = _Closed(record, best)
+        reference, self._reference = self._reference, None
+        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=reference)
+        self._closed = _Closed(record, best, reference)
 
     def _finish_epoch(self) -> Iterator[Step]:
         """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
@@ -160,11 +168,11 @@ class StepLoop:
             )
         yield from self._rehearsal.after_epoch(closed.record)
         self._progress.begin_epoch()
-        self._checkpoint(closed.best)
+        self._checkpoint(closed.best, closed.reference)
 
-    def _checkpoint(self, best: BestWeights | None = None) -> None:
+    def _checkpoint(self, best: BestWeights | None = None, reference: Reference | None = None) -> None:
         with self._progress.meter.stage("checkpoint"):
-            self._state.save(self._progress.meter.record, best)
+            self._state.save(self._progress.meter.record, best, reference)
 
     def _report_spare(self) -> None:
         self._session.emit(SpareReady(node=self._worker.node, phases=start_clock.phases()))

@@ -1,0 +1,193 @@
+"""Reference samples of a validation: what the network was given, and what it answered, for those who use it later.
+
+    file --> input of 8 bits --> outputs
+
+A checkpoint of an epoch and `best/` keep them. A command that builds the network again, on whatever machine, shows by
+them that it computes what the run computed. Outputs are those in 32-bit floats, eager, without autocast and TF32,
+before any threshold or selection.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.sources.source import Source
+from raydali.train.checkpoint_file import serialize
+from raydali.train.evaluation.classification import evaluating
+from raydali.train.evaluation.forward import ValidationForward
+
+SAMPLES = 4
+"""Samples that are kept, of the first batch of rank 0."""
+VALUES = 2**14
+"""Values of a sample's output that are kept at most: every n-th."""
+LARGEST_FILE = 2**20
+"""Bytes up to which the file of a sample is kept; of a larger one only the hash."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Some samples of a validation.
+
+    Attributes:
+        facts: "ids", "paths" and "files" (hashes) of the samples; "samples" and "fingerprint" of the validation set;
+            "input", the loader's name of what the network was given, None if the job's code had changed it; "device"
+            that decoded it; and "weights", the hash of the file of weights, in `best/`.
+        inputs: what the network was given, (K, ...), on the CPU.
+        outputs: see `raw_outputs`, each (K, values) float32, on the CPU.
+        files: the files of each sample, uint8, if they are small.
+    """
+
+    facts: dict[str, Any]
+    inputs: torch.Tensor
+    outputs: Sequence[torch.Tensor]
+    files: Sequence[Sequence[torch.Tensor]] = ()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values, for a checkpoint."""
+        return {
+            "facts": self.facts,
+            "inputs": self.inputs,
+            "outputs": [*self.outputs],
+            "files": [[*each] for each in self.files],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state` was."""
+        return cls(state["facts"], state["inputs"], state["outputs"], state["files"])
+
+    def content(self, weights: str) -> memoryview:
+        """Return the content of a file, which belongs to the weights whose file has this SHA-256."""
+        return serialize({**self.state, "facts": {**self.facts, "weights": weights}})
+
+    @classmethod
+    def of_content(cls, content: bytes) -> Self:
+        """Return what `content` was; raises errors of many kinds if it is broken."""
+        return cls.of_state(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+
+
+def raw_outputs(network: nn.Module, samples: torch.Tensor) -> list[torch.Tensor]:
+    """Compute the outputs of a network in 32-bit floats, each (K, values) float32 on the CPU.
+
+    Args:
+        network: maps samples to a tensor or to nested tensors, of which the first dimension is that of the samples. Its
+            method `raw_outputs`, if it has one, does so in its place.
+        samples: (K, ...), on the device of the network.
+    """
+    compute = getattr(network, "raw_outputs", network)
+    with evaluating(network), torch.inference_mode(), _exact(samples.device):
+        return [_thinned(tensor) for tensor in _tensors(compute(samples))]
+
+
+@contextmanager
+def _exact(device: torch.device) -> Iterator[None]:
+    """Compute without autocast, without TF32, and without trying which kernels are fastest."""
+    matmul = torch.backends.cuda.matmul
+    was, matmul.allow_tf32 = matmul.allow_tf32, False
+    try:
+        with (
+            torch.autocast(device.type, enabled=False),
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False),
+        ):
+            yield
+    finally:
+        matmul.allow_tf32 = was
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
+
+
+def _thinned(output: torch.Tensor) -> torch.Tensor:
+    flat = output.detach().reshape(len(output), -1)
+    return flat[:, :: max(1, -(-flat.shape[1] // VALUES))].float().cpu().clone()
+
+
+class ReferenceWatch:
+    """Finds which module a validation gives the samples to, whatever the job's code says, and takes the reference.
+
+    Args:
+        loader: the loader of validation samples.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._newest: Batch | None = None
+        self._seen: tuple[nn.Module, torch.Tensor, str | None, list[int]] | None = None
+        self._files: tuple[list[int], list[list[bytes]]] | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the validation inside this context: the first call of a module with as many rows as a batch has."""
+        self._seen = self._newest = None
+
+        def handed_out(batch: Batch) -> None:
+            self._newest = batch
+
+        def called(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            first, batch = inputs[0] if inputs else None, self._newest
+            if batch is not None and isinstance(first, torch.Tensor) and first.shape[:1] == (len(batch.ids),):
+                handle.remove()
+                name = next((name for name, tensor in batch.tensors.items() if tensor is first), None)
+                self._seen = module, first[:SAMPLES].clone(), name, batch.ids[:SAMPLES].tolist()
+
+        self._loader.on_batch = handed_out
+        handle = nn.modules.module.register_module_forward_pre_hook(called)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._loader.on_batch = self._newest = None
+
+    def take(self) -> Reference | None:
+        """Return the reference of the last validation, with the weights as they are now; None if none was seen."""
+        if self._seen is None:
+            return None
+        network, inputs, name, ids = self._seen
+        self._seen = None
+        while isinstance(network, ValidationForward):
+            network = network.model
+        source = self._loader.source
+        if self._files is None or self._files[0] != ids:
+            self._files = ids, [files_of(source, id) for id in ids]
+        files = self._files[1]
+        facts = {
+            "ids": ids,
+            "paths": [source.path(id) for id in ids],
+            "files": [[*map(sha256, each)] for each in files],
+            "samples": len(source),
+            "fingerprint": source.fingerprint,
+            "input": name,
+            "device": self._loader.device.type,
+        }
+        kept = [
+            [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in each if 0 < len(one) <= LARGEST_FILE]
+            for each in files
+        ]
+        return Reference(facts, inputs.cpu(), raw_outputs(network, inputs), kept)
+
+
+def files_of(source: Source, id: int) -> list[bytes]:
+    """Return the contents of the files of a sample; none if they cannot be read, or the source does not say how."""
+    parts = [source, getattr(source, "inputs", None), getattr(source, "targets", None)]
+    try:
+        return [each.read(id) for each in parts if hasattr(each, "read")]  # type: ignore[union-attr]
+    except Exception:  # of files, of storages; a validation has read them, and what is not kept is not compared
+        return []
+
+
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of a file, 64 hex digits."""
+    return hashlib.sha256(content).hexdigest()
