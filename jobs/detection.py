@@ -5,13 +5,14 @@
     python jobs/detection.py --data /images --annotations train.json --val-data /others --val-annotations val.json
     python jobs/detection.py --data ... --model fasterrcnn_resnet50_fpn --image-size 640 --batch-size 4
 
-Images are fitted into squares. The driver runs `main`, and every worker runs the training loop in `train`. For your own
-training, copy this file and change it.
+Images are fitted into squares. Every worker runs the training loop in `train`. The commands evaluate, predict and
+preview use the same functions for data, network, pipelines and evaluation. For your own training, copy this file and
+change them.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco import Coco
@@ -21,19 +22,23 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.detection import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.launch.driver.command import parse, run_main
-from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.command import run_job
+from raydali.launch.job import Job
 from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions
 from raydali.launch.shared_options import require_data
-from raydali.report.console import Console
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
+    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
+    from raydali.train.precision import Precision
+    from raydali.train.worker import Worker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -106,8 +111,63 @@ SHAPES = Config(
 """Defaults without --data."""
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Data, network and evaluation, for training and for all commands
+
 Data = TrainAndVal[Coco]
-"""The indexes, made by the driver and shared by the workers of a node."""
+
+
+def open_data(config: Config) -> Data:
+    """Index the images by their annotations, without those that are excluded."""
+    data = config.data or shapes_folder()
+    indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
+    return Data(*exclude(config.exclude, *indexes))
+
+
+def build_model(config: Config, classes: int) -> "nn.Module":
+    """Build the detector, with random weights."""
+    from raydali.train.models.detection import build_detector
+
+    return build_detector(config.model, classes)
+
+
+def network(model: "nn.Module", config: Config) -> "nn.Module":
+    """Return the detector, which normalises 8-bit images itself."""
+    from raydali.train.models.detection import DetectorNetwork
+
+    return DetectorNetwork(model)
+
+
+def train_pipeline(config: Config) -> TrainImages:
+    """Make the pipeline of training images."""
+    return TrainImages(
+        seed=config.seed,
+        image_size=config.image_size,
+        crop_probability=config.crop_probability,
+        random_area=config.random_area,
+        flip_probability=config.flip_probability,
+        **config.decoding,
+    )
+
+
+def val_pipeline(config: Config) -> ValidationImages:
+    """Make the pipeline of validation images."""
+    return ValidationImages(image_size=config.image_size, **config.decoding)
+
+
+def evaluate(
+    config: Config,
+    network: "nn.Module",
+    batches: "Iterable[Batch]",
+    source: Coco,
+    worker: "Worker",
+    precision: "Precision",
+) -> dict[str, Any]:
+    """Return the figures of a network on batches of validation images."""
+    from raydali.train.evaluation import detection
+
+    return {**detection.evaluate(network, batches, source, worker, precision)}
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
@@ -119,7 +179,6 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.evaluation.detection import evaluate
     from raydali.train.models.detection import detection_loss
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
@@ -133,9 +192,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
     optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
-    differentiated = run.differentiated(model, detection_loss(model))
-    pipelines = train_pipeline(config, max_boxes=data.train.most_boxes), val_pipeline(config)
-    with run.loaders(data, pipelines) as (loader, val_loader):
+    detector = network(model, config)
+    differentiated = run.differentiated(model, detection_loss(detector))
+    evaluated = run.inference(detector)
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
@@ -143,75 +203,48 @@ def train(config: Config, data: Data, session: "Session") -> None:
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation():
-                    metrics = evaluate(model, val_loader, data.val, run.worker, run.precision)
+                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
                 run.close_epoch(metrics, score="map", weights=model)
-
-
-def build_model(config: Config, classes: int) -> "nn.Module":
-    """Build the detector, with random weights."""
-    from raydali.train.models.detection import build_detector
-
-    return build_detector(config.model, classes)
-
-
-def train_pipeline(config: Config, *, max_boxes: int) -> TrainImages:
-    """Make the pipeline of training images."""
-    return TrainImages(
-        seed=config.seed,
-        image_size=config.image_size,
-        max_boxes=max_boxes,
-        crop_probability=config.crop_probability,
-        random_area=config.random_area,
-        flip_probability=config.flip_probability,
-        **config.decoding,
-    )
-
-
-def val_pipeline(config: Config) -> ValidationImages:
-    """Make the pipeline of validation images."""
-    return ValidationImages(image_size=config.image_size, **config.decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
 
 
-def index(config: Config) -> Data:
-    """Index the images by their annotations."""
-    data = config.data or shapes_folder()
-    indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
-    return Data(*exclude(config.exclude, *indexes))
-
-
-def main() -> None:
-    """Parse the options, check them, index the data and launch the run."""
-    config = parse(Config, demo=SHAPES)
+def check(config: Config) -> None:
+    """Refuse settings that do not fit together, before anything is started."""
     require_extra("detection", "pycocotools", "detectors")
-    console = Console()
-    train_pipeline(config, max_boxes=1), val_pipeline(config)
+    train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
         from raydali.train.models.detection import check_detector  # imports torchvision: seconds
 
         check_detector(config.model)
-    data = index(config)
-    if config.data is None:
-        console.print("this is the demo, on drawn shapes; --data DIR trains on images in a folder like COCO's")
+
+
+def describe(config: Config, data: Data) -> str:
+    """Describe the data for the console."""
     images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
     boxes = plural(len(data.train.boxes) + len(data.val.boxes), "box")
-    console.print(f"data: {images}, {boxes}, {plural(len(data.train.classes), 'class')}")
+    return f"{images}, {boxes}, {plural(len(data.train.classes), 'class')}"
 
-    job = Job(
-        name="detection",
-        train=train,
-        data=data,
-        source=data.train,
-        classes=data.train.classes,
-        first_label=1,
-        category_ids=data.train.category_ids.tolist(),
-        unchangeable=("model", *config.changes_groups),
-    )
-    launch(job, config, console)
 
+JOB = Job(
+    name="detection",
+    config=Config,
+    open_data=open_data,
+    build_model=build_model,
+    network=network,
+    train_pipeline=train_pipeline,
+    val_pipeline=val_pipeline,
+    evaluate=evaluate,
+    train=train,
+    task="detection",
+    check=check,
+    unchangeable=lambda config: ("model", *config.changes_groups),
+    describe=describe,
+    demo=SHAPES,
+    about_demo="this is the demo, on drawn shapes; --data DIR trains on images in a folder like COCO's",
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    run_job(JOB)

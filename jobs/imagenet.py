@@ -12,13 +12,13 @@
     python jobs/imagenet.py --data ~/fashion-mnist                   IDX files, as of MNIST
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
-The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and
-change it.
+Every worker runs the training loop in `train`. The commands evaluate, predict, export and preview use the same
+functions for data, network, pipelines and evaluation. For your own training, copy this file and change them.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.exclusion import exclude
@@ -26,8 +26,8 @@ from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.launch.driver.command import parse, run_main
-from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.command import run_job
+from raydali.launch.job import Job
 from raydali.launch.shared_options import (
     AugmentationOptions,
     ClassifierOptions,
@@ -35,12 +35,16 @@ from raydali.launch.shared_options import (
     RecipeOptions,
     RegularizationOptions,
 )
-from raydali.report.console import Console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
+    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
+    from raydali.train.precision import Precision
+    from raydali.train.worker import Worker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -91,57 +95,15 @@ FINE_TUNING = Config(
 """Defaults with --weights."""
 
 
-Data = TrainAndVal[LabeledSource]
-"""The indexes, made by the driver and shared by the workers of a node."""
-
 # ---------------------------------------------------------------------------------------------------------------------
-# In every worker
+# Data, network and evaluation, for training and for all commands
+
+Data = TrainAndVal[LabeledSource]
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
-    """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
-    import torch
-
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.averaging import MovingAverage
-    from raydali.train.evaluation import classification, multi_label
-    from raydali.train.losses import classification_loss
-    from raydali.train.mixing import mixing
-    from raydali.train.models.normalized import Normalized
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
-
-    if config.data is None:  # each node writes its own copy
-        data = data.relocate(digits_folder())
-    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
-    device, classes = run.worker.device, len(data.train.classes)
-    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
-    # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
-    ema = MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
-    model = run.synchronized(model)
-    peak = config.peak(run.stream.global_batch_size)
-    settings = config.optimizer_settings(partial(build_model, config), classes)
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
-    run.register_state(model=model, optimizer=optimizer, ema=ema)
-
-    mix = mixing(config.mixup, config.cutmix, classes)
-    criterion = classification_loss(data.train.labels, classes, **config.weighting).to(device)
-    evaluate, score = (multi_label.evaluate, "map") if config.multi_label else (classification.evaluate, "top1")
-    normalized = partial(Normalized, mean=config.mean, std=config.std, mirrored=config.tta == "flip")
-    network = normalized(model).to(device)
-    differentiated = run.differentiated(model, lambda images, labels: criterion(network(images), labels))
-    weights = ema.module if ema else model
-    evaluated = run.inference(normalized(weights).to(device))
-    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
-        for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
-            for batch in step:
-                step.backward(differentiated, *mix(batch["images"], batch["labels"]))
-            step.update(optimizer, ema, max_norm=config.clip_grad)
-            if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
-                run.close_epoch(metrics, score=score, weights=weights)
+def open_data(config: Config) -> Data:
+    """Index the training and the validation images, without those that are excluded."""
+    return Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), **config.reading)))
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
@@ -149,6 +111,13 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     from raydali.train.models import classification
 
     return classification.build_model(config.model, classes, config.validation_size, drop_path=config.drop_path)
+
+
+def network(model: "nn.Module", config: Config) -> "nn.Module":
+    """Return the model with what it does to 8-bit images: normalisation, and in validation `--tta`."""
+    from raydali.train.models.normalized import Normalized
+
+    return Normalized(model, config.mean, config.std, mirrored=config.tta == "flip")
 
 
 def train_pipeline(config: Config) -> TrainImages:
@@ -169,6 +138,66 @@ def val_pipeline(config: Config) -> ValidationImages:
     return ValidationImages(image_size=config.validation_size, resize_size=config.resize_size, **config.inputs)
 
 
+def evaluate(
+    config: Config,
+    network: "nn.Module",
+    batches: "Iterable[Batch]",
+    source: LabeledSource,
+    worker: "Worker",
+    precision: "Precision",
+) -> dict[str, Any]:
+    """Return the figures of a network on batches of validation images."""
+    from raydali.train.evaluation import classification, multi_label
+
+    return {**(multi_label if config.multi_label else classification).evaluate(network, batches, worker, precision)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every worker
+
+
+def train(config: Config, data: Data, session: "Session") -> None:
+    """Train from the newest checkpoint, or from the start, to the end of the stream."""
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    import torch
+
+    from raydali.launch.worker.training_run import TrainingRun
+    from raydali.train.averaging import MovingAverage
+    from raydali.train.losses import classification_loss
+    from raydali.train.mixing import mixing
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+
+    if config.data is None:  # each node writes its own copy
+        data = data.relocate(digits_folder())
+    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
+    device, classes = run.worker.device, len(data.train.classes)
+    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
+    # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
+    ema = MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
+    model = run.synchronized(model)
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(partial(build_model, config), classes)
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    run.register_state(model=model, optimizer=optimizer, ema=ema)
+
+    mix = mixing(config.mixup, config.cutmix, classes)
+    criterion = classification_loss(data.train.labels, classes, **config.weighting).to(device)
+    trained = network(model, config).to(device)
+    differentiated = run.differentiated(model, lambda images, labels: criterion(trained(images), labels))
+    weights = ema.module if ema else model
+    evaluated = run.inference(network(weights, config).to(device))
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            for batch in step:
+                step.backward(differentiated, *mix(batch["images"], batch["labels"]))
+            step.update(optimizer, ema, max_norm=config.clip_grad)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                run.close_epoch(metrics, score="map" if config.multi_label else "top1", weights=weights)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
 
@@ -183,33 +212,32 @@ def check(config: Config) -> None:
         check_sizes(config.model, [*sizes], drop_path=config.drop_path)
 
 
-def main() -> None:
-    """Parse the options, index the data and launch the run."""
-    config = parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING)
-    unchangeable = ["recipe", "model", *config.changes_groups]
-    if config.model not in (DIGITS.model, Config.model):
-        from raydali.train.models.classification import has_one_size  # imports torchvision: seconds
+def unchangeable(config: Config) -> list[str]:
+    """Return the options that a resume must repeat, since the weights depend on them."""
+    from raydali.train.models.classification import has_one_size
 
-        unchangeable += ["image_size"] if has_one_size(config.model) else []
-    console = Console()
-    data = Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), **config.reading)))
-    if config.data is None:
-        console.print("this is the demo, on handwritten digits; --data DIR trains on images in a folder for each class")
-    console.print(f"data: {config.describe(data.train, data.val)}")
+    is_fixed = config.model != DIGITS.model and has_one_size(config.model)
+    return ["recipe", "model", *config.changes_groups, *(["image_size"] if is_fixed else [])]
 
-    job = Job(
-        name="imagenet",
-        train=train,
-        data=data,
-        source=data.train,
-        labels=data.train.one_each,
-        classes=data.train.classes,
-        unchangeable=unchangeable,
-        build_model=build_model,
-        check=check,
-    )
-    launch(job, config, console)
 
+JOB = Job(
+    name="imagenet",
+    config=Config,
+    open_data=open_data,
+    build_model=build_model,
+    network=network,
+    train_pipeline=train_pipeline,
+    val_pipeline=val_pipeline,
+    evaluate=evaluate,
+    train=train,
+    task="classification",
+    check=check,
+    unchangeable=unchangeable,
+    describe=lambda config, data: config.describe(data.train, data.val),
+    demo=DIGITS,
+    about_demo="this is the demo, on handwritten digits; --data DIR trains on images in a folder for each class",
+    fine_tuning=FINE_TUNING,
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    run_job(JOB)

@@ -8,12 +8,12 @@
 An input and its target have the same relative path, such as img/scene/1.png and gt/scene/1.png, and get the same crop
 and flips. The run's samples.png shows input, output and target of some test images.
 
-The driver runs `main`, and every worker runs the training loop in `train`. For your own training, copy this file and
-change it.
+Every worker runs the training loop in `train`. The commands evaluate, predict, export and preview use the same
+functions for data, network, pipelines and evaluation. For your own training, copy this file and change them.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.exclusion import exclude
@@ -22,17 +22,21 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
-from raydali.launch.driver.command import parse, run_main
-from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.command import run_job
+from raydali.launch.job import Job
 from raydali.launch.optimizer_options import ScheduleOptions
 from raydali.launch.options import ImageOptions, require
-from raydali.report.console import Console
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
+    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
+    from raydali.train.precision import Precision
+    from raydali.train.worker import Worker
 
 SSIM_WINDOW = 11
 
@@ -95,50 +99,19 @@ BLURRED = Config(
 """Defaults without --data."""
 
 
-Data = TrainAndVal[ImagePairs]
-"""The indexes, made by the driver and shared by the workers of a node."""
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# In every worker
+# Data, network and evaluation, for training and for all commands
+
+Data = TrainAndVal[ImagePairs]
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
-    """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
-    import torch
-
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.report.comparison_grid import Examples
-    from raydali.train.evaluation.restoration import charbonnier, evaluate, restore
-    from raydali.train.models.normalized import Normalized
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
-
-    if config.data is None:  # each node writes its own copy
-        data = data.relocate(blurred_folder(), val="test")
-    run = TrainingRun(config, session, samples=len(data.train))
-    device = run.worker.device
-    model = build_model(config).to(device).to(memory_format=torch.channels_last)
-    peak = config.learning_rate or 5e-4
-    optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
-    run.register_state(model=model, optimizer=optimizer)
-
-    from_8_bits = Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).to(device)
-    differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(from_8_bits(inputs), targets))
-    evaluated = run.inference(from_8_bits, inputs="inputs")
-    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
-        examples = Examples(session.folder, val_loader)
-        for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
-            for batch in step:
-                step.backward(differentiated, batch["inputs"], batch["targets"])
-            step.update(optimizer, max_norm=config.clip_grad)
-            if step.ends_epoch:
-                with run.validation():
-                    if run.worker.rank == 0:
-                        examples.draw(lambda inputs: restore(from_8_bits, inputs.to(device), run.precision))
-                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision)
-                run.close_epoch(metrics, score="psnr", weights=model)
+def open_data(config: Config) -> Data:
+    """Index the pairs in train/ and test/, without those that are excluded."""
+    root = config.data.rstrip("/") if config.data else blurred_folder()
+    pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
+    data = Data(*exclude(config.exclude, *pairs))
+    warn_of_overlap(data.train, data.val)
+    return data
 
 
 def build_model(config: Config, _classes: int = 0) -> "nn.Module":
@@ -146,6 +119,13 @@ def build_model(config: Config, _classes: int = 0) -> "nn.Module":
     from raydali.train.evaluation.restoration import RestorationNetwork
 
     return RestorationNetwork(channels=config.channels, blocks=config.blocks)
+
+
+def network(model: "nn.Module", config: Config) -> "nn.Module":
+    """Return the model for 8-bit images, which it takes in 0..1."""
+    from raydali.train.models.normalized import Normalized
+
+    return Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def train_pipeline(config: Config) -> TrainPairs:
@@ -159,32 +139,87 @@ def val_pipeline(config: Config) -> ValidationPairs:
     return ValidationPairs(crop_size=config.test_size, **config.decoding)
 
 
+def evaluate(
+    config: Config,
+    network: "nn.Module",
+    batches: "Iterable[Batch]",
+    source: ImagePairs,
+    worker: "Worker",
+    precision: "Precision",
+) -> dict[str, Any]:
+    """Return the figures of a network on batches of test pairs."""
+    from raydali.train.evaluation import restoration
+
+    return {**restoration.evaluate(network, batches, worker, precision)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every worker
+
+
+def train(config: Config, data: Data, session: "Session") -> None:
+    """Train from the newest checkpoint, or from the start, to the end of the stream."""
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    import torch
+
+    from raydali.launch.worker.training_run import TrainingRun
+    from raydali.report.comparison_grid import Examples
+    from raydali.train.evaluation.restoration import charbonnier, restore
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+
+    if config.data is None:  # each node writes its own copy
+        data = data.relocate(blurred_folder(), val="test")
+    run = TrainingRun(config, session, samples=len(data.train))
+    device = run.worker.device
+    model = build_model(config).to(device).to(memory_format=torch.channels_last)
+    peak = config.learning_rate or 5e-4
+    optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
+    run.register_state(model=model, optimizer=optimizer)
+
+    trained = network(model, config).to(device)
+    differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(trained(inputs), targets))
+    evaluated = run.inference(trained, inputs="inputs")
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
+        examples = Examples(session.folder, val_loader)
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            for batch in step:
+                step.backward(differentiated, batch["inputs"], batch["targets"])
+            step.update(optimizer, max_norm=config.clip_grad)
+            if step.ends_epoch:
+                with run.validation():
+                    if run.worker.rank == 0:
+                        examples.draw(lambda inputs: restore(trained, inputs.to(device), run.precision))
+                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                run.close_epoch(metrics, score="psnr", weights=model)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
 
 
-def main() -> None:
-    """Parse the options, check them, index the data and launch the run."""
-    config = parse(Config, demo=BLURRED)
-    console = Console()
-    root = config.data.rstrip("/") if config.data else blurred_folder()
-    pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
-    data = Data(*exclude(config.exclude, *pairs))
-    warn_of_overlap(data.train, data.val)
+def check(config: Config) -> None:
+    """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
-    if config.data is None:
-        console.print("this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test")
-    console.print(f"data: {plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}")
 
-    job = Job(
-        name="restoration",
-        train=train,
-        data=data,
-        source=data.train,
-        unchangeable=("channels", "blocks"),
-    )
-    launch(job, config, console)
 
+JOB = Job(
+    name="restoration",
+    config=Config,
+    open_data=open_data,
+    build_model=build_model,
+    network=network,
+    train_pipeline=train_pipeline,
+    val_pipeline=val_pipeline,
+    evaluate=evaluate,
+    train=train,
+    task="restoration",
+    check=check,
+    unchangeable=lambda _: ("channels", "blocks"),
+    describe=lambda _, data: f"{plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}",
+    demo=BLURRED,
+    about_demo="this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test",
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    run_job(JOB)

@@ -5,13 +5,14 @@
     python jobs/video.py --data train.csv --val-data val.csv      lists: a line path,label for each video
     python jobs/video.py --data ... --model mvit_v2_s --image-size 224 --resize-size 256 --weights default
 
-Each video is cut into clips, and each clip is a sample of the stream. The driver runs `main`, and every worker runs the
-training loop in `train`. For your own training, copy this file and change it.
+Each video is cut into clips, and each clip is a sample of the stream. Every worker runs the training loop in `train`.
+The commands evaluate, predict and preview use the same functions for data, network, pipelines and evaluation. For your
+own training, copy this file and change them.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.exclusion import exclude
@@ -20,18 +21,22 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
 from raydali.data.tasks.settings import KINETICS, KINETICS_MEAN, KINETICS_STD
 from raydali.data.tasks.video import TrainClips, ValidationClips
-from raydali.launch.driver.command import parse, run_main
-from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.command import run_job
+from raydali.launch.job import Job
 from raydali.launch.options import require
 from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, NormalizationOptions
-from raydali.report.console import Console
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch import nn
 
+    from raydali.data.loading.loader import Batch, Loader
     from raydali.launch.worker.session import Session
+    from raydali.train.precision import Precision
+    from raydali.train.worker import Worker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -98,51 +103,26 @@ FINE_TUNING = Config(epochs=15, optimizer="adamw", learning_rate=1e-4, weight_de
 """Defaults with --weights."""
 
 
-Data = TrainAndVal[VideoClips]
-"""The indexes, made by the driver and shared by the workers of a node."""
-
 # ---------------------------------------------------------------------------------------------------------------------
-# In every worker
+# Data, network and evaluation, for training and for all commands
+
+Data = TrainAndVal[VideoClips]
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
-    """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
-    import torch
-
-    from raydali.data.loading.video_loader import make_video_loader
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.evaluation.classification import evaluate
-    from raydali.train.losses import classification_loss
-    from raydali.train.models.normalized import Normalized
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
-
-    if config.data is None:  # each node writes its own copy
-        data = data.relocate(moving_discs_folder())
-    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.all_labels)
-    device, classes = run.worker.device, len(data.train.videos.classes)
-    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
-    model = run.synchronized(model)
-    peak = config.peak(run.stream.global_batch_size)
-    settings = config.optimizer_settings(partial(build_model, config), classes)
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
-    run.register_state(model=model, optimizer=optimizer)
-
-    network = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD).to(device)
-    criterion = classification_loss(data.train.all_labels, classes, **config.weighting).to(device)
-    differentiated = run.differentiated(model, lambda clips, labels: criterion(network(clips), labels))
-    evaluated = run.inference(network, inputs="clips")
-    make = partial(make_video_loader, decoders=config.decoders)
-    with run.loaders(data, (train_pipeline(config), val_pipeline(config)), make=make) as (loader, val_loader):
-        for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
-            for batch in step:
-                step.backward(differentiated, batch["clips"], batch["labels"])
-            step.update(optimizer, max_norm=config.clip_grad)
-            if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(evaluated, val_loader, run.worker, run.precision, inputs="clips")
-                run.close_epoch(metrics, score="top1", weights=model)
+def open_data(config: Config) -> Data:
+    """Cut the videos into clips, without those that are excluded."""
+    videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
+    train, val = (
+        VideoClips.index(
+            files,
+            sequence_length=config.sequence_length,
+            stride=config.stride,
+            step=config.step,
+            skip_broken=config.skip_broken,
+        )
+        for files in exclude(config.exclude, *videos)
+    )
+    return Data(train, val)
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
@@ -150,6 +130,13 @@ def build_model(config: Config, classes: int) -> "nn.Module":
     from raydali.train.models.video import build_video_model
 
     return build_video_model(config.model, classes)
+
+
+def network(model: "nn.Module", config: Config) -> "nn.Module":
+    """Return the model with its normalisation of 8-bit clips."""
+    from raydali.train.models.normalized import Normalized
+
+    return Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD)
 
 
 def train_pipeline(config: Config) -> TrainClips:
@@ -167,53 +154,106 @@ def val_pipeline(config: Config) -> ValidationClips:
     return ValidationClips(image_size=config.image_size, resize_size=config.resize_size)
 
 
+def loader(config: Config) -> "Callable[..., Loader]":
+    """Return the function that makes loaders."""
+    from raydali.data.loading.video_loader import make_video_loader
+
+    return partial(make_video_loader, decoders=config.decoders)
+
+
+def evaluate(
+    config: Config,
+    network: "nn.Module",
+    batches: "Iterable[Batch]",
+    source: VideoClips,
+    worker: "Worker",
+    precision: "Precision",
+) -> dict[str, Any]:
+    """Return the figures of a network on batches of validation clips."""
+    from raydali.train.evaluation import classification
+
+    return {**classification.evaluate(network, batches, worker, precision, inputs="clips")}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every worker
+
+
+def train(config: Config, data: Data, session: "Session") -> None:
+    """Train from the newest checkpoint, or from the start, to the end of the stream."""
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    import torch
+
+    from raydali.launch.worker.training_run import TrainingRun
+    from raydali.train.losses import classification_loss
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+
+    if config.data is None:  # each node writes its own copy
+        data = data.relocate(moving_discs_folder())
+    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
+    device, classes = run.worker.device, len(data.train.classes)
+    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
+    model = run.synchronized(model)
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(partial(build_model, config), classes)
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    run.register_state(model=model, optimizer=optimizer)
+
+    trained = network(model, config).to(device)
+    criterion = classification_loss(data.train.one_each, classes, **config.weighting).to(device)
+    differentiated = run.differentiated(model, lambda clips, labels: criterion(trained(clips), labels))
+    evaluated = run.inference(trained, inputs="clips")
+    pipelines = train_pipeline(config), val_pipeline(config)
+    with run.loaders(data, pipelines, make=loader(config)) as (train_loader, val_loader):
+        for step in run.steps(train_loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            for batch in step:
+                step.backward(differentiated, batch["clips"], batch["labels"])
+            step.update(optimizer, max_norm=config.clip_grad)
+            if step.ends_epoch:
+                with run.validation():
+                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                run.close_epoch(metrics, score="top1", weights=model)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In the driver
 
 
-def index(config: Config) -> Data:
-    """Cut the videos into clips."""
-    videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
-    train, val = (
-        VideoClips.index(
-            files,
-            sequence_length=config.sequence_length,
-            stride=config.stride,
-            step=config.step,
-            skip_broken=config.skip_broken,
-        )
-        for files in exclude(config.exclude, *videos)
-    )
-    return Data(train, val)
-
-
-def main() -> None:
-    """Parse the options, check them, index the data and launch the run."""
-    config = parse(Config, demo=DISCS, fine_tuning=FINE_TUNING)
-    console = Console()
+def check(config: Config) -> None:
+    """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model != DISCS.model:
         from raydali.train.models.video import check_video_model  # imports torchvision: seconds
 
         check_video_model(config.model, config.sequence_length, config.image_size)
-    data = index(config)
-    if config.data is None:
-        console.print("this is the demo, on moving discs; --data DIR trains on videos in a folder for each class")
+
+
+def describe(config: Config, data: Data) -> str:
+    """Describe the data for the console."""
     clips = f"{plural(len(data.train), 'training clip')}, {plural(len(data.val), 'validation clip')}"
-    console.print(f"data: {clips}, {config.describe(data.train.videos, data.val.videos, 'video')}")
+    return f"{clips}, {config.describe(data.train.videos, data.val.videos, 'video')}"
 
-    job = Job(
-        name="video",
-        train=train,
-        data=data,
-        source=data.train,
-        labels=data.train.all_labels,
-        classes=data.train.videos.classes,
-        unchangeable=("model", *config.changes_groups),
-        build_model=build_model,
-    )
-    launch(job, config, console)
 
+JOB = Job(
+    name="video",
+    config=Config,
+    open_data=open_data,
+    build_model=build_model,
+    network=network,
+    train_pipeline=train_pipeline,
+    val_pipeline=val_pipeline,
+    loader=loader,
+    evaluate=evaluate,
+    train=train,
+    task="video",
+    check=check,
+    unchangeable=lambda config: ("model", *config.changes_groups),
+    describe=describe,
+    demo=DISCS,
+    about_demo="this is the demo, on moving discs; --data DIR trains on videos in a folder for each class",
+    fine_tuning=FINE_TUNING,
+)
 
 if __name__ == "__main__":
-    run_main(main)
+    run_job(JOB)

@@ -9,6 +9,7 @@ from raydali import cli
 from raydali.data.sources.files import absolute
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import UsageError
+from raydali.launch.driver.command import parse
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions
 
@@ -50,7 +51,7 @@ def test_what_holds_none_passes(text: str) -> None:
 def test_no_option_of_a_job_takes_a_key(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["imagenet.py", option, URIS[0]])
     with pytest.raises(UsageError, match=mentioning("user key")):
-        imagenet.main()
+        parse(imagenet.Config)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def main(options: Evaluate) -> None:
         UsageError: the run or the data cannot be used.
         DataError, StorageAway, CommandError: the samples cannot be read, or workers failed.
     """
+    from raydali.inference.check import beside_run, check_data, check_run
     from raydali.inference.session import joined, labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
     from raydali.inference.worst_sheet import worst_sheet
@@ -63,29 +64,37 @@ def main(options: Evaluate) -> None:
     placement = options.launch
     run = open_run(options.run, options.checkpoint, options.job)
     source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, given)
-    used = session(run, source, classes, options)
-    found = joined(used.results(placement))
+    used = session(run, source, classes, options, evaluates=True)
+    checked = check_run(run, used.inference.network, unchecked=options.unchecked)
+    if options.data is None:
+        check_data(run, checked, unchecked=options.unchecked)
+    found = joined(used.inference, used.results(placement))
     evaluation = used.kind.evaluation(found.arrays, source, classes)
-    result = _record(options, used, found, evaluation)
+    result = _record(options, used, found, evaluation, checked.text)
+    if options.data is None and checked.same_data:
+        result["beside_run"] = beside_run(run, found.metrics)
     if options.json is not None:
         write_json(result, options.json)
-    about = f"{run.origin} on {result['data'] or 'the built-in data'}"
+    about = f"{run.weights.origin} on {result['data'] or 'the built-in data'}"
     page = _keep(run.folder, result, worst_sheet(used, found.arrays, evaluation.worst, [about]))
     _print(result, used.kind.noun)
     if page is not None:
         print(page)
 
 
-def _record(options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation") -> dict[str, Any]:
+def _record(
+    options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation", checked: str
+) -> dict[str, Any]:
     """Return the content of evaluation.json."""
     result: dict[str, Any] = {
         "run": str(used.run.folder),
-        "weights": used.run.origin,
+        "weights": used.run.weights.origin,
+        "checked": checked,
         "time": round(time.time(), 3),
         "data": options.data or getattr(used.run.config, "val_data", None) or used.run.config.data,
         "samples": len(found.arrays["ids"]),
         "samples_per_second": found.samples_per_second,
-        "metrics": dict(evaluation.metrics),
+        "metrics": {**found.metrics, **evaluation.metrics, **found.metrics},  # the job's are first, and count
         "classes": [dict(row) for row in evaluation.classes],
         "worst": [asdict(each) for each in evaluation.worst],
         "broken": [{"id": id, "path": path, "reason": why} for id, (path, why) in sorted(found.broken.items())],
@@ -106,7 +115,10 @@ def _record(options: Evaluate, used: "Session", found: "Joined", evaluation: "Ev
 def _print(result: Mapping[str, Any], noun: str) -> None:
     rate = f"{rate_text(result['samples_per_second'])} {noun}s/s"
     print(f"{result['run']}, {result['weights']}: {plural(result['samples'], noun)}, {rate}")
+    print(result["checked"])
     show("", ["metric", "value"], [(name, f"{value:.4g}") for name, value in result["metrics"].items()])
+    if beside := result.get("beside_run"):
+        print(beside)
     if rows := result["classes"]:
         names = [*rows[0]]
         ordered = rows

@@ -1,13 +1,13 @@
 """`raydali export`: the model of a run as one file for other programs, proved on the run's validation samples.
 
-    raydali export ~/raydali-runs/pets --to onnx
+    raydali export ~/raydali-runs/pets
     raydali export ~/raydali-runs/pets --to torch-export -o pets.pt2
 
 Resizing, cropping and normalising are part of the file: 8-bit images of any size go in, probabilities come out. A file
 is written only if it answers as the trained model does.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Export(InferenceOptions):
     """Export the model of a run with its resizing and normalisation, and prove the file on the run's samples."""
 
-    to: Literal["onnx", "torch-export"]
+    to: Literal["onnx", "torch-export"] = "onnx"
     """Format: an ONNX file, or a file of torch.export."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File, which must not exist. Default: the run's name, and .onnx or .pt2, in this folder."""
@@ -47,10 +47,11 @@ def main(options: Export) -> None:
         CommandError: the model cannot be translated; the file does not answer as the model does.
         DataError, StorageAway: the samples cannot be read.
     """
+    from raydali.inference.check import check_run
     from raydali.inference.export.agreement import LEAST, agreement
-    from raydali.inference.export.exported_model import check_exportable, exported_model
+    from raydali.inference.export.exported_model import ImageClassifier, check_exportable, exported_model
     from raydali.inference.export.formats import FORMATS
-    from raydali.inference.export.proof import decoded_images, prove
+    from raydali.inference.export.proof import images_for, prove
     from raydali.inference.session import labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
     from raydali.launch.options import require
@@ -70,17 +71,28 @@ def main(options: Export) -> None:
     columns = {"root": None, "label_column": None}  # those of the run
     every, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, columns)
     used = session(run, _some(every, options.images), classes, options)
-    model = exported_model(run, used.inference.network, classes)
-    content = format.content(model)
+    checked = check_run(run, used.inference.network, unchecked=options.unchecked).text
+    print(checked)
+    model = exported_model(run, used.inference.network, classes, used.source)
+    model = replace(model, facts={**model.facts, "checked": checked})
+    try:
+        content = format.content(replace(model, size=None))
+    except CommandError:
+        if model.size is None:
+            raise
+        content = format.content(model)
     broken = dict[int, str]()
-    proof = prove(model.network, format.opened(content), decoded_images(used.source, broken))
+    images = images_for(model.network, used.source, run.pipeline, broken)
+    proof = prove(model.network, format.opened(content), images)
     if not proof.images:
         raise CommandError(NONE_READ)
     _print(proof, format.reader, len(broken))
-    agreed = agreement(used, placement, proof.answers) if proof.holds else None
+    is_whole = isinstance(model.network, ImageClassifier)
+    agreed = agreement(used, placement, proof.answers) if proof.holds and is_whole else None
     result: dict[str, Any] = {
         "run": str(run.folder),
-        "weights": run.origin,
+        "weights": run.weights.origin,
+        "checked": checked,
         "file": str(output),
         "bytes": len(content),
         "data": options.data or str(every),
@@ -93,7 +105,7 @@ def main(options: Export) -> None:
     if not proof.holds:
         raise CommandError(f"{output} is not written, since {format.reader} does not answer as torch: report it")
     _write(output, content)
-    print(f"{output}: {len(content) / 1e6:.1f} MB, {run.folder}, {run.origin}")
+    print(f"{output}: {len(content) / 1e6:.1f} MB, {run.folder}, {run.weights.origin}")
     if agreed is None:
         return
     print(f"as evaluate, on pixels of its loader: {agreed.same:,} of {agreed.answers:,} ({agreed.share:.2%})")

@@ -45,6 +45,8 @@ def main(options: Predict) -> None:
         UsageError: the run or the data cannot be used, or the output exists.
         DataError, StorageAway, CommandError: the samples cannot be read, workers failed, or the disk is full.
     """
+    from raydali.inference.check import check_run
+    from raydali.inference.kinds.own import OwnTask
     from raydali.inference.predictions import Predictions
     from raydali.inference.session import session, validation_samples
     from raydali.inference.trained_run import open_run
@@ -53,13 +55,15 @@ def main(options: Predict) -> None:
     require_writable("--output", str(output) if output.suffix else f"{output}.parts")
     placement = options.launch
     run = open_run(options.run, options.checkpoint, options.job)
-    kind, pipeline, batch_size = run.kind.for_prediction(run.pipeline)
+    kind = run.kind if run.job.predictions is None else OwnTask(run.job, run.config)
+    kind, pipeline, batch_size = kind.for_prediction(run.pipeline)
     if output.suffix.lower() not in kind.endings:
         wanted = " or ".join(ending or "a folder" for ending in kind.endings)
         raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
     classes = validation_samples(run)[1] if run.classes is None else run.classes
     source = kind.open_unlabeled(options.data, options.root, run.config, classes)
     used = session(run, source, classes, options, kind=kind, pipeline=pipeline, batch_size=batch_size)
+    print(check_run(run, used.inference.network, unchecked=options.unchecked).text)
     predictions = Predictions(output, _identity(used))
     missing = predictions.missing(used.parts)
     if len(missing) < len(used.parts):
@@ -86,7 +90,7 @@ def _identity(used: "Session") -> dict[str, Any]:
     """Return what the predictions depend on."""
     return {
         "run": str(used.run.folder),
-        "weights": used.run.sha256,
+        "weights": used.run.weights.sha256,
         "samples": [str(used.source), len(used.source), used.source.fingerprint],
         "batch size": used.inference.batch_size,
         "settings": repr(used.inference.pipeline),

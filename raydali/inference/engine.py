@@ -1,8 +1,9 @@
-"""Computes the outputs of a model for some parts of a source, in one process."""
+"""Computes the outputs of a network for some parts of a source, in one process."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydali.data.loading.loader import Loader
+from raydali.data.loading.loader import Batch, Loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.host.hardware import PrecisionName, has_bf16
 from raydali.inference.kinds.kind import Arrays, Kind
+from raydali.inference.part_worker import Calls, JoiningWorker, PartWorker
 from raydali.inference.parts import Part, PartByPart
 from raydali.train.precision import Precision
+
+Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]
+"""Ids and outputs of each batch."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +34,33 @@ class PartResult:
         arrays: of all samples that could be read, see `Kind.outputs`; and "ids", int64 (n,). Empty if there are none.
         broken: path and reason of the other samples, by id.
         seconds: since this worker began.
+        calls: what the job's evaluation has summed and gathered, see `part_worker`; None if no sample could be read.
     """
 
     part: Part
     arrays: Arrays
     broken: dict[int, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 0.0
+    calls: Calls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """A model with its samples, on its way to a worker.
+    """A network with its samples, on its way to a worker.
 
     Attributes:
-        kind: what the model predicts.
-        network: the model, on the CPU; it takes 8-bit samples.
+        kind: what is made of its outputs.
+        network: on the CPU; it takes what the loader delivers.
+        evaluate: the job's evaluation, which takes network, batches, source, worker and precision; None: only outputs.
         pipeline, source: of the samples.
         batch_size: samples of a batch.
         precision: of the forward pass.
-        loader: makes the loader, see `Kind.loader`.
+        loader: makes the loader; it takes the arguments of `Loader`.
     """
 
     kind: Kind
     network: nn.Module
+    evaluate: Callable[..., Mapping[str, Any]] | None
     pipeline: Pipeline[Any]
     source: Source
     batch_size: int
@@ -73,28 +82,56 @@ class Inference:
         quarantine = Quarantine(order.samples)
         precision = Precision(self._precision(device), device)
         network = self.network.to(device).eval()
-        collected: list[tuple[NDArray[np.int64], dict[str, torch.Tensor]]] = []
-        place = 0
-
-        def result() -> PartResult:
-            part, broken = in_order[place], quarantine.known
-            told = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
-            return PartResult(part, _joined(collected), told, time.perf_counter() - began)
-
         options: dict[str, Any] = {"device": device, "threads": cpus, "quarantine": lambda _: quarantine}
         with self.loader(self.source, self.pipeline, order, **options) as loader:
-            for batch in loader:
-                with torch.inference_mode(), precision.autocast():
-                    outputs = self.kind.outputs(network, batch)
-                while batch.micro_batch.step > place:  # parts may have no sample that can be read
-                    yield result()
-                    collected.clear()
-                    place += 1
-                collected.append((batch.ids, outputs))
-            while place < len(in_order):
-                yield result()
-                collected.clear()
-                place += 1
+            groups = groupby(loader, lambda batch: batch.micro_batch.step)
+            step, batches = next(groups, (None, iter(())))
+            for place, part in enumerate(in_order):
+                collected, calls = Collected(), None
+                if step == place:  # otherwise it has no sample that can be read
+                    calls = self._compute(network, batches, device, precision, collected)
+                    step, batches = next(groups, (None, iter(())))
+                broken = quarantine.known
+                told = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
+                yield PartResult(part, _joined(collected), told, time.perf_counter() - began, calls)
+
+    def _compute(
+        self,
+        network: nn.Module,
+        batches: Iterable[Batch],
+        device: torch.device,
+        precision: Precision,
+        collected: Collected,
+    ) -> Calls:
+        """Collect the outputs for batches; return the calls of the job's evaluation, if there is one."""
+        worker, newest = PartWorker(device), list[Any]()
+
+        def with_outputs() -> Iterator[Batch]:
+            for batch in batches:
+                newest.clear()
+                if self.evaluate is not None:
+                    yield batch
+                with torch.inference_mode():
+                    if not newest:
+                        with precision.autocast():
+                            network(batch[self.pipeline.outputs[0]])
+                    collected.append((batch.ids, self.kind.outputs(newest[-1], batch, self.source)))
+
+        with network.register_forward_hook(lambda _, __, outputs: newest.append(outputs)):
+            if self.evaluate is None:
+                for _ in with_outputs():
+                    pass
+            else:
+                self.evaluate(network, with_outputs(), self.source, worker, precision)
+        return worker.calls
+
+    def metrics(self, results: Iterable[PartResult]) -> dict[str, Any]:
+        """Return the figures of the job's evaluation over all parts."""
+        assert self.evaluate is not None, "evaluation"
+        ordered = sorted(results, key=lambda result: result.part.number)
+        worker = JoiningWorker([result.calls for result in ordered if result.calls is not None])
+        found = self.evaluate(self.network, iter(()), self.source, worker, Precision("fp32", worker.device))
+        return {name: value for name, value in found.items() if name != "seconds"}
 
     def _precision(self, device: torch.device) -> PrecisionName:
         """The precision of training, if this device is made for it; 16-bit floats without units for them are slow."""
@@ -103,10 +140,13 @@ class Inference:
         return self.precision or "fp32"
 
 
-def _joined(collected: Sequence[tuple[NDArray[np.int64], dict[str, torch.Tensor]]]) -> Arrays:
+def _joined(collected: Collected) -> Arrays:
     """Join the outputs of batches, which may still be computed on a GPU."""
     if not collected:
         return {}
-    names = collected[0][1].keys()
-    joined: Arrays = {name: torch.cat([each[name] for _, each in collected]).cpu().numpy() for name in names}
-    return joined | {"ids": np.concatenate([ids for ids, _ in collected])}
+    joined: Arrays = {"ids": np.concatenate([ids for ids, _ in collected])}
+    for name, first in collected[0][1].items():
+        values = [outputs[name] for _, outputs in collected]
+        is_tensor = isinstance(first, torch.Tensor)
+        joined[name] = torch.cat(values).cpu().numpy() if is_tensor else [one for each in values for one in each]
+    return joined

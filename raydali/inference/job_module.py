@@ -1,8 +1,4 @@
-"""Load the job of a run as a module: it says how the model is built and what its inputs are.
-
-    Config                           the options of the run
-    build_model(config, classes)     the model, with random weights
-    val_pipeline(config)             the pipeline of validation samples
+"""Load the job of a run, as its file says it at the top level: `JOB`, see launch/job.py.
 
 A run keeps the text of a job of the user, but it is not executed: the file must be at hand.
 """
@@ -13,22 +9,29 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from raydali.errors import UsageError
 from raydali.launch.driver.job_file import find_job
+from raydali.launch.job import Job
 from raydali.text import error_line
 
-NEEDED = "Config", "build_model", "val_pipeline"
 PREFIX = "raydali_job_"
 """Begins the names of the modules of jobs, which cannot be imported by name."""
 
 _log = logging.getLogger(__name__)
 
 
-def job_module(run: str, facts: Mapping[str, Any], given: str | None) -> ModuleType:
-    """Return the module of a run's job.
+class FoundJob(NamedTuple):
+    """A run's job, and whether its file is still what it was when the run began; None: the run does not say."""
+
+    job: Job[Any]
+    file: Path
+    unchanged: bool | None
+
+
+def job_module(run: str, facts: Mapping[str, Any], given: str | None) -> FoundJob:
+    """Return a run's job.
 
     Args:
         run: the run, for messages.
@@ -40,10 +43,10 @@ def job_module(run: str, facts: Mapping[str, Any], given: str | None) -> ModuleT
     """
     path = find_job(given) if given is not None else _own_job(run, facts)
     known = facts.get("sha256")
-    if known is not None and hashlib.sha256(path.read_bytes()).hexdigest() != known:
+    unchanged = known and hashlib.sha256(path.read_bytes()).hexdigest() == known
+    if unchanged is False:
         _log.warning("%s has changed since the run %s", path, run)
-    sys.path[:0] = [str(Path.cwd()), str(path.parent)]
-    return _imported(path)
+    return FoundJob(load_job(path), path, unchanged)
 
 
 def _own_job(run: str, facts: Mapping[str, Any]) -> Path:
@@ -57,7 +60,13 @@ def _own_job(run: str, facts: Mapping[str, Any]) -> Path:
     return Path(name).absolute()
 
 
-def _imported(path: Path) -> ModuleType:
+def load_job(path: Path) -> Job[Any]:
+    """Return the job that a file has at its top level; the file can import modules beside it, and in this folder.
+
+    Raises:
+        UsageError: it cannot be imported, or has no job.
+    """
+    sys.path[:0] = [str(Path.cwd()), str(path.parent)]
     name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -68,6 +77,7 @@ def _imported(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise UsageError(f"the job {path} cannot be imported ({error_line(repr(error))[:60]}): correct it") from error
-    if lacking := [each for each in NEEDED if not hasattr(module, each)]:
-        raise UsageError(f"the job {path} lacks {' and '.join(lacking)}: define them as jobs/imagenet.py does")
-    return module
+    job = getattr(module, "JOB", None)
+    if not isinstance(job, Job):
+        raise UsageError(f"the job {path} lacks JOB = Job(...) at its top level: define it as jobs/imagenet.py does")
+    return job

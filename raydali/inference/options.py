@@ -19,6 +19,8 @@ class InferenceOptions:
     """Weights: those with the best validation score, or those of the newest checkpoint."""
     job: str | None = None
     """Name or file of the run's job. Default: the one that the run names, in this folder if it is yours."""
+    unchecked: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on although the job's network does not compute what the run computed. The result says so."""
     batch_size: int | None = None
     """Samples that a device processes at once. Default: that of the run."""
     workers: str | None = None

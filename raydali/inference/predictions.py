@@ -85,8 +85,12 @@ class Predictions:
         rows = pa.table({})
         with self._writing():
             if result.arrays:
-                rows = kind.table(result.arrays, source, classes)
-                for name, content in kind.files(result.arrays, source):
+                rows, files = kind.table(result.arrays, source, classes), [*kind.files(result.arrays, source)]
+                if bool(files) == bool(self.output.suffix):
+                    wanted = "a folder" if files else "a file that ends in .csv or .parquet"
+                    shutil.rmtree(self._folder)
+                    raise UsageError(f"--output {self.output} does not suit the predictions of this job: give {wanted}")
+                for name, content in files:
                     path = self.output / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     local_files.replace(path, content)

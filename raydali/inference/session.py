@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from raydali.data.sources.formats import check_column_options
-from raydali.data.sources.source import Source
+from raydali.data.sources.source import Source, classes_of
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, UsageError
 from raydali.extras import default_loader
@@ -67,18 +68,18 @@ class Session:
 
 
 def validation_samples(run: TrainedRun) -> tuple[Source, tuple[str, ...]]:
-    """Return the validation samples of a run, and its classes.
+    """Return the validation samples of a run, as its job opens them, and its classes.
 
     Raises:
         UsageError: they cannot be opened, or their classes have changed.
     """
-    train, val = run.kind.open_validation(run.config)
-    classes = run.kind.classes_of(train)
+    data = run.data
+    classes = classes_of(data.train)
     if run.classes is not None and tuple(run.classes) != classes:
-        raise UsageError(f"the classes of {train} are not those of the run {run.folder} any more: give --data")
-    if run.fingerprint not in (None, train.fingerprint):
-        _log.warning("%s has changed since %s was trained, so it may have seen validation samples", train, run.folder)
-    return val, classes
+        raise UsageError(f"the classes of {data.train} are not those of the run {run.folder} any more: give --data")
+    if run.fingerprint not in (None, data.train.fingerprint):
+        _log.warning("%s is not what %s was trained on, so it may have seen validation samples", data.train, run.folder)
+    return data.val, classes
 
 
 def labeled_samples(run: TrainedRun, data: str, given: Columns) -> tuple[Source, tuple[str, ...]]:
@@ -94,7 +95,7 @@ def labeled_samples(run: TrainedRun, data: str, given: Columns) -> tuple[Source,
     """
     check_column_options(data, root=given["root"], label_column=given["label_column"])
     source = run.kind.open_labeled(data, run.config, run.classes, given)
-    return source, run.kind.classes_of(source) if run.classes is None else run.classes
+    return source, classes_of(source) if run.classes is None else run.classes
 
 
 def session(
@@ -106,6 +107,7 @@ def session(
     kind: Kind | None = None,
     pipeline: Pipeline[Any] | None = None,
     batch_size: int | None = None,
+    evaluates: bool = False,
 ) -> Session:
     """Build the model of a run for some samples.
 
@@ -117,6 +119,7 @@ def session(
         kind: in place of that of the run.
         pipeline: in place of that of the run.
         batch_size: in place of that of the run.
+        evaluates: whether the job's evaluation is computed.
 
     Raises:
         UsageError: the weights do not fit the model.
@@ -126,11 +129,12 @@ def session(
     inference = Inference(
         kind=kind,
         network=run.network(len(classes)),
+        evaluate=partial(run.job.evaluate, run.config) if evaluates else None,
         pipeline=pipeline or run.pipeline,
         source=source,
         batch_size=size,
         precision=run.config.precision,
-        loader=kind.loader(options.loader or default_loader(), run.config),
+        loader=partial(run.make_loader, options.loader or default_loader()),
     )
     parts = cut(len(source), size, kind.edges(source))
     return Session(run=run, kind=kind, source=source, classes=classes, inference=inference, parts=parts)
@@ -143,15 +147,17 @@ class Joined:
     Attributes:
         arrays: in the order of ids, see `Kind.outputs`.
         broken: path and reason of the samples that could not be read, by id.
+        metrics: of the job's evaluation, if it was computed.
         samples_per_second: over all workers, whose start counts too.
     """
 
     arrays: Arrays
     broken: dict[int, tuple[str, str]]
+    metrics: dict[str, Any]
     samples_per_second: float
 
 
-def joined(results: Iterable[PartResult]) -> Joined:
+def joined(inference: Inference, results: Iterable[PartResult]) -> Joined:
     """Join the results of all parts.
 
     Raises:
@@ -163,4 +169,5 @@ def joined(results: Iterable[PartResult]) -> Joined:
         raise DataError(NONE_READ)
     arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
     broken = {id: why for result in ordered for id, why in result.broken.items()}
-    return Joined(arrays, broken, len(arrays["ids"]) / max(result.seconds for result in ordered))
+    metrics = inference.metrics(ordered) if inference.evaluate is not None else {}
+    return Joined(arrays, broken, metrics, len(arrays["ids"]) / max(result.seconds for result in ordered))

@@ -2,32 +2,56 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from raydali.data.loading.loader import Loader
+from raydali.data.loading.make import make_loader
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
-from raydali.inference.job_module import job_module
+from raydali.inference.job_module import FoundJob, job_module
 from raydali.inference.kinds.find import find_kind
 from raydali.inference.kinds.kind import Kind
 from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
 from raydali.launch.driver.resume import previous_run
+from raydali.launch.job import Job
 from raydali.run.checkpoint_folders import MANIFEST, newest_first, newest_step
 from raydali.run.find import find_run
-from raydali.run.folder import CONFIG, RunFolder
-from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, MODEL, read_model
+from raydali.run.folder import CONFIG, EPOCHS, RunFolder
+from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE, MODEL, read_model
+from raydali.text import error_line
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
+from raydali.train.evaluation.reference import Reference
 from raydali.train.weights.state_file import read_state
 
 Checkpoint = Literal["best", "newest"]
 State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of a run.
+
+    Attributes:
+        origin: where they are from, for messages, such as "best/model.safetensors of epoch 7".
+        sha256: of their file, or of the manifest that has it, 64 hex digits.
+        state: the model's state dict, on the CPU.
+        reference: samples of the validation of these weights; None if none were kept.
+        step: after which they were validated; None if the run does not say.
+    """
+
+    origin: str
+    sha256: str
+    state: State
+    reference: Reference | None
+    step: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,38 +60,58 @@ class TrainedRun:
 
     Attributes:
         folder: the run's.
-        job: the module of its job.
-        config: the options that it was trained with, of the job's class `Config`.
+        found: its job.
+        config: the options that it was trained with, of the job's class.
         facts: its model.json; empty for runs of earlier versions.
         fingerprint: of the training set.
-        sha256: of the file of weights, or of the manifest that has it, 64 hex digits.
-        origin: where the weights are from, for messages, such as "best/model.safetensors of epoch 7".
-        state: the model's state dict, on the CPU.
+        weights: the model's.
     """
 
     folder: RunFolder
-    job: ModuleType
+    found: FoundJob
     config: Any
     facts: Mapping[str, Any]
     fingerprint: str | None
-    sha256: str
-    origin: str
-    state: State
+    weights: Weights
+
+    @property
+    def job(self) -> Job[Any]:
+        """The job: all that concerns its data, network and evaluation is taken from there."""
+        return self.found.job
 
     @cached_property
     def pipeline(self) -> Pipeline[Any]:
-        """The pipeline of validation samples."""
-        pipeline: Pipeline[Any] = self.job.val_pipeline(self.config)
+        """The pipeline of validation samples.
+
+        Raises:
+            UsageError: the job returns something else.
+        """
+        pipeline = self.job.val_pipeline(self.config)
+        if not hasattr(pipeline, "sample"):
+            raise UsageError(
+                f"val_pipeline(config) of {self.found.file} returns {type(pipeline).__name__}: derive it "
+                "from a pipeline of raydali/data/tasks"
+            )
         return pipeline
 
     @cached_property
     def kind(self) -> Kind:
-        """What the job predicts.
+        """What is known of the job's task."""
+        return find_kind(self.job, self.config)
+
+    @cached_property
+    def data(self) -> TrainAndVal[Any]:
+        """The training and the validation set, as the job opens them.
 
         Raises:
-            UsageError: it is no kind that can be used.
+            UsageError: they cannot be opened.
         """
-        return find_kind(self.pipeline, self.config, str(self.folder))
+        return self.job.open_data(self.config)
+
+    @property
+    def make_loader(self) -> Callable[..., Loader]:
+        """The function that makes loaders; see `make_loader`."""
+        return make_loader if self.job.loader is None else self.job.loader(self.config)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -75,7 +119,7 @@ class TrainedRun:
         return tuple(self.facts["classes"]) if "classes" in self.facts else None
 
     def network(self, classes: int) -> nn.Module:
-        """Return the trained model on the CPU, in eval mode; it takes 8-bit samples.
+        """Return the trained network on the CPU, in eval mode; it takes what the loader delivers.
 
         Args:
             classes: the number of classes; 0 if the model has none.
@@ -85,14 +129,19 @@ class TrainedRun:
         """
         try:
             model: nn.Module = self.job.build_model(self.config, classes)
-            model.load_state_dict(dict(self.state))
+            model.load_state_dict(dict(self.weights.state))
         except RuntimeError as error:
             why = " ".join(str(error).partition(":\n")[2].split()) or str(error)
             raise UsageError(
-                f"{self.folder}/{self.origin} does not fit the model with {classes} classes ({why[:60]}): give the "
-                "--job and the data of the run"
+                f"{self.folder}/{self.weights.origin} does not fit the model with {classes} classes ({why[:60]}): give "
+                "the --job and the data of the run"
             ) from error
-        return self.kind.network(model, self.config).eval()
+        network: nn.Module = self.job.network(model, self.config).eval()
+        layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+        for parameter in network.parameters():
+            if parameter.dim() in layouts:
+                parameter.data = parameter.data.contiguous(memory_format=layouts[parameter.dim()])
+        return network
 
 
 def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) -> TrainedRun:
@@ -112,30 +161,28 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
     if not (isinstance(facts.get("job", {}), dict) and isinstance(classes, list) and {*map(type, classes)} <= {str}):
         raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
     try:
-        origin, content, state = _best(folder, facts) if checkpoint == "best" else _newest(folder)
+        weights = _best(folder, facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    module = job_module(str(folder), facts.get("job", {}), job)
+    found = job_module(str(folder), facts.get("job", {}), job)
     earlier = previous_run(folder, OF_EARLIER_VERSIONS)
     assert earlier is not None, "find_run has found its config.json"
     settings = earlier.settings
-    known = {each.name for each in fields(module.Config)}
+    known = {each.name for each in fields(found.job.config)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
     try:
-        config = with_kept(module.Config(**given), settings)
+        config = with_kept(found.job.config(**given), settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
         ) from error
     return TrainedRun(
         folder=folder,
-        job=module,
+        found=found,
         config=config,
         facts=facts,
         fingerprint=settings.get("fingerprint"),
-        sha256=hashlib.sha256(content).hexdigest(),
-        origin=origin,
-        state=state,
+        weights=weights,
     )
 
 
@@ -144,29 +191,54 @@ def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _best(folder: RunFolder, facts: Mapping[str, Any]) -> tuple[str, bytes, State]:
+def _best(folder: RunFolder, facts: Mapping[str, Any]) -> Weights:
     for name in (BEST, BEST_OF_EARLIER_VERSIONS):
         if folder.exists(name):
             content = folder.read(name)
             state, _ = read_state(content, f"{folder}/{name}")
-            epoch = f" of epoch {facts['best']['epoch']}" if facts.get("best") else ""
-            return f"{name}{epoch}", content, state
+            best = facts.get("best")
+            rows = folder.rows(EPOCHS) if best else ()
+            return Weights(
+                origin=f"{name} of epoch {best['epoch']}" if best else name,
+                sha256=hashlib.sha256(content).hexdigest(),
+                state=state,
+                reference=_reference_of_best(folder) if name == BEST else None,
+                step=next((row["step"] for row in rows if row["epoch"] == best["epoch"]), None) if best else None,
+            )
     instead = "give --checkpoint newest" if newest_step(folder) is not None else "train it further"
     raise UsageError(f"{folder} has no {BEST} yet, which is written after its first epoch: {instead}")
 
 
-def _newest(folder: RunFolder) -> tuple[str, bytes, State]:
-    """The manifest and the weights of the newest complete checkpoint: their moving average, if there is one."""
+def _reference_of_best(folder: RunFolder) -> Reference | None:
+    if not folder.exists(BEST_REFERENCE):
+        return None
+    try:
+        return Reference.of_content(folder.read(BEST_REFERENCE))
+    except OSError:
+        raise
+    except Exception as error:  # of a broken file
+        raise UsageError(f"{folder}/{BEST_REFERENCE} is broken ({error_line(error)[:60]}): remove it") from error
+
+
+def _newest(folder: RunFolder) -> Weights:
+    """The weights of the newest complete checkpoint: their moving average, if there is one."""
     name = next((each for each in newest_first(folder) if folder.exists(f"{each}/{MANIFEST}")), None)
     if name is None:
         raise UsageError(f"{folder} has no checkpoint yet: train it further")
     try:
         contents = folder.read(f"{name}/{MANIFEST}")
         step = json.loads(contents)["step"]
-        parts = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)["state"]
+        checkpoint = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)
+        parts, reference = checkpoint["state"], checkpoint.get("reference")
     except (BadCheckpointError, FileNotFoundError, ValueError, KeyError) as error:
         raise UsageError(f"{folder}/{name} cannot be used ({str(error)[:60]}): give --checkpoint best") from error
-    if "ema" not in parts:
-        return f"{name}/{FILE_NAME}", contents, parts["model"]
-    averaged = {key.removeprefix("module."): value for key, value in parts["ema"].items() if key != "n_averaged"}
-    return f"{name}/{FILE_NAME}", contents, averaged
+    state = parts["model"]
+    if "ema" in parts:
+        state = {key.removeprefix("module."): value for key, value in parts["ema"].items() if key != "n_averaged"}
+    return Weights(
+        origin=f"{name}/{FILE_NAME}",
+        sha256=hashlib.sha256(contents).hexdigest(),
+        state=state,
+        reference=Reference.of_state(reference) if reference is not None else None,
+        step=step,
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.detection import SHAPES
-from jobs.detection import index as index_of_shapes
+from jobs.detection import open_data as open_shapes
 from jobs.imagenet import DIGITS
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
@@ -215,7 +215,7 @@ def test_detectors_are_replaced_too(env: dict[str, str], tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     assert [rank for row in events(folder, "replace") for rank in row["ranks"]] == [1, 0]
     assert len(events(folder, "rejoin")) == 2 and not events(folder, "failure", "resume")
-    data = index_of_shapes(SHAPES)
+    data = open_shapes(SHAPES)
     assert_whole(folder, replace(SHAPES, epochs=3, global_batch_size=24, batch_size=8).stream(len(data.train)))
     assert [row["validation"]["images"] for row in folder.rows("epochs.jsonl")] == [len(data.val)] * 3
 

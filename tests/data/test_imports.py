@@ -11,7 +11,7 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
 @pytest.mark.parametrize(
     "code",
     [
-        "import jobs.detection as job; job.train_pipeline(job.SHAPES, max_boxes=1)",
+        "import jobs.detection as job; job.train_pipeline(job.SHAPES)",
         "import jobs.imagenet as job; job.train_pipeline(job.DIGITS)",
         "import jobs.restoration as job; job.train_pipeline(job.BLURRED)",
         "import jobs.video as job; job.train_pipeline(job.DISCS)",

@@ -121,10 +121,10 @@ def test_several_decoders_hand_out_the_batches_of_one(root: Path) -> None:
 
 
 def test_the_demo_s_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.video import DISCS, index, val_pipeline
+    from jobs.video import DISCS, open_data, val_pipeline
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    clips, centre = index(DISCS).val, val_pipeline(DISCS)
+    clips, centre = open_data(DISCS).val, val_pipeline(DISCS)
     order = OrderedPass(samples=len(clips), batch_size=16)
     with make_video_loader("dali", clips, centre, order, device="cuda", threads=4) as loader:
         for batch in loader:

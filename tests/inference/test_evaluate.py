@@ -209,7 +209,7 @@ def test_a_run_without_model_json(run: RunFolder, data: Path, tmp_path: Path) ->
     shutil.copytree(run.path(), tmp_path / "old")
     old = RunFolder(str(tmp_path), "old")
     old.remove("model.json")
-    state = dict(open_run(str(run)).state)
+    state = dict(open_run(str(run)).weights.state)
     old.remove("best/model.safetensors")
     torch.save(state, f"{old.path()}/best/state.pt")
     with pytest.raises(UsageError, match=mentioning("--job")):

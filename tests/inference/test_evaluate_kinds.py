@@ -56,7 +56,7 @@ def test_several_labels(tmp_path: Path) -> None:
     assert evaluated(run, [1], data=lists[1])["metrics"] == found["metrics"]
 
     opened = open_run(str(run))
-    _, source = opened.kind.open_validation(opened.config)
+    source = opened.data.val
     pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(source))])
     with torch.inference_mode():
         logits = opened.network(3)(pixels)
@@ -173,7 +173,7 @@ def test_videos(tmp_path: Path) -> None:
     )
     found = evaluated(run, [2], batch_size=3)
     opened = open_run(str(run))
-    _, source = opened.kind.open_validation(opened.config)
+    source = opened.data.val
     assert found["samples"] == len(source) > 80 == sum(row["videos"] for row in found["classes"])
     videos = source.places(np.arange(len(source)))[0]
     network, mean = opened.network(4), np.zeros((80, 4))
@@ -181,7 +181,7 @@ def test_videos(tmp_path: Path) -> None:
         for id in range(len(source)):
             clip = opened.pipeline.sample(source, id, 0)[0][None]
             mean[videos[id]] += network(clip).softmax(1)[0].numpy() / (videos == videos[id]).sum()
-    assert found["metrics"]["top1"] == pytest.approx((mean.argmax(1) == source.videos.labels).mean(), abs=0.03)
+    assert found["metrics"]["video_top1"] == pytest.approx((mean.argmax(1) == source.videos.labels).mean(), abs=0.03)
     losses = -np.log(mean[np.arange(80), source.videos.labels])
-    assert found["metrics"]["loss"] == pytest.approx(losses.mean(), abs=0.01)
+    assert found["metrics"]["video_loss"] == pytest.approx(losses.mean(), abs=0.01)
     assert len(found["worst"]) == 64 and found["worst"][0]["path"].endswith(".avi")

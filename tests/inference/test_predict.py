@@ -250,7 +250,7 @@ def build_model(config, classes):
     return Net(classes)
 
 
-if __name__"""
+JOB = Job("""
 
 
 @pytest.mark.slow
@@ -258,10 +258,10 @@ if __name__"""
 @pytest.mark.xdist_group("ray")
 def test_the_parts_of_a_worker_that_dies_are_done_by_others(tmp_path: Path) -> None:
     """The model is of a class in a job of the user."""
-    text = Path(imagenet.__file__).read_text().replace("if __name__", MY_JOB)
+    text = Path(imagenet.__file__).read_text().replace("JOB = Job(", MY_JOB)
     (tmp_path / "my_job.py").write_text(text.replace("from functools", "import torch\nfrom functools", 1))
-    job = job_module("run", {}, str(tmp_path / "my_job.py"))
-    run = made_run(tmp_path, job, job.DIGITS, CLASSES)
+    job = job_module("run", {}, str(tmp_path / "my_job.py")).job
+    run = made_run(tmp_path, sys.modules[job.config.__module__], job.demo, CLASSES)
     data, output = Path(digits_folder(), "train"), tmp_path / "p.csv"
     command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(data), "-o", str(output)]
     process = subprocess.Popen(

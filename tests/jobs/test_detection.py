@@ -15,7 +15,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from jobs.detection import SHAPES, Config, Data, index, train
+from jobs.detection import SHAPES, Config, Data, open_data, train
 from raydali.data.sources.coco import Coco
 from raydali.errors import UsageError
 from raydali.train.evaluation.detection import Found, coco_metrics
@@ -41,7 +41,7 @@ CONFIG = replace(
 
 @pytest.fixture(scope="module")
 def shapes() -> Data:
-    return index(SHAPES)
+    return open_data(SHAPES)
 
 
 def first(source: Coco, count: int) -> Coco:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from jobs import restoration
-from jobs.restoration import BLURRED, Config, Data, main, train
+from jobs.restoration import BLURRED, JOB, Config, Data, train
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.permutation import Permutation
 from raydali.errors import UsageError
+from raydali.launch.driver.command import parse
 from raydali.report.comparison_grid import ROWS_SHOWN, draw
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.pictures import photograph
@@ -199,7 +199,8 @@ def test_bad_usage_is_refused_before_anything_starts(
     files, arguments, message = USAGE[case]
     root = grow(tmp_path, files)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(restoration, "launch", lambda *_: pytest.fail("launched"))
     monkeypatch.setattr(sys, "argv", ["restoration.py", *arguments.format(root=root).split()])
     with pytest.raises(UsageError, match=message.format(root=re.escape(str(root)))):
-        main()
+        config = parse(Config, demo=BLURRED)
+        JOB.check(config)
+        JOB.open_data(config)

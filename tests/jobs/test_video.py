@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from jobs.video import DISCS, Config, Data, build_model, index, train
+from jobs.video import DISCS, Config, Data, build_model, open_data, train
 from raydali.errors import UsageError
 from raydali.train.models.video import build_video_model, check_video_model
 from raydali.train.weights.matching import match
@@ -28,7 +28,7 @@ CONFIG = replace(
 
 @pytest.fixture(scope="module")
 def discs() -> Data:
-    return index(DISCS)
+    return open_data(DISCS)
 
 
 in_single = partial(train_rank, train)

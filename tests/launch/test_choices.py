@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from jobs import imagenet
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
 from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
@@ -27,7 +29,7 @@ from raydali.launch.choices import (
     with_loader,
     with_window,
 )
-from raydali.launch.driver.launcher import Job, launch
+from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.resume import PreviousRun, changes, previous_run
 from raydali.launch.worker import hardware_choices
 from raydali.launch.worker.hardware_choices import chosen
@@ -245,9 +247,6 @@ class SortedSource(LabeledFiles):
 
     fingerprint = "f"
 
-    def __init__(self) -> None:
-        pass
-
     def __len__(self) -> int:
         return len(SORTED)
 
@@ -255,7 +254,11 @@ class SortedSource(LabeledFiles):
 @pytest.mark.parametrize("block", [0, 8])
 def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
     folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
-    job = Job(name="imagenet", train=print, data=None, source=SortedSource(), labels=SORTED)
+    source = SortedSource(
+        root="", packed_paths=np.zeros(0, np.uint8), offsets=np.zeros(0, np.int64), labels=SORTED, classes=("a",)
+    )
+    both = TrainAndVal(source, source)
+    job = replace(imagenet.JOB, open_data=lambda _: both, describe=lambda *_: "", check=lambda _: None)
     settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
     del settings["shuffle_window"], settings["shuffle_apart"]
     folder.write_json("config.json", settings)

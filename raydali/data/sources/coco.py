@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,8 @@ class Coco(Files):
     def boxes_of(self, id: int) -> slice:
         """The slice of an image's boxes in `boxes`, `labels` and `crowd`."""
         return slice(int(self.first_boxes[id]), int(self.first_boxes[id + 1]))
+
+    first_label: ClassVar[int] = 1  # 0 is the background
 
     @cached_property
     def most_boxes(self) -> int:

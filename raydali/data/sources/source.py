@@ -26,6 +26,11 @@ class Source(Protocol):
         ...
 
 
+def classes_of(source: Source) -> tuple[str, ...]:
+    """Return the classes of a source in order; none if its samples have none."""
+    return tuple(getattr(source, "classes", ()))
+
+
 class Relocatable(Protocol):
     """An index of data that may be at another path on another node."""
 

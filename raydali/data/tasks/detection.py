@@ -87,16 +87,16 @@ class TrainImages(Images):
     (Liu et al., ECCV 2016), and clipped to the window's border. Crowds are omitted.
 
     Args:
-        max_boxes: number of boxes in each row of the output; no image may have more. Use the source's `most_boxes`.
         seed: seed of the random numbers, 0 or more.
+        max_boxes: number of boxes in each row of the output; no image may have more. None: the source's `most_boxes`.
         crop_probability: probability of a crop; otherwise the window is the whole image.
         random_area: bounds of the window's share of the image's area.
         random_aspect: bounds of the window's width / height.
         flip_probability: probability of a horizontal flip.
     """
 
-    max_boxes: int
     seed: int
+    max_boxes: int | None = None
     crop_probability: float = 0.5
     random_area: Range = (0.3, 1.0)
     random_aspect: Range = (1 / 2, 2.0)
@@ -105,7 +105,7 @@ class TrainImages(Images):
     def __post_init__(self) -> None:
         """Check that values are in their ranges."""
         super().__post_init__()
-        require(self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
+        require(self.max_boxes is None or self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
         require_draws(self.seed, crop_probability=self.crop_probability, flip_probability=self.flip_probability)
         require_crops(self.random_area, self.random_aspect)
 
@@ -118,13 +118,17 @@ class TrainImages(Images):
         """
         return "images", "boxes", "labels"
 
+    def row_of(self, source: Coco) -> int:
+        """Return the number of boxes in each row of the output."""
+        return self.max_boxes or max(1, source.most_boxes)
+
     def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
         """Return files, annotated sizes (N, 2), random numbers (N, 11, 2), crops and flips (N,), boxes, labels.
 
         Raises:
             DataError: an image has more than `max_boxes` boxes.
         """
-        return source.files(ids), source.sizes[ids], *self.draws(ids, epochs), *padded(source, ids, self.max_boxes)
+        return source.files(ids), source.sizes[ids], *self.draws(ids, epochs), *padded(source, ids, self.row_of(source))
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Return the result of `windows`; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes) in the windows."""
@@ -146,7 +150,7 @@ class TrainImages(Images):
         ids = np.array([id])
         draws, crops, flips = self.draws(ids, np.array([epoch]))
         starts, sizes = self.chosen(shape[None], draws, crops)
-        boxes, labels = moved(*padded(source, ids, self.max_boxes), starts, sizes, flips, self.image_size)
+        boxes, labels = moved(*padded(source, ids, self.row_of(source)), starts, sizes, flips, self.image_size)
         (top, left), (height, width) = starts[0].tolist(), sizes[0].tolist()
         square = _pasted_into_square(image.crop((left, top, left + width, top + height)), self.image_size)
         pixels = F.pil_to_tensor(F.horizontal_flip(square) if flips[0] else square)

@@ -55,7 +55,7 @@ def agreement(used: Session, options: LaunchOptions, answers: Mapping[int, Any])
     if not isinstance(used.kind, Classification):
         return None
     exact = replace(used, inference=replace(used.inference, precision="fp32"))
-    arrays = joined(exact.results(options)).arrays
+    arrays = joined(exact.inference, exact.results(options)).arrays
     several = isinstance(used.kind, MultiLabel)
     evaluated = arrays["probabilities"] > THRESHOLD if several else arrays["best"][:, 0]
     pairs = [(answers[id], said) for id, said in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in answers]

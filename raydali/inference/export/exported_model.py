@@ -2,6 +2,7 @@
 
 classification, multi-label   images (N, 3, H, W) --> resize, crop, normalise, model --> probabilities, logits
 restoration                   images (N, 3, H, W) --> model --> restored, 8-bit images of the same size
+any other network             images (N, 3, H, W), resized and cropped already --> network --> its outputs
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydali.data.sources.source import Source
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import UsageError
 from raydali.host.facts import versions
@@ -24,6 +26,10 @@ from raydali.train.evaluation.restoration import in_8_bits
 from raydali.train.models.normalized import Normalized
 
 INPUT = "images"
+NOT_EXPORTED = (
+    "cannot be exported, since it takes more than an image or returns no tensors, as detectors and video models: give "
+    "a run of imagenet, restoration or a task of your own"
+)
 
 
 class ImageClassifier(nn.Module):
@@ -65,17 +71,48 @@ class ImageRestorer(nn.Module):
         return (in_8_bits(self.network(images)),)
 
 
+class ImageNetwork(nn.Module):
+    """A network of images as the job's validation pipeline makes them.
+
+    Args:
+        network: returns a tensor, or a mapping or a sequence of tensors, with a row for each image.
+        example: an image (3, H, W), for which it is called once.
+
+    Raises:
+        UsageError: it does not.
+    """
+
+    def __init__(self, network: nn.Module, example: torch.Tensor) -> None:
+        super().__init__()
+        self.network, self.size = network, (example.shape[-2], example.shape[-1])
+        with torch.inference_mode():
+            found = network(example[None]) if example.dtype == torch.uint8 and example.dim() == 3 else None
+        named = {"output": found} if isinstance(found, torch.Tensor) else found
+        if isinstance(named, list | tuple):
+            named = {f"output_{place}": value for place, value in enumerate(named)}
+        if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
+            raise UsageError(f"the network {NOT_EXPORTED}")
+        self.outputs = tuple(named)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs for images (N, 3, H, W) uint8."""
+        found = self.network(images)
+        return (found,) if isinstance(found, torch.Tensor) else (*getattr(found, "values", lambda: found)(),)
+
+
 @dataclass(frozen=True)
 class ExportedModel:
     """A model that can be exported.
 
     Attributes:
-        network: takes images (N, 3, H, W) uint8, N, H and W any; has "outputs", the names of what it returns.
+        network: takes images (N, 3, H, W) uint8; has "outputs", the names of what it returns.
         facts: what a user of the file needs to know; each value can be written as JSON.
+        size: H and W, if the network may take images of one size alone; None: it takes any.
     """
 
-    network: ImageClassifier | ImageRestorer
+    network: ImageClassifier | ImageRestorer | ImageNetwork
     facts: Mapping[str, Any]
+    size: tuple[int, int] | None = None
 
     @property
     def texts(self) -> dict[str, str]:
@@ -84,37 +121,41 @@ class ExportedModel:
 
 
 def check_exportable(run: TrainedRun) -> None:
-    """Refuse a run whose kind of prediction cannot be exported.
+    """Refuse a run that takes or returns something else than tensors with a row for each image, as far as is known.
 
     Raises:
-        UsageError: it predicts boxes, or classes of videos.
+        UsageError: it does.
     """
-    if not isinstance(run.kind, Classification | Restoration):
-        raise UsageError(
-            f"{run.folder} cannot be exported, since it takes or predicts more than images and classes: give a run of "
-            "imagenet or restoration"
-        )
+    if run.job.task in ("detection", "video"):
+        raise UsageError(f"{run.folder} {NOT_EXPORTED}")
 
 
-def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str]) -> ExportedModel:
+def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], source: Source) -> ExportedModel:
     """Put a network between 8-bit images and answers.
 
     Args:
         run: the trained run.
         network: the run's, see `TrainedRun.network`; on the CPU.
         classes: in the order of its outputs.
+        source: samples, of which the first one shows what the job's validation pipeline makes.
+
+    Raises:
+        UsageError: it takes or returns something else.
     """
     facts: dict[str, Any] = {
         "raydali": versions().get("raydali"),
         "run": str(run.folder),
-        "weights": run.origin,
-        "weights_sha256": run.sha256,
+        "weights": run.weights.origin,
+        "weights_sha256": run.weights.sha256,
         "model": getattr(run.config, "model", type(network).__name__),
         "input": "uint8 RGB images (N, 3, H, W), upright as EXIF says; all of a batch have one size",
     }
     if isinstance(run.kind, Restoration):
         return ExportedModel(ImageRestorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
-    assert isinstance(run.pipeline, ValidationImages)
+    if not isinstance(run.kind, Classification) or type(run.pipeline) is not ValidationImages:
+        plain = ImageNetwork(network, run.pipeline.sample(source, 0, 0)[0]).eval()
+        facts["input"] = f"uint8 RGB images (N, 3, {plain.size[0]}, {plain.size[1]}), resized and cropped already"
+        return ExportedModel(plain, facts | {"output": ", ".join(plain.outputs)}, plain.size)
     several = isinstance(run.kind, MultiLabel)
     crop = CentreCrop(run.pipeline.shorter_side, run.pipeline.image_size, run.pipeline.interpolation)
     facts |= {
@@ -129,8 +170,9 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str]) 
 
 
 def _normalisation(network: nn.Module) -> dict[str, list[float]]:
-    """Return mean and deviation of each channel, in units of the full range."""
-    assert isinstance(network, Normalized)
+    """Return mean and deviation of each channel, in units of the full range; nothing of a network of the user's own."""
+    if not isinstance(network, Normalized):
+        return {}
     std = 1 / (255 * network.scale.double())
     mean = -network.shift.double() * std
     return {"mean": [round(value, 6) for value in mean.tolist()], "std": [round(value, 6) for value in std.tolist()]}

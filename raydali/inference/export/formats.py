@@ -76,6 +76,8 @@ class Onnx(Format):
         try:
             program = traced(model)
         except CommandError:  # a graph of ONNX has no conditions; the proof has sizes of all kinds
+            if model.size is not None:
+                raise
             program = traced(model, any_condition=True)
         with _translating("ONNX"):
             exported = torch.onnx.export(
@@ -128,7 +130,7 @@ FORMATS: dict[FormatName, Format] = {"onnx": Onnx(), "torch-export": TorchExport
 
 
 def traced(model: ExportedModel, *, any_condition: bool = False) -> torch.export.ExportedProgram:
-    """Trace a model, with batch, height and width left open.
+    """Trace a model, with batch, height and width left open; of a network that takes one size alone, only the batch.
 
     Args:
         model: its code may depend on these sizes.
@@ -138,12 +140,14 @@ def traced(model: ExportedModel, *, any_condition: bool = False) -> torch.export
         CommandError: its code cannot be traced.
     """
     dim = torch.export.Dim
-    sizes = [dim.DYNAMIC] * 3 if any_condition else [dim("batch"), dim("height"), dim("width")]
+    names = ("batch", "height", "width") if model.size is None else ("batch",)
+    sizes = [dim.DYNAMIC if any_condition else dim(name) for name in names]
+    shape = _EXAMPLE if model.size is None else (*_EXAMPLE[:2], *model.size)
     with _translating("torch.export"):
         return torch.export.export(
             model.network,
-            (torch.zeros(_EXAMPLE, dtype=torch.uint8),),
-            dynamic_shapes={INPUT: dict(zip((0, 2, 3), sizes, strict=True))},
+            (torch.zeros(shape, dtype=torch.uint8),),
+            dynamic_shapes={INPUT: dict(zip((0, 2, 3), sizes, strict=False))},
         )
 
 

@@ -17,8 +17,9 @@ from torch import nn
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pillow import decoded
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import CommandError
-from raydali.inference.export.exported_model import ImageClassifier, ImageRestorer
+from raydali.inference.export.exported_model import ImageClassifier, ImageNetwork, ImageRestorer
 from raydali.inference.export.formats import Images, Outputs
 
 SHARE_OF_RANGE = 0.01
@@ -34,14 +35,14 @@ class Proof:
     """How the answers of a file compare with those of the trained model.
 
     An answer is the most probable class of an image; or for each label whether it is more likely than not; or a
-    restored image.
+    restored image; or all outputs for an image.
 
     Attributes:
         several: whether an image may have several labels.
         images: number of images compared.
         batch_sizes: numbers of images that were computed at once.
         same, close, different: number of answers that are the same; that differ by rounding; and of the others.
-        largest: the largest differences, of "logits" and "probabilities"; or of "levels", of 255.
+        largest: the largest differences, of "logits" and "probabilities"; or of "levels", of 255; or of "outputs".
         limit: the largest difference of logits or levels that is taken for rounding.
         answers: those of the trained model, by id.
     """
@@ -71,7 +72,9 @@ class Proof:
 
 
 def prove(
-    network: ImageClassifier | ImageRestorer, file: Callable[[Images], Outputs], images: Iterable[tuple[int, Images]]
+    network: ImageClassifier | ImageRestorer | ImageNetwork,
+    file: Callable[[Images], Outputs],
+    images: Iterable[tuple[int, Images]],
 ) -> Proof:
     """Compare the outputs of a network and of its file.
 
@@ -81,9 +84,12 @@ def prove(
         images: id and pixels (3, H, W) of each; not all of them in memory.
     """
     proof = Proof(several=getattr(network, "several", False))
-    compared = _Logits(proof) if isinstance(network, ImageClassifier) else _Levels(proof)
+    compared: _Logits | _Levels | _Values = _Levels(proof)
+    if not isinstance(network, ImageRestorer):
+        compared = _Logits(proof) if isinstance(network, ImageClassifier) else _Values(proof)
     for ids, batch in _batches(images):
-        for some in () if proof.images else _variants(batch[:1]):
+        variants = [*_variants(batch[:1])][: 2 if isinstance(network, ImageNetwork) else None]
+        for some in () if proof.images else variants:
             compared.differences(_outputs(network, some), _outputs_of_file(file, some))
             proof.batch_sizes.add(len(some))
         ours, theirs = _outputs(network, batch), _outputs_of_file(file, batch)
@@ -149,6 +155,29 @@ class _Levels:
         pass
 
 
+class _Values:
+    """Compares outputs of any kind, image by image."""
+
+    def __init__(self, proof: Proof) -> None:
+        self.proof, self.scale, self.of_images = proof, 0.0, list[float]()
+        proof.largest = {"outputs": 0.0}
+
+    def differences(self, ours: Outputs, theirs: Outputs) -> None:
+        for one, other in zip(ours, theirs, strict=True):
+            self.scale = max(self.scale, float(np.ptp(one)))
+            self.proof.largest["outputs"] = float(np.maximum(self.proof.largest["outputs"], np.abs(one - other).max()))
+
+    def answers(self, ours: Outputs, theirs: Outputs) -> NDArray[Any]:
+        each = [np.abs(one - other).reshape(len(one), -1).max(1) for one, other in zip(ours, theirs, strict=True)]
+        self.of_images += (found := np.max(each, 0)).tolist()
+        return np.asarray(found)
+
+    def finish(self) -> None:
+        self.proof.limit = SHARE_OF_RANGE * self.scale + ROUNDING
+        self.proof.different = sum(not difference <= self.proof.limit for difference in self.of_images)
+        self.proof.same = len(self.of_images) - self.proof.different
+
+
 def _levels(ours: Outputs, theirs: Outputs) -> NDArray[np.int16]:
     levels: NDArray[np.int16] = np.abs(ours[0].astype(np.int16) - theirs[0].astype(np.int16))
     return levels
@@ -191,11 +220,18 @@ def _batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], 
             yield list(ids), np.stack(pixels)
 
 
-def decoded_images(source: Source, broken: dict[int, str]) -> Iterator[tuple[int, Images]]:
+def images_for(
+    network: ImageClassifier | ImageRestorer | ImageNetwork,
+    source: Source,
+    pipeline: Pipeline[Any],
+    broken: dict[int, str],
+) -> Iterator[tuple[int, Images]]:
     """Decode the images of a source by Pillow, as users of a file do.
 
     Args:
-        source: has labelled images, or pairs of which the inputs are taken.
+        network: what takes the images: whole ones, or those of the pipeline.
+        source: the samples; of pairs the inputs are taken.
+        pipeline: of validation samples.
         broken: gets the reasons why others cannot be read.
 
     Yields:
@@ -204,8 +240,11 @@ def decoded_images(source: Source, broken: dict[int, str]) -> Iterator[tuple[int
     files: Any = source.inputs if isinstance(source, ImagePairs) else source
     for id in range(len(source)):
         try:
-            pixels = np.asarray(decoded(files.read(id)))
+            if isinstance(network, ImageNetwork):
+                pixels = pipeline.sample(source, id, 0)[0].numpy()
+            else:
+                pixels = np.asarray(decoded(files.read(id))).transpose(2, 0, 1)
         except Exception as error:  # of files, of decoders
             broken[id] = str(error)
             continue
-        yield id, np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        yield id, np.ascontiguousarray(pixels)

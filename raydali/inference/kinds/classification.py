@@ -7,13 +7,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledSource
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled
@@ -26,12 +22,6 @@ CALIBRATION_BINS = 15
 class Classification(Kind):
     """Images with one class each; the outputs are the five most probable classes of each."""
 
-    def open_validation(self, config: Any) -> tuple[LabeledSource, LabeledSource]:
-        """See `Kind`."""
-        both = train_and_val(config.data or digits_folder(), **config.reading)
-        train, val = exclude(config.exclude, *both)
-        return train, val
-
     def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> LabeledSource:
         """See `Kind`."""
         return labeled_like(data, config, classes, given)
@@ -40,16 +30,16 @@ class Classification(Kind):
         """See `Kind`."""
         return unlabeled(data, config, classes, root)
 
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "best" (n, 5) int32, classes by falling probability, "probabilities" (n, 5), and "losses" (n,)."""
-        logits = network(batch["images"]).float()
+        logits = raw.float()
         best = logits.topk(min(BEST, logits.shape[1])).indices
         probabilities = logits.softmax(1).gather(1, best)
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"best": best.int(), "probabilities": probabilities, "losses": losses}
 
     def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> Evaluation:
-        """Compute top-1 and top-5, figures of each class, the confusion matrix and the calibration error."""
+        """Compute figures of each class, the confusion matrix and the calibration error."""
         return evaluate_classes(arrays, source.labels[arrays["ids"]], classes, source.path)
 
     def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
@@ -101,9 +91,6 @@ def evaluate_classes(
     confusion = multiclass_confusion_matrix(predicted, truth, len(classes)).numpy()
     scores = multiclass_stat_scores(predicted, truth, len(classes), average=None).numpy()
     metrics = {
-        "top1": right[:, 0].mean(),
-        "top5": right.any(1).mean(),
-        "loss": losses.astype(np.float64).mean(),
         "confidence": confidence.double().mean(),
         "calibration_error": binary_calibration_error(confidence, correct, CALIBRATION_BINS).item(),
     }

@@ -10,13 +10,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources import storage
-from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco import Coco
-from raydali.data.sources.coco_folder import one_split, train_and_val
+from raydali.data.sources.coco_folder import one_split
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
 from raydali.data.sources.image_folder import EXTENSIONS
@@ -41,13 +39,6 @@ class Detection(Kind):
 
     legend = f"Boxes of the annotations are green, boxes found with a score above {SURE} are red."
     endings = (".csv", ".parquet", ".json")
-
-    def open_validation(self, config: Any) -> tuple[Coco, Coco]:
-        """See `Kind`."""
-        data = config.data or shapes_folder()
-        indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
-        train, val = exclude(config.exclude, *indexes)
-        return train, val
 
     def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Coco:
         """See `Kind`; a folder laid out like COCO, of which val is taken."""
@@ -77,15 +68,11 @@ class Detection(Kind):
             category_ids=np.arange(1, len(classes) + 1),
         )
 
-    def network(self, model: nn.Module, config: Any) -> nn.Module:
-        """Return the model, which normalises images itself."""
-        return model.to(memory_format=torch.channels_last)
-
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "counts" (n,) of boxes, and "boxes" (B, 4), "scores" (B,) and "labels" (B,) of all images."""
         images, sizes = batch["images"], batch["sizes"].cpu().numpy()
         # Label 0 is the background, of which some of torchvision's detectors find boxes too.
-        results = [{name: of[name][of["labels"] > 0] for name in of} for of in network(images)]
+        results = [{name: of[name][of["labels"] > 0] for name in of} for of in raw]
         found = in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
         _, boxes, scores, labels = zip(*found, strict=True)
         return {

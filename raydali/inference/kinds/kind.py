@@ -1,32 +1,27 @@
-"""The interface of a kind of prediction: its samples, its model, and what is made of the outputs.
+"""The interface of a kind of prediction: what a job's file does not say of its samples and outputs.
 
-open_validation, open_labeled    samples with their truth      evaluate
-open_unlabeled                   samples without               predict
-outputs                          on each worker: a batch to arrays with a row for each sample
-evaluation, table                in the driver: the arrays of all samples to figures or to rows
+open_labeled          other samples with their truth      evaluate --data
+open_unlabeled        samples without                     predict
+outputs               on each worker: the network's outputs for a batch, to arrays with a row for each sample
+evaluation, table     in the driver: the arrays of all samples to figures of each class and so on, or to rows
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.make import LoaderName, make_loader
+from raydali.data.loading.loader import Batch
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.train.models.normalized import Normalized
 
 WORST_SHOWN = 64
 """Samples of `Evaluation.worst`."""
-Arrays = dict[str, NDArray[Any]]
-"""Outputs by name; "ids" are those of the samples, int64 (n,)."""
+Arrays = dict[str, Any]
+"""Outputs by name, NDArray, or lists of a task of the user; "ids" are those of the samples, int64 (n,)."""
 Columns = Mapping[str, str | None]
 """How a list is read, by option: "root" and "label_column"."""
 
@@ -52,17 +47,17 @@ class Worst:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How good a model is on some samples.
+    """How good a model is on some samples, beside the figures of the job's own evaluation.
 
     Attributes:
-        metrics: figures over all samples, by name; the first ones matter most.
+        metrics: further figures over all samples, by name.
         classes: a row of figures for each class, with its "class"; empty if there are no classes.
         confusion: int64 (C, C), how many samples of the class of the row were predicted as that of the column; None
             where a sample may have several classes.
         worst: the samples that the model gets most wrong, the worst first.
     """
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     classes: Sequence[Mapping[str, Any]] = ()
     confusion: NDArray[np.int64] | None = None
     worst: Sequence[Worst] = ()
@@ -85,14 +80,6 @@ class Kind(ABC):
     noun: ClassVar[str] = "image"
     endings: ClassVar[tuple[str, ...]] = (".csv", ".parquet")
     legend: ClassVar[str] = "Below each: its class, the class and probability that the model gives, and the loss."
-
-    @abstractmethod
-    def open_validation(self, config: Any) -> tuple[Any, Any]:
-        """Open the training and the validation samples of a run.
-
-        Raises:
-            UsageError: they cannot be opened.
-        """
 
     @abstractmethod
     def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Any:
@@ -130,27 +117,19 @@ class Kind(ABC):
         """Yield the files that a prediction consists of, with their paths in the output's folder."""
         yield from ()
 
-    def classes_of(self, source: Any) -> tuple[str, ...]:
-        """Return the classes of a source with truth; none if the model has no output for each."""
-        classes: tuple[str, ...] = source.classes
-        return classes
-
-    def network(self, model: nn.Module, config: Any) -> nn.Module:
-        """Return the model with its normalisation: it takes 8-bit samples."""
-        mirrored = getattr(config, "tta", None) == "flip"
-        return Normalized(model, config.mean, config.std, mirrored=mirrored).to(memory_format=torch.channels_last)
-
-    def loader(self, name: LoaderName, config: Any) -> Callable[..., Loader]:
-        """Return the function that makes the loader of that name: it takes the arguments of `Loader`."""
-        return partial(make_loader, name)
-
     def edges(self, source: Any) -> NDArray[np.int64] | None:
         """Return the ids at which a part may begin, see `parts.cut`; None: any."""
         return None
 
     @abstractmethod
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """Compute the outputs of a batch, on the device."""
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return tensors, or lists, with a row for each sample or object.
+
+        Args:
+            raw: what the network returned for the batch, on the device.
+            batch: the batch.
+            source: its samples.
+        """
 
     @abstractmethod
     def evaluation(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> Evaluation:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
@@ -22,25 +21,24 @@ class MultiLabel(Classification):
 
     legend = "Below each: its labels, those that the model gives a probability above 0.5, and the loss."
 
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "probabilities" (n, C) and "losses" (n,), the mean binary cross-entropy over labels."""
-        logits = network(batch["images"]).float()
+        logits = raw.float()
         losses = F.binary_cross_entropy_with_logits(logits, batch["labels"].float(), reduction="none").mean(1)
         return {"probabilities": logits.sigmoid(), "losses": losses}
 
     def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> Evaluation:
-        """Compute mAP and accuracy, and the figures of each label."""
+        """Compute the calibration error, and the figures of each label."""
         from torchmetrics.functional.classification import binary_average_precision, binary_calibration_error
 
         truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
         said = probabilities > THRESHOLD
-        rows, known = list[dict[str, Any]](), list[float]()
+        rows = list[dict[str, Any]]()
         for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
             positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
             average = None  # undefined without a positive sample
             if positive:
                 average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
-                known.append(average)
             rows.append(
                 {
                     "class": name,
@@ -52,9 +50,6 @@ class MultiLabel(Classification):
             )
         flat = torch.from_numpy(probabilities.ravel().copy()), torch.from_numpy(truth.ravel().astype(np.int64))
         metrics = {
-            "map": float(np.mean(known)) if known else 0.0,
-            "accuracy": float((said == (truth == 1)).mean()),
-            "loss": float(arrays["losses"].astype(np.float64).mean()),
             "calibration_error": binary_calibration_error(*flat, n_bins=CALIBRATION_BINS).item(),
         }
         worst = []

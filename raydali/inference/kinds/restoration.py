@@ -10,11 +10,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources.builtin.blurred import blurred_folder
-from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import Files
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.image_pairs import ImagePairs
@@ -23,7 +20,6 @@ from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
-from raydali.train.models.normalized import Normalized
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
@@ -37,24 +33,9 @@ class Restoration(Kind):
     noun = "pair"
     legend = "The inputs. Below each: its PSNR, that of the model's output, and the loss."
 
-    def open_validation(self, config: Any) -> tuple[ImagePairs, ImagePairs]:
-        """See `Kind`."""
-        root = config.data.rstrip("/") if config.data else blurred_folder()
-        pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
-        train, test = exclude(config.exclude, *pairs)
-        return train, test
-
     def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> ImagePairs:
         """See `Kind`."""
         return ImagePairs.scan(data, config.inputs, config.targets)
-
-    def classes_of(self, source: ImagePairs) -> tuple[str, ...]:
-        """Return none: the model has no classes."""
-        return ()
-
-    def network(self, model: nn.Module, config: Any) -> nn.Module:
-        """See `Kind`."""
-        return Normalized(model, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)).to(memory_format=torch.channels_last)
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Files:
         """See `Kind`."""
@@ -66,20 +47,18 @@ class Restoration(Kind):
         whole = WholeImages(hw_decoder_load=pipeline.hw_decoder_load, largest_image=pipeline.largest_image)
         return RestoredImages(), whole, 1
 
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "psnr", "ssim", "input_psnr" and "losses", each (n,)."""
-        return per_image(network(batch["inputs"]), batch["inputs"], batch["targets"])
+        return per_image(raw, batch["inputs"], batch["targets"])
 
     def evaluation(self, arrays: Arrays, source: ImagePairs, classes: Sequence[str]) -> Evaluation:
-        """Compute the means over images."""
-        names = {"psnr": "psnr", "ssim": "ssim", "input_psnr": "input_psnr", "losses": "loss"}
-        metrics = {name: float(arrays[key].astype(np.float64).mean()) for key, name in names.items()}
+        """Find the worst images."""
         worst = []
         for place in np.argsort(arrays["psnr"], kind="stable")[:WORST_SHOWN].tolist():
             id = int(arrays["ids"][place])
             before, after = (f"{name} {arrays[key][place]:.1f} dB" for name, key in _PSNR.items())
             worst.append(Worst(id, source.inputs.path(id), before, after, float(arrays["losses"][place])))
-        return Evaluation(metrics=metrics, worst=worst)
+        return Evaluation(worst=worst)
 
     def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:
         """Return no rows: `RestoredImages` predicts."""
@@ -92,9 +71,9 @@ class RestoredImages(Restoration):
     noun = "image"
     endings = ("",)
 
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "sizes" (n,) of PNG files in bytes, and "files", uint8, all of them."""
-        images = in_8_bits(network(batch["inputs"])).permute(0, 2, 3, 1).cpu().numpy()
+        images = in_8_bits(raw).permute(0, 2, 3, 1).cpu().numpy()
         files = [_png(image) for image in images]
         joined = torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
         return {"sizes": torch.tensor([len(file) for file in files]), "files": joined}

@@ -1,31 +1,21 @@
 """Videos with one class each: the probabilities of their clips are averaged."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional as F
 
-from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.make import LoaderName
-from raydali.data.loading.video_loader import make_video_loader
-from raydali.data.sources.builtin.moving_discs import moving_discs_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.formats import train_and_val
+from raydali.data.loading.loader import Batch
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes
 from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, text_of
 from raydali.inference.labeled_data import labeled_like, unlabeled_like
-from raydali.train.models.normalized import Normalized
 
 
 class Video(Kind):
@@ -33,12 +23,6 @@ class Video(Kind):
 
     noun: ClassVar[str] = "clip"
     legend = f"The middle frames of the first clips. {Kind.legend}"
-
-    def open_validation(self, config: Any) -> tuple[VideoClips, VideoClips]:
-        """See `Kind`."""
-        videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
-        train, val = (_clips(files, config) for files in exclude(config.exclude, *videos))
-        return train, val
 
     def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> VideoClips:
         """See `Kind`."""
@@ -48,37 +32,25 @@ class Video(Kind):
         """See `Kind`."""
         return _clips(unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes), config)
 
-    def classes_of(self, source: VideoClips) -> tuple[str, ...]:
-        """See `Kind`."""
-        return source.videos.classes
-
-    def network(self, model: nn.Module, config: Any) -> nn.Module:
-        """See `Kind`."""
-        normalized = Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD)
-        return normalized.to(memory_format=torch.channels_last_3d)
-
-    def loader(self, name: LoaderName, config: Any) -> Callable[..., Loader]:
-        """See `Kind`."""
-        return partial(make_video_loader, name, decoders=config.decoders)
-
     def edges(self, source: VideoClips) -> NDArray[np.int64]:
         """Return the first clip of each video: the clips of a video are in one part."""
         first_clips: NDArray[np.int64] = np.unique(source.places(np.arange(len(source)))[0], return_index=True)[1]
         return first_clips
 
-    def outputs(self, network: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "all" (n, C), the probabilities, and "losses" (n,)."""
-        logits = network(batch["clips"]).float()
+        logits = raw.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"all": logits.softmax(1), "losses": losses}
 
     def evaluation(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> Evaluation:
-        """Compute the figures of `evaluate_classes` for videos, and top-1 of clips."""
+        """Compute the figures of `evaluate_classes` for videos, and "video_top1" and the like."""
         videos, of_videos = _by_video(arrays, source)
         labels = source.videos.labels[videos]
         found = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
-        right = arrays["all"].argmax(1) == source.labels(arrays["ids"])
-        metrics = {**found.metrics, "clip_top1": float(right.mean()), "clips": float(len(right))}
+        right = of_videos["best"] == labels[:, None]
+        figures = {"top1": right[:, 0].mean(), "top5": right.any(1).mean(), "loss": of_videos["losses"].mean()}
+        metrics = {f"video_{name}": float(value) for name, value in figures.items()} | dict(found.metrics)
         return Evaluation(metrics=metrics, classes=found.classes, confusion=found.confusion, worst=found.worst)
 
     def picture(self, pipeline: Pipeline[Any], source: VideoClips, id: int, arrays: Arrays) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -18,7 +18,10 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
+from raydali.launch.driver.launcher import launch
+from raydali.launch.job import Job
 from raydali.output import mark_warnings
+from raydali.report.console import Console
 from raydali.train.recipes.published import find_recipe
 
 Config = TypeVar("Config")
@@ -66,6 +69,15 @@ def _given_recipe() -> str | None:
     parser.add_argument("--recipe", nargs="?")
     recipe: str | None = parser.parse_known_args()[0].recipe
     return recipe
+
+
+def run_job(job: Job[Any]) -> None:
+    """Be the command of a job: parse its options, open its data, and train; see `run_main`."""
+
+    def main() -> None:
+        launch(job, parse(job.config, demo=job.demo, fine_tuning=job.fine_tuning), Console())
+
+    run_main(main)
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -3,17 +3,14 @@
 import random
 import string
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from raydali.data.sources.source import Source
+from raydali.data.sources.source import Source, classes_of
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
@@ -40,6 +37,7 @@ from raydali.launch.driver.starting_weights import (
     model_facts,
     read_starting_weights,
 )
+from raydali.launch.job import Job
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.launch.row_group_choice import with_row_groups
 from raydali.report.console import Console
@@ -52,8 +50,6 @@ from raydali.run.model_file import write_model
 from raydali.text import plural
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from raydali.train.weights.matching import MatchedWeights
 
 STREAM_SETTINGS = (
@@ -69,48 +65,7 @@ STREAM_SETTINGS = (
 """Settings that a resume must repeat, since the stream depends on them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A training function with its data, ready to launch.
-
-    Attributes:
-        name: the prefix of the names of its runs.
-        train: the training function, called as `train(options, data, session)` in every worker.
-        data: passed to every worker through Ray's object store, so that the workers of a node share one copy.
-        source: the training set.
-        labels: of the training set, int64 (N,), if each sample has one: a run in blocks mixes them.
-        unchangeable: options that a resume must repeat, besides the stream's, since the weights depend on them.
-        classes: their names in order, if the model has an output for each.
-        first_label: the label of the first class: 1 for a detector, whose 0 is the background.
-        category_ids: the ids of the classes in the annotations, if they have any.
-        build_model: builds the model of some options with a number of classes, for `--weights`.
-        check: refuses options that do not fit together; they have their final values.
-    """
-
-    name: str
-    train: Callable[..., None]
-    data: Any
-    source: Source
-    labels: NDArray[np.int64] | None = None
-    unchangeable: Sequence[str] = ()
-    classes: Sequence[str] = ()
-    first_label: int = 0
-    category_ids: Sequence[int] = ()
-    build_model: "Callable[[Any, int], nn.Module] | None" = None
-    check: Callable[[Any], None] | None = None
-
-    @property
-    def samples(self) -> int:
-        """Number of training samples."""
-        return len(self.source)
-
-    @property
-    def labeled_classes(self) -> list[tuple[str, int]]:
-        """The classes in order, each with its label."""
-        return [*zip(self.classes, count(self.first_label), strict=False)]
-
-
-def launch(job: Job, options: LaunchOptions, console: Console) -> None:
+def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     """Train with these options: begin the run of that name, or resume it.
 
     Raises:
@@ -119,9 +74,15 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
-    start_clock.mark("index")
     options = with_loader(options, console.print)
-    folder = RunFolder(options.storage, options.name or _new_name(job), console.warn)
+    folder = RunFolder(options.storage, options.name or _new_name(job.name), console.warn)
+    data = job.open_data(options)
+    train, samples, labels = data.train, len(data.train), getattr(data.train, "one_each", None)
+    classes = classes_of(train)
+    if job.demo is not None and getattr(options, "data", None) is None:
+        console.print(job.about_demo)
+    console.print(f"data: {job.describe(options, data)}")
+    start_clock.mark("index")
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
     earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS | getattr(options, "usual_inputs", {}))
     changed: dict[str, tuple[Any, Any]] = {}
@@ -132,22 +93,19 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
         options = with_micro_batch(replace(options, global_batch_size=size), kept)
-        settings = _settings(job, options, sha256)
-        check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable))
+        settings = _settings(options, train, sha256)
+        check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
             return
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
-    check(with_micro_batch(options, kept), job.samples)
-    if job.check is not None:
-        job.check(options)
-    matched = None
-    if job.build_model is not None:
-        build = partial(job.build_model, options)
-        check_freeze(options, build, job.classes)
-        matched = match_starting_weights(weights, build, job.classes) if weights is not None else None
+    check(with_micro_batch(options, kept), samples)
+    job.check(options)
+    build = partial(job.build_model, options)
+    check_freeze(options, build, classes)
+    matched = match_starting_weights(weights, build, classes) if weights is not None else None
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as cluster:
@@ -156,28 +114,28 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
         if options.global_batch_size is None:
             options = replace(options, global_batch_size=options.batch_size * placement.maximum)
         options = with_micro_batch(options, kept, placement.maximum)
-        check(options, job.samples, placement)
+        check(options, samples, placement)
         options = with_row_groups(
             options,
-            job.source,
-            job.labels,
+            train,
+            labels,
             workers=(placement.minimum, placement.maximum),
             cpus=placement.cpus,
             tell=console.print,
             warn=console.warn,
         )
-        options = with_window(options, job.samples, job.labels)
-        for warning in warnings_of(options, placement, cluster, job.samples, job.labels):
+        options = with_window(options, samples, labels)
+        for warning in warnings_of(options, placement, cluster, samples, labels):
             console.warn(warning)
         check_imports(options, console.warn)
-        settings = _settings(job, options, sha256)
+        settings = _settings(options, train, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
-        write_model(folder, _model_facts(job, settings, matched))
+        write_model(folder, _model_facts(job, train, settings, matched))
         run = Run(
             train=job.train,
-            data=job.data,
-            samples=job.samples,
+            data=data,
+            samples=samples,
             weights=matched,
             options=options,
             placement=placement,
@@ -199,11 +157,9 @@ def launch(job: Job, options: LaunchOptions, console: Console) -> None:
             train_in_workers(run, console, track, interrupt)
 
 
-def _new_name(job: Job) -> str:
+def _new_name(job: str) -> str:
     """Return a name with random characters, since two runs may begin in the same second."""
-    return time.strftime(f"{job.name}-%Y%m%d-%H%M%S-") + "".join(
-        random.choices(string.ascii_lowercase + string.digits, k=4)
-    )
+    return time.strftime(f"{job}-%Y%m%d-%H%M%S-") + "".join(random.choices(string.ascii_lowercase + string.digits, k=4))
 
 
 def _defaults(options: LaunchOptions) -> dict[str, Any]:
@@ -251,10 +207,14 @@ def _created(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _model_facts(job: Job, settings: dict[str, Any], matched: "MatchedWeights | None") -> dict[str, Any]:
-    facts = model_facts(job.train.__code__.co_filename, job.labeled_classes, settings, matched)
-    return facts | ({"category_ids": [*job.category_ids]} if job.category_ids else {})
+def _model_facts(
+    job: Job[Any], train: Source, settings: dict[str, Any], matched: "MatchedWeights | None"
+) -> dict[str, Any]:
+    labels = [*zip(classes_of(train), count(getattr(train, "first_label", 0)), strict=False)]
+    facts = model_facts(job.train.__code__.co_filename, labels, settings, matched)
+    category_ids = getattr(train, "category_ids", None)
+    return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 
 
-def _settings(job: Job, options: LaunchOptions, sha256: str | None) -> dict[str, Any]:
-    return asdict(options) | {"samples": job.samples, "fingerprint": job.source.fingerprint, SHA256: sha256}
+def _settings(options: LaunchOptions, train: Source, sha256: str | None) -> dict[str, Any]:
+    return asdict(options) | {"samples": len(train), "fingerprint": train.fingerprint, SHA256: sha256}

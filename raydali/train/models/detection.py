@@ -93,6 +93,35 @@ def tiny_detector(classes: int) -> FCOS:
     )
 
 
+class DetectorNetwork(nn.Module):
+    """A detector of torchvision, whose outputs before any threshold or selection can be computed, too.
+
+    Args:
+        model: the detector, made by `build_detector`. Its state in checkpoints is its own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor, targets: Targets | None = None) -> Nested:
+        """Return losses by name in training, else boxes, scores and labels of each image."""
+        return self.model(images, targets)
+
+    def raw_outputs(self, images: torch.Tensor) -> Nested:
+        """Return what the heads compute; that of a second stage for the whole image, which no selection finds."""
+        model: Any = self.model
+        padded, _ = model.transform(images)
+        features = model.backbone(padded.tensors)
+        maps = features if isinstance(features, Mapping) else {"0": features}
+        if not hasattr(model, "rpn"):
+            return model.head([*maps.values()])
+        (height, width), heads = padded.image_sizes[0], model.roi_heads
+        whole = [images.new_tensor([[0, 0, width, height]], dtype=torch.float32)] * len(images)
+        boxes = heads.box_predictor(heads.box_head(heads.box_roi_pool(maps, whole, padded.image_sizes)))
+        return model.rpn.head([*maps.values()]), boxes
+
+
 class _OneSize(nn.Module):
     """A transform for detectors that normalises and pads images, but does not resize them.
 

@@ -153,8 +153,17 @@ class VideoClips:
         """The classes of these clips, int64."""
         return self.videos.labels[self.places(ids)[0]]
 
+    def read(self, id: int) -> bytes:
+        """The content of a clip's video."""
+        return self.videos.read(int(self.places(np.array([id]))[0][0]))
+
     @property
-    def all_labels(self) -> NDArray[np.int64]:
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.videos.classes
+
+    @property
+    def one_each(self) -> NDArray[np.int64]:
         """The class of every clip, int64 (N,)."""
         return self.labels(np.arange(len(self)))
 

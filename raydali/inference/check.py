@@ -1,0 +1,183 @@
+"""Check that the network of a job computes what the run computed, before anything is done with it.
+
+A run keeps some samples of its validation (train/evaluation/reference.py): files, the loader's inputs, and outputs.
+
+    file --> input       with val_pipeline(config), where the run's data can be read
+    input --> outputs    with network(model, config), on whatever machine
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from raydali.data.sources.source import Source
+from raydali.data.stream.stream import MicroBatch
+from raydali.errors import CommandError, RaydaliError
+from raydali.extras import default_loader
+from raydali.inference.trained_run import TrainedRun
+from raydali.run.folder import EPOCHS
+from raydali.text import error_line, plural
+from raydali.train.evaluation.reference import Reference, files_of, raw_outputs, sha256
+
+OUTPUT_LIMIT = 1e-3
+"""Largest difference of outputs, as a share of the largest output. Between a CPU and a GPU it was at most 2e-5."""
+INPUT_LIMITS = {"cpu": (0.5, 2.0), "cuda": (2.0, 255.0)}
+"""Largest mean and single difference of 8-bit inputs, by the device that decoded the run's."""
+
+
+EQUAL = 1e-6
+"""Difference of a figure from the run's, as a share of it if it is above 1, up to which both are called the same."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was checked.
+
+    Attributes:
+        text: one sentence.
+        same_data: whether the validation samples are those of the run; None if that is not known.
+    """
+
+    text: str
+    same_data: bool | None = None
+
+
+def check_run(run: TrainedRun, network: nn.Module, *, unchecked: bool) -> Checked:
+    """Compare a network with what its run computed.
+
+    Args:
+        run: the run.
+        network: `run.network`, on the CPU.
+        unchecked: whether to go on if it computes something else; the result says so.
+
+    Raises:
+        CommandError: it computes something else; the message says what differs most likely.
+    """
+    try:
+        return _check(run, network)
+    except CommandError as error:
+        if not unchecked:
+            raise
+        return Checked(f"unchecked: {error}")
+
+
+def check_data(run: TrainedRun, checked: Checked, *, unchecked: bool) -> None:
+    """Refuse to evaluate a run on its own data if they are not those that it was validated on.
+
+    Raises:
+        CommandError: they are not.
+    """
+    if checked.same_data is False and not unchecked:
+        likely = "the data have changed, or train() validates other samples than those of open_data(config)"
+        raise _refused(run, checked.text, likely)
+
+
+def beside_run(run: TrainedRun, metrics: Mapping[str, Any]) -> str:
+    """Return in one sentence how figures compare with those that the run measured with these weights."""
+    rows = [row for row in run.folder.rows(EPOCHS) if row["step"] == run.weights.step]
+    if not rows:
+        return ""
+    measured = {name: value for name, value in rows[-1]["validation"].items() if name in metrics}
+    where = f"the run measured in epoch {rows[-1]['epoch']}"
+    if all(abs(metrics[name] - value) <= EQUAL * max(1.0, abs(value)) for name, value in measured.items()):
+        return f"the same as {where}"
+    others = ", ".join(f"{name} {value:.6g}" for name, value in measured.items())
+    return f"{where}, in {run.config.precision or 'fp32'} on its hardware: {others}"
+
+
+def _check(run: TrainedRun, network: nn.Module) -> Checked:
+    reference = run.weights.reference
+    if reference is None:
+        return Checked(f"not checked: {run.weights.origin} has no samples of a validation")
+    if reference.facts.get("weights", run.weights.sha256) != run.weights.sha256:
+        raise _refused(run, "has other weights than the run validated", f"{run.weights.origin} has changed since")
+    _check_outputs(run, network, reference)
+    samples = plural(len(reference.inputs), "validation sample")
+    try:
+        val = run.data.val
+    except (RaydaliError, OSError) as error:
+        return Checked(f"checked on {samples}, but not their files, which cannot be read: {error_line(error)[:80]}")
+    if (len(val), val.fingerprint) != (reference.facts["samples"], reference.facts["fingerprint"]):
+        return Checked(
+            f"checked on {samples}, but not their files: the validation set has {len(val):,} samples, and is not that "
+            f"of the run, of {reference.facts['samples']:,}",
+            same_data=False,
+        )
+    _check_inputs(run, val, reference)
+    return Checked(f"checked on {samples}: files, inputs and outputs are those of the run", same_data=True)
+
+
+def _check_outputs(run: TrainedRun, network: nn.Module, reference: Reference) -> None:
+    where = f"the network of {run.found.file.name}"
+    likely = "train() validates something else than network(model, config)"
+    if run.found.unchanged is False:
+        likely = f"{run.found.file.name} has changed since the run"
+    try:
+        ours = raw_outputs(network, reference.inputs)
+    except Exception as error:  # whatever another network raises
+        raise _refused(run, f"{where} does not take what the run's did ({error_line(error)[:60]})", likely) from error
+    if [each.shape for each in ours] != [each.shape for each in reference.outputs]:
+        raise _refused(run, f"the outputs of {where} have other shapes than those of the run", likely)
+    for one, other in zip(ours, reference.outputs, strict=True):
+        largest, scale = (one - other).abs().max().item(), other.abs().max().item()
+        if not largest <= OUTPUT_LIMIT * scale + 1e-6:
+            differ = f"{where} does not compute what the run computed: outputs up to {scale:.3g} differ by"
+            raise _refused(run, f"{differ} {largest:.2g}", likely)
+
+
+def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
+    ids, kept, name = reference.facts["ids"], reference.inputs, reference.facts["input"]
+    if name not in run.pipeline.outputs:
+        return  # the job's evaluation changes what the loader delivers
+    for id, hashes in zip(ids, reference.facts["files"], strict=True):
+        if hashes and [*map(sha256, files_of(val, id))] not in ([], hashes):
+            raise _refused(run, f"{val.path(id)} is not what the run validated", "the file has changed since")
+    limits = INPUT_LIMITS[reference.facts["device"]]
+    why = ""
+    for decode in (_by_pillow, _by_loader):  # the second one is slower, and what the run used
+        try:
+            inputs = decode(run, val, ids)[name]
+        except Exception as error:  # of decoders
+            why = f"cannot be decoded: {error_line(error)[:60]}"
+            continue
+        if inputs.shape != kept.shape:
+            why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
+            continue
+        differences = (inputs.double() - kept.double()).abs().flatten(1)
+        if differences.mean(1).max() <= limits[0] and differences.max() <= limits[1]:
+            return
+        why = f"differs by {differences.mean(1).max():.2g} of 255 in the mean"
+    likely = "val_pipeline(config) is not what train() gives to run.loaders"
+    raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
+
+
+def _by_pillow(run: TrainedRun, val: Source, ids: list[int]) -> dict[str, torch.Tensor]:
+    samples = default_collate([run.pipeline.sample(val, id, 0) for id in ids])
+    return run.pipeline.finish(dict(zip(run.pipeline.outputs, samples, strict=True)))
+
+
+def _by_loader(run: TrainedRun, val: Source, ids: list[int]) -> dict[str, torch.Tensor]:
+    with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
+        return next(iter(loader)).tensors
+
+
+@dataclass(frozen=True)
+class _Only:
+    """An order with one batch."""
+
+    samples: int
+    ids: list[int]
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:  # noqa: ARG002
+        yield MicroBatch(0, 0, 0, np.array(self.ids), np.zeros(len(self.ids), np.int64))
+
+
+def _refused(run: TrainedRun, what: str, likely: str) -> CommandError:
+    return CommandError(
+        f"{run.folder}: {what}. Most likely {likely}: correct it, or give --unchecked, whose result says so"
+    )
