@@ -10,6 +10,7 @@ preview use the same functions for data, network, pipelines and evaluation. For 
 change them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,14 +32,10 @@ from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
-    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
-    from raydali.train.precision import Precision
-    from raydali.train.worker import Worker
+    from raydali.train.evaluation.validation_pass import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -155,18 +152,11 @@ def val_pipeline(config: Config) -> ValidationImages:
     return ValidationImages(image_size=config.image_size, **config.decoding)
 
 
-def evaluate(
-    config: Config,
-    network: "nn.Module",
-    batches: "Iterable[Batch]",
-    source: Coco,
-    worker: "Worker",
-    precision: "Precision",
-) -> dict[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
     from raydali.train.evaluation import detection
 
-    return {**detection.evaluate(network, batches, source, worker, precision)}
+    return detection.evaluate(network, val.batches, val.source, val.worker, val.precision)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,15 +185,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     detector = network(model, config)
     differentiated = run.differentiated(model, detection_loss(detector))
     evaluated = run.inference(detector)
-    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["boxes"], batch["labels"])
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                with run.validation() as val:
+                    metrics = evaluate(config, evaluated, val)
                 run.close_epoch(metrics, score="map", weights=model)
 
 

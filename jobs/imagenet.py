@@ -16,6 +16,7 @@ Every worker runs the training loop in `train`. The commands evaluate, predict, 
 functions for data, network, pipelines and evaluation. For your own training, copy this file and change them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,14 +38,10 @@ from raydali.launch.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
-    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
-    from raydali.train.precision import Precision
-    from raydali.train.worker import Worker
+    from raydali.train.evaluation.validation_pass import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -138,18 +135,13 @@ def val_pipeline(config: Config) -> ValidationImages:
     return ValidationImages(image_size=config.validation_size, resize_size=config.resize_size, **config.inputs)
 
 
-def evaluate(
-    config: Config,
-    network: "nn.Module",
-    batches: "Iterable[Batch]",
-    source: LabeledSource,
-    worker: "Worker",
-    precision: "Precision",
-) -> dict[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
     from raydali.train.evaluation import classification, multi_label
 
-    return {**(multi_label if config.multi_label else classification).evaluate(network, batches, worker, precision)}
+    if config.multi_label:
+        return multi_label.evaluate(network, val.batches, val.worker, val.precision)
+    return classification.evaluate(network, val.batches, val.worker, val.precision)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -186,15 +178,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     differentiated = run.differentiated(model, lambda images, labels: criterion(trained(images), labels))
     weights = ema.module if ema else model
     evaluated = run.inference(network(weights, config).to(device))
-    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, *mix(batch["images"], batch["labels"]))
             step.update(optimizer, ema, max_norm=config.clip_grad)
             if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                with run.validation() as val:
+                    metrics = evaluate(config, evaluated, val)
                 run.close_epoch(metrics, score="map" if config.multi_label else "top1", weights=weights)
 
 

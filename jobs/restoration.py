@@ -12,6 +12,7 @@ Every worker runs the training loop in `train`. The commands evaluate, predict, 
 functions for data, network, pipelines and evaluation. For your own training, copy this file and change them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,10 @@ from raydali.launch.options import ImageOptions, require
 from raydali.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
-    from raydali.data.loading.loader import Batch
     from raydali.launch.worker.session import Session
-    from raydali.train.precision import Precision
-    from raydali.train.worker import Worker
+    from raydali.train.evaluation.validation_pass import ValidationPass
 
 SSIM_WINDOW = 11
 
@@ -139,18 +136,11 @@ def val_pipeline(config: Config) -> ValidationPairs:
     return ValidationPairs(crop_size=config.test_size, **config.decoding)
 
 
-def evaluate(
-    config: Config,
-    network: "nn.Module",
-    batches: "Iterable[Batch]",
-    source: ImagePairs,
-    worker: "Worker",
-    precision: "Precision",
-) -> dict[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of test pairs."""
     from raydali.train.evaluation import restoration
 
-    return {**restoration.evaluate(network, batches, worker, precision)}
+    return restoration.evaluate(network, val.batches, val.worker, val.precision)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -187,10 +177,10 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 step.backward(differentiated, batch["inputs"], batch["targets"])
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
-                with run.validation():
+                with run.validation() as val:
                     if run.worker.rank == 0:
                         examples.draw(lambda inputs: restore(trained, inputs.to(device), run.precision))
-                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                    metrics = evaluate(config, evaluated, val)
                 run.close_epoch(metrics, score="psnr", weights=model)
 
 

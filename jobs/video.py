@@ -10,6 +10,7 @@ The commands evaluate, predict and preview use the same functions for data, netw
 own training, copy this file and change them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,14 +30,13 @@ from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch import nn
 
-    from raydali.data.loading.loader import Batch, Loader
+    from raydali.data.loading.loader import Loader
     from raydali.launch.worker.session import Session
-    from raydali.train.precision import Precision
-    from raydali.train.worker import Worker
+    from raydali.train.evaluation.validation_pass import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -161,18 +161,11 @@ def loader(config: Config) -> "Callable[..., Loader]":
     return partial(make_video_loader, decoders=config.decoders)
 
 
-def evaluate(
-    config: Config,
-    network: "nn.Module",
-    batches: "Iterable[Batch]",
-    source: VideoClips,
-    worker: "Worker",
-    precision: "Precision",
-) -> dict[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation clips."""
     from raydali.train.evaluation import classification
 
-    return {**classification.evaluate(network, batches, worker, precision, inputs="clips")}
+    return classification.evaluate(network, val.batches, val.worker, val.precision, inputs="clips")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -204,15 +197,15 @@ def train(config: Config, data: Data, session: "Session") -> None:
     differentiated = run.differentiated(model, lambda clips, labels: criterion(trained(clips), labels))
     evaluated = run.inference(trained, inputs="clips")
     pipelines = train_pipeline(config), val_pipeline(config)
-    with run.loaders(data, pipelines, make=loader(config)) as (train_loader, val_loader):
+    with run.loaders(data, pipelines, make=loader(config)) as (train_loader, _):
         for step in run.steps(train_loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["clips"], batch["labels"])
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(config, evaluated, val_loader, data.val, run.worker, run.precision)
+                with run.validation() as val:
+                    metrics = evaluate(config, evaluated, val)
                 run.close_epoch(metrics, score="top1", weights=model)
 
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
-from torch.utils.data import default_collate
 
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
@@ -138,32 +136,19 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
         if hashes and [*map(sha256, files_of(val, id))] not in ([], hashes):
             raise _refused(run, f"{val.path(id)} is not what the run validated", "the file has changed since")
     limits = INPUT_LIMITS[reference.facts["device"]]
-    why = ""
-    for decode in (_by_pillow, _by_loader):  # the second one is slower, and what the run used
-        try:
-            inputs = decode(run, val, ids)[name]
-        except Exception as error:  # of decoders
-            why = f"cannot be decoded: {error_line(error)[:60]}"
-            continue
-        if inputs.shape != kept.shape:
-            why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
-            continue
-        differences = (inputs.double() - kept.double()).abs().flatten(1)
-        if differences.mean(1).max() <= limits[0] and differences.max() <= limits[1]:
-            return
-        why = f"differs by {differences.mean(1).max():.2g} of 255 in the mean"
     likely = "val_pipeline(config) is not what train() gives to run.loaders"
-    raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
-
-
-def _by_pillow(run: TrainedRun, val: Source, ids: list[int]) -> dict[str, torch.Tensor]:
-    samples = default_collate([run.pipeline.sample(val, id, 0) for id in ids])
-    return run.pipeline.finish(dict(zip(run.pipeline.outputs, samples, strict=True)))
-
-
-def _by_loader(run: TrainedRun, val: Source, ids: list[int]) -> dict[str, torch.Tensor]:
-    with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
-        return next(iter(loader)).tensors
+    try:
+        with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
+            inputs = next(iter(loader))[name]
+    except Exception as error:  # of decoders
+        raise _refused(run, f"{val.path(ids[0])} cannot be decoded ({error_line(error)[:60]})", likely) from error
+    if inputs.shape != kept.shape:
+        why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
+        raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
+    differences = (inputs.double() - kept.double()).abs().flatten(1)
+    if differences.mean(1).max() > limits[0] or differences.max() > limits[1]:
+        why = f"differs from the run's by {differences.mean(1).max():.2g} of 255 in the mean"
+        raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from raydali.host.hardware import PrecisionName, has_bf16
 from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.part_worker import Calls, JoiningWorker, PartWorker
 from raydali.inference.parts import Part, PartByPart
+from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.precision import Precision
 
 Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]
@@ -51,7 +52,7 @@ class Inference:
     Attributes:
         kind: what is made of its outputs.
         network: on the CPU; it takes what the loader delivers.
-        evaluate: the job's evaluation, which takes network, batches, source, worker and precision; None: only outputs.
+        evaluate: the job's evaluation, which takes network and ValidationPass; None: only outputs are computed.
         pipeline, source: of the samples.
         batch_size: samples of a batch.
         precision: of the forward pass.
@@ -122,7 +123,7 @@ class Inference:
                 for _ in with_outputs():
                     pass
             else:
-                self.evaluate(network, with_outputs(), self.source, worker, precision)
+                self.evaluate(network, ValidationPass(with_outputs(), self.source, worker, precision))
         return worker.calls
 
     def metrics(self, results: Iterable[PartResult]) -> dict[str, Any]:
@@ -130,7 +131,8 @@ class Inference:
         assert self.evaluate is not None, "evaluation"
         ordered = sorted(results, key=lambda result: result.part.number)
         worker = JoiningWorker([result.calls for result in ordered if result.calls is not None])
-        found = self.evaluate(self.network, iter(()), self.source, worker, Precision("fp32", worker.device))
+        nothing = ValidationPass((), self.source, worker, Precision("fp32", worker.device))
+        found = self.evaluate(self.network, nothing)
         return {name: value for name, value in found.items() if name != "seconds"}
 
     def _precision(self, device: torch.device) -> PrecisionName:

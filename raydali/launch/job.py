@@ -42,8 +42,8 @@ class Job(Generic[Config]):
             normalisation, and test-time augmentation. If its outputs depend on thresholds or a selection, it has a
             method `raw_outputs`, which returns the tensors before these, for the same inputs.
         train_pipeline, val_pipeline: make the pipelines of training and of validation samples.
-        evaluate: called as `evaluate(config, network, batches, source, worker, precision)`, returns the figures of a
-            network on batches of validation samples by name; see `docs/own-data.md`.
+        evaluate: called as `evaluate(config, network, val)`, returns the figures of a network by name; `val` is the
+            `ValidationPass` that `run.validation()` yields.
         train: the training function, called as `train(config, data, session)` in every worker.
         task: what raydali adds: figures of each class, the worst samples, other data, and predictions. None: nothing.
         predictions: called as `predictions(config, outputs, paths)` with the outputs for samples, and their paths,

@@ -1,30 +1,18 @@
 """Find the kind of prediction of a job by its task."""
 
+from importlib import import_module
 from typing import Any
 
 from raydali.inference.kinds.kind import Kind
+from raydali.inference.kinds.own import OwnTask
 from raydali.launch.job import Job
 
 
 def find_kind(job: Job[Any], config: Any) -> Kind:
-    """Return the kind of prediction of a job with these options."""
+    """Return the kind of prediction of a job with these options; only its module is imported."""
     if job.task is None:
-        from raydali.inference.kinds.own import OwnTask
-
         return OwnTask(job, config)
-    if job.task == "classification":
-        from raydali.inference.kinds.classification import Classification
-        from raydali.inference.kinds.multi_label import MultiLabel
-
-        return MultiLabel() if getattr(config, "multi_label", False) else Classification()
-    if job.task == "detection":
-        from raydali.inference.kinds.detection import Detection
-
-        return Detection()
-    if job.task == "restoration":
-        from raydali.inference.kinds.restoration import Restoration
-
-        return Restoration()
-    from raydali.inference.kinds.video import Video
-
-    return Video()
+    several = job.task == "classification" and getattr(config, "multi_label", False)
+    module, name = ("multi_label", "MultiLabel") if several else (job.task, job.task.capitalize())
+    kind: Kind = getattr(import_module(f"raydali.inference.kinds.{module}"), name)()
+    return kind

@@ -26,6 +26,7 @@ from raydali.launch.worker.stop_signal import StopSignals
 from raydali.run.events import Left, Notice, SpareReady
 from raydali.run.model_file import BestWeights
 from raydali.train.evaluation.reference import Reference, ReferenceWatch
+from raydali.train.evaluation.validation_pass import ValidationPass
 
 
 class _Closed(NamedTuple):
@@ -128,7 +129,7 @@ class StepLoop:
         self._rehearsal.finish()
 
     @contextmanager
-    def validation(self) -> Iterator[None]:
+    def validation(self) -> Iterator[ValidationPass]:
         """Prepare the weights for the validation inside this context; see `TrainingRun.validation`."""
         began = time.perf_counter()
         with self._progress.meter.stage("validation"):
@@ -137,8 +138,8 @@ class StepLoop:
                 if isinstance(part, AveragedModel):
                     for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
                         averaged.copy_(current)
-            with self._watch.watching():
-                yield
+            with self._watch.watching() as loader:
+                yield ValidationPass(loader, loader.source, self._worker, self._context.precision)
             self._reference = self._watch.take() if self._worker.rank == 0 else None
         self._validation_seconds = time.perf_counter() - began
 

@@ -9,8 +9,8 @@
                 step.backward(differentiated, batch["images"], batch["labels"])
             step.update(optimizer)
             if step.ends_epoch:
-                with run.validation():
-                    metrics = evaluate(model, val_loader)
+                with run.validation() as val:
+                    metrics = evaluate(config, network, val)
                 run.close_epoch(metrics, score="top1", weights=model)
 
 An omitted or misplaced call ends the run with an error that names the call.
@@ -51,6 +51,7 @@ from raydali.run.messages import Note
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
@@ -285,13 +286,14 @@ class TrainingRun:
         yield from self._step_loop.steps(loader, self._val_loader)
 
     @contextmanager
-    def validation(self) -> Iterator[None]:
+    def validation(self) -> Iterator[ValidationPass]:
         """Prepare the weights for the validation inside this context; its time does not reduce the training rate.
 
-        BatchNorm's statistics are averaged over ranks, and copied to the moving average.
+        It yields what the job's evaluation takes. BatchNorm's statistics are averaged over ranks, and copied to the
+        moving average.
         """
-        with self._loop("validation").validation():
-            yield
+        with self._loop("validation").validation() as val:
+            yield val
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
         """Write the epoch's record and a checkpoint; also save the weights in `best/` if the score is the highest.

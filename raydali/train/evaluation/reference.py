@@ -129,8 +129,11 @@ class ReferenceWatch:
         self._files: tuple[list[int], list[list[bytes]]] | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the validation inside this context: the first call of a module with as many rows as a batch has."""
+    def watching(self) -> Iterator[Loader]:
+        """Watch the validation inside this context, which takes the batches of the loader.
+
+        The first call of a module with as many rows as the newest batch is taken for that of the network.
+        """
         self._seen = self._newest = None
 
         def handed_out(batch: Batch) -> None:
@@ -146,7 +149,7 @@ class ReferenceWatch:
         self._loader.on_batch = handed_out
         handle = nn.modules.module.register_module_forward_pre_hook(called)
         try:
-            yield
+            yield self._loader
         finally:
             handle.remove()
             self._loader.on_batch = self._newest = None
