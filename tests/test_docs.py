@@ -103,6 +103,13 @@ def test_the_examples_stand_on_their_page(name: str) -> None:
     assert f"```python\n{code}```\n" in (ROOT / "docs/own-loop.md").read_text()
 
 
+def test_the_example_of_a_job_stands_on_its_page() -> None:
+    code = (ROOT / "docs/examples/segmentation.py").read_text()
+    _, _, shown = code.partition("# docs/own-data.md shows this part\n\n\n")
+    shown, marked, _ = shown.partition("\n\n# to here\n")
+    assert marked and f"```py\n{shown}```\n" in (ROOT / "docs/own-data.md").read_text()
+
+
 def test_the_drawn_stream_is_the_stream() -> None:
     drawn = [int(id) for id in re.findall(r'class="id"[^>]*>(\d+)<', (ROOT / "docs/stream.svg").read_text())]
     stream = Stream(samples=11, epochs=2, batch_size=2, global_batch_size=4, seed=0)

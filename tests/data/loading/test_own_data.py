@@ -15,6 +15,9 @@ from torchvision.transforms.v2 import functional as F
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.masks import TrainMasks, ValidationMasks
+from raydali.train.evaluation.segmentation import evaluate
+from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, oriented, photograph
@@ -78,7 +81,7 @@ def test_it_runs_as_it_stands(example: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
 def test_masks_follow_their_images(name: LoaderName, example: dict[str, Any]) -> None:
-    with make_loader(name, example["pairs"], example["Masked"](side=64, seed=0), example["stream"]) as loader:
+    with make_loader(name, example["pairs"], TrainMasks(side=64, seed=0), example["stream"]) as loader:
         batches = [*loader]
     assert sorted([id for batch in batches for id in batch.ids.tolist()][:9]) == [*range(9)]
     for batch in batches:
@@ -93,9 +96,9 @@ def test_the_validation_takes_the_centre_of_each_image_once(name: LoaderName, ex
     worker = Worker.join(torch.device("cpu"), cpus=1, node="")
     precision = Precision("fp32", worker.device)
     val = OrderedPass(samples=len(example["pairs"]), batch_size=4)
-    with make_loader(name, example["pairs"], example["MaskedCentre"](side=64, seed=0), val) as loader:
+    with make_loader(name, example["pairs"], ValidationMasks(side=64), val) as loader:
         assert loader.resident_batch(2)["masks"].max() < 4  # or the loss of a warm-up step would refuse it
-        metrics = example["evaluate"](Brightness(), loader, worker, precision, classes=4)
+        metrics = evaluate(Brightness(), ValidationPass(loader, example["pairs"], worker, precision), classes=4)
     assert metrics["images"] == 9 and 0.95 < metrics["iou"] <= 1.0
 
 
@@ -106,7 +109,7 @@ def test_masks_that_do_not_fit_are_replaced(name: LoaderName, example: dict[str,
     photograph("china", (100, 90)).save(tmp_path / "masks/4.png")
     pairs, stream = example["pairs"].relocate(str(tmp_path)), example["stream"]
     known = Quarantine(stream.samples, seed=0)
-    with make_loader(name, pairs, example["Masked"](side=64, seed=0), stream, quarantine=lambda _: known) as loader:
+    with make_loader(name, pairs, TrainMasks(side=64, seed=0), stream, quarantine=lambda _: known) as loader:
         assert sum(batch.micro_batch.replaced for batch in loader) >= 2
     assert sorted(known.known) == [3, 4]
 
