@@ -94,6 +94,9 @@ def _parse(given: list[str]) -> "DataclassInstance":
     if given[:1] == ["train"] and given[1:] not in (["-h"], ["--help"]):  # the other options are the job's
         return Train(job=tuple(given[1:]))
     style = (tyro.conf.DisallowNone,)
+    if given[:1] == ["preview"]:  # so are its other options
+        known = tyro.cli(Preview, prog="raydali preview", args=given[1:], config=style, return_unknown_args=True)
+        return replace(known[0], of_job=tuple(known[1]))
     options: DataclassInstance = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
     return options
 

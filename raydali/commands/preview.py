@@ -1,14 +1,13 @@
 """`raydali preview`: draw the first batch of each rank as one picture.
 
     raydali preview --data ~/imagenet --workers 4
-    raydali preview --data train.csv --pipeline val --workers 2 -o sheet.html
-    raydali preview --data ~/imagenet --augment trivial --erase 0.25
+    raydali preview --data train.csv --val-fraction 0.1 --pipeline val --workers 2 -o sheet.html
+    raydali preview --job my_job.py --data ~/imagenet --augment trivial --erase 0.25
 
-A loader for each rank delivers its first batch as in training. With the same seed and batch size, the order, the crops,
-the flips and the augmentation are the same.
+The data, the pipelines and all other options are those of a job. A loader for each rank delivers its first batch as in
+training: with the same seed and batch size, the order, the crops, the flips and the augmentation are the same.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from raydali.data.sources.source import Source, classes_of
 from raydali.errors import DataError, UsageError
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
@@ -25,62 +25,40 @@ from raydali.output import devices, gpu_names, require_writable
 from raydali.text import plural
 
 if TYPE_CHECKING:
-    from raydali.data.sources.labeled import LabeledSource
-    from raydali.data.stream.stream import MicroBatch, Order
-    from raydali.data.tasks.classification import TrainImages, ValidationImages
-    from raydali.report.contact_sheet import Picture, Sheet
+    import torch
 
-    Images = TrainImages | ValidationImages
+    from raydali.data.stream.stream import MicroBatch, Order
+    from raydali.launch.job import Job
+    from raydali.report.contact_sheet import Picture, Sheet
 
 MAX_WORKERS = 64
 """Maximum number of rows of a legible picture."""
 MAX_SHOWN = 32
+USUAL = "--batch-size", "8"
+"""Options of the job that have another default here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Draw the first batch of each rank as one picture, and check that no id appears twice."""
+    """Draw the first batch of each rank as one picture, and check that no id appears twice.
 
-    data: str
-    """Folder or URI with train/ and val/ of class folders, of which --pipeline selects one; or class folders; or a
-    list, a text or CSV file with a line path,label per image; or shards, TFRecord or Parquet files."""
-    root: str | None = None
-    """Folder or URI that relative paths in a list start from. Default: the list's folder."""
-    label_column: str | None = None
-    """Column of a list with the labels, by its name in the header, or by its number from 1 after the path; or of
-    Parquet files. Default there: label."""
-    image_column: str | None = None
-    """Column of Parquet files with the images. Default: image."""
-    multi_label: bool = False
-    """Each column of a list is a label of its own, 0 or 1."""
+    All other options are those of the job, such as --data, --batch-size, --image-size and --augment.
+    """
+
+    job: str = "imagenet"
+    """Name of a job, or a file such as my_job.py: its data and pipelines are drawn."""
     pipeline: Literal["train", "val"] = "train"
-    """train: shuffled, with random crops and flips; val: in order, with center crops."""
+    """train: shuffled, with random crops and flips; val: in order, as in validation."""
     workers: int = 2
     """Number of ranks; each is a row of the picture."""
-    batch_size: int = 8
-    """Images per batch, as in the job."""
     show: int = 8
     """Number of images of each batch to draw, from the first."""
-    image_size: int = 224
-    """Height and width of the model's images, in pixels."""
-    resize_size: int | None = None
-    """val: length of the shorter side before the center crop. Default: 8/7 of --image-size, as in the job."""
-    random_area: tuple[float, float] = (0.08, 1.0)
-    """train: smallest and largest area of a crop, as a share of the image."""
-    flip_probability: float = 0.5
-    """train: probability of a horizontal flip."""
-    augment: str = "none"
-    """train: policy of augmentation, as in the job."""
-    erase: float = 0.0
-    """train: probability of random erasing."""
-    augment_interpolation: Literal["bilinear", "nearest"] = "bilinear"
-    """train: filter of the policy's rotations, shears and translations."""
-    seed: int = 0
-    """Seed of order, crops and flips."""
     device: str | None = None
     """Device that decodes images: cpu, or the number of a GPU. Default: 0, or cpu on a machine without a GPU."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "sheet.png"
     """File for the picture: .png, or .html with searchable names."""
+    of_job: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Options of the job, as on its command line."""
 
 
 def main(options: Preview) -> None:
@@ -95,10 +73,7 @@ def main(options: Preview) -> None:
     for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
         if not 1 <= getattr(options, name) <= most:
             raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
-    if options.batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1, not {options.batch_size}")
-    source, place = _images(options)
-    sheet = _sheet(options, source, place, device)
+    sheet = _sheet(options, device)
     try:
         Path(options.output).expanduser().write_bytes(draw(sheet))
     except OSError as error:
@@ -132,33 +107,29 @@ def _device(options: Preview) -> str:
     return f"cuda:{int(asked)}"
 
 
-def _images(options: Preview) -> tuple["LabeledSource", str]:
-    """Return the images of --data, and the folder or list that names them."""
-    from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_column_options, labeled_images
-    from raydali.data.sources.storage import is_folder
-
-    data = options.data
-    if all(is_folder(absolute(os.path.join(data, part))) for part in ("train", "val")):  # noqa: PTH118 (or a URI)
-        data = os.path.join(data, options.pipeline)  # noqa: PTH118
-    names = "label_column", "image_column", "multi_label"
-    columns: dict[str, Any] = {name: getattr(options, name) for name in names}
-    check_column_options(data, root=options.root, **columns)
-    return labeled_images(data, options.root, **columns), data
-
-
-def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -> "Sheet":
+def _sheet(options: Preview, device: str) -> "Sheet":
+    from raydali.inference.job_module import load_job
+    from raydali.launch.choices import with_kept
+    from raydali.launch.driver.command import parse
+    from raydali.launch.driver.job_file import find_job
     from raydali.report.contact_sheet import Row, Sheet
 
-    pipeline = _pipeline(options)
-    order = _First(_order(options, source))
-    rows, ids = [], []
+    job = load_job(find_job(options.job))
+    given = [*USUAL, *options.of_job]  # of an option that is given twice, the last one counts
+    config = with_kept(parse(job.config, given, demo=job.demo, fine_tuning=job.fine_tuning), {})
+    is_train = options.pipeline == "train"
+    pipeline: Any = (job.train_pipeline if is_train else job.val_pipeline)(config)
+    data = job.open_data(config)
+    source: Any = data.train if is_train else data.val
+    order = _First(_order(options, config, len(source)))
+    rows, ids, size = [], [], ""
     for rank in range(options.workers):
-        pictures, of_batch = _first_batch(options, source, pipeline, order, rank, device)
-        shown, size = len(pictures), len(of_batch)
-        caption = plural(size, "image") if shown == size else f"first {shown} of {size}"
+        pictures, of_batch = _first_batch(options, job, config, source, pipeline, order, rank, device)
+        shown, count = len(pictures), len(of_batch)
+        caption = plural(count, "image") if shown == count else f"first {shown} of {count}"
         rows.append(Row(f"rank {rank}", caption, pictures))
         ids.append(of_batch)
+        size = " x ".join(map(str, pictures[0].pixels.shape[:2]))
     twice = {id: count for id, count in Counter(id for of_batch in ids for id in of_batch).items() if count > 1}
     total = sum(map(len, ids))
     if twice:
@@ -167,14 +138,14 @@ def _sheet(options: Preview, source: "LabeledSource", place: str, device: str) -
         verdict = f"{len(twice)} of {total} ids come more than once: id {first} at rank {where}"
     else:
         verdict = f"{total} ids, none twice"
-    pixels = f"{options.image_size} x {options.image_size} pixels"
     on = "the CPU" if device == "cpu" else f"GPU {device.partition(':')[2]}, {gpu_names()[int(device[5:])]}"
+    classes = f" of {plural(len(found), 'class')}" if (found := classes_of(source)) else ""
     return Sheet(
-        title=f"The first batch of {_ranks(options.workers)}, {options.pipeline} pipeline",
+        title=f"The first batch of {_ranks(options.workers)}, {options.pipeline} pipeline of {job.name}",
         facts=(
-            f"{place}: {len(source):,} images of {len(source.classes):,} classes",
+            f"{source}: {plural(len(source), 'sample')}{classes}",
             (
-                f"world size {options.workers}, batch size {options.batch_size}, {pixels}, seed {options.seed}, "
+                f"world size {options.workers}, batch size {config.batch_size}, {size} pixels, seed {config.seed}, "
                 f"decoded on {on}"
             ),
         ),
@@ -188,25 +159,10 @@ def _ranks(workers: int) -> str:
     return "1 rank" if workers == 1 else f"each of {workers} ranks"
 
 
-def _pipeline(options: Preview) -> "Images":
-    from raydali.data.augment.augmentation import Augmentation
-    from raydali.data.tasks.classification import TrainImages, ValidationImages
-
-    if options.pipeline == "val":
-        return ValidationImages(image_size=options.image_size, resize_size=options.resize_size)
-    return TrainImages(
-        image_size=options.image_size,
-        seed=options.seed,
-        random_area=options.random_area,
-        flip_probability=options.flip_probability,
-        augmentation=Augmentation(options.augment, options.erase, warp_filter=options.augment_interpolation),
-    )
-
-
-def _order(options: Preview, source: "LabeledSource") -> "Order":
+def _order(options: Preview, config: Any, samples: int) -> "Order":  # noqa: ANN401 (a job's)
     from raydali.data.stream.stream import OrderedPass, Stream
 
-    size, workers, samples = options.batch_size, options.workers, len(source)
+    size, workers = config.batch_size, options.workers
     # Training needs a whole batch per rank, validation one image.
     needed = size * workers if options.pipeline == "train" else size * (workers - 1) + 1
     if samples < needed:
@@ -215,7 +171,7 @@ def _order(options: Preview, source: "LabeledSource") -> "Order":
         )
     if options.pipeline == "val":
         return OrderedPass(samples=samples, batch_size=size)
-    return Stream(samples=samples, epochs=1, batch_size=size, global_batch_size=size * workers, seed=options.seed)
+    return Stream(samples=samples, epochs=1, batch_size=size, global_batch_size=size * workers, seed=config.seed)
 
 
 @dataclass(frozen=True)
@@ -234,8 +190,10 @@ class _First:
 
 def _first_batch(
     options: Preview,
-    source: "LabeledSource",
-    pipeline: "Images",
+    job: "Job[Any]",
+    config: Any,  # noqa: ANN401 (a job's)
+    source: Source,
+    pipeline: Any,  # noqa: ANN401
     order: "Order",
     rank: int,
     device: str,
@@ -246,20 +204,26 @@ def _first_batch(
     from raydali.report.contact_sheet import Picture
 
     where = LoaderOptions(rank=rank, world_size=options.workers, device=device, threads=usable_cores())
-    with make_loader(default_loader(), source, pipeline, order, **where) as loader:
+    make = make_loader if job.loader is None else job.loader(config)
+    with make(default_loader(), source, pipeline, order, **where) as loader:
         (batch,) = loader
     ids = batch.ids.tolist()
-    images = batch["images"][: options.show].permute(0, 2, 3, 1).cpu().numpy()
-    labels = batch["labels"][: options.show].tolist()
+    images = batch[pipeline.outputs[0]][: options.show]
+    if images.dim() == 5:  # the middle frames of clips
+        images = images[:, :, images.shape[2] // 2]
+    labels = _names(classes_of(source), batch.tensors.get("labels"), len(ids))
     shown = [
-        Picture(image, _named(source.classes, label), [f"id {id}"], source.path(id))
-        for image, id, label in zip(images, ids, labels, strict=False)
+        Picture(image, label, [f"id {id}"], source.path(id))
+        for image, id, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), ids, labels, strict=False)
     ]
     return shown, ids
 
 
-def _named(classes: Sequence[str], label: int | list[int]) -> str:
-    """The name of a class, or of all labels of a sample."""
-    if isinstance(label, int):
-        return classes[label]
-    return ", ".join(name for name, has in zip(classes, label, strict=True) if has) or "none"
+def _names(classes: Sequence[str], labels: "torch.Tensor | None", count: int) -> list[str]:
+    """Return the name of the class of each sample, or of all its labels; empty if it has none."""
+    if labels is not None and labels.dim() == 1:
+        return [classes[label] for label in labels.tolist()]
+    if labels is None or labels.shape[1:] != (len(classes),):
+        return [""] * count
+    of_samples = ([name for name, has in zip(classes, row, strict=True) if has] for row in labels.tolist())
+    return [", ".join(names) or "none" for names in of_samples]

@@ -1,27 +1,40 @@
 """`raydali preview`: the ids, pixels and names of each rank's first batch, in training and in validation."""
 
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jobs.imagenet import Config
+from jobs.imagenet import Config, train_pipeline, val_pipeline
 from raydali import cli
 from raydali.commands import preview
-from raydali.commands.preview import Preview, _pipeline, main
+from raydali.commands.preview import Preview, main
 from raydali.data.loading.make import make_loader
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
 from raydali.report import contact_sheet
 from raydali.report.contact_sheet import Sheet
+from tests.support.copied_jobs import changed_copy
 from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
 
-SMALL: dict[str, Any] = {"batch_size": 4, "image_size": 32, "resize_size": 40, "device": "cpu"}
+SMALL = {"batch_size": 4, "image_size": 32, "resize_size": 40}
+OURS = "pipeline", "workers", "show", "device", "output", "job"
+
+
+def preview_of(data: object, output: object, **given: Any) -> Preview:
+    """The options of a preview on the CPU; those of the job as on its command line."""
+    options = {"device": "cpu", "output": str(output), "data": data, **SMALL, **given}
+    ours = {name: options.pop(name) for name in OURS if name in options}
+    given = {name: value for name, value in options.items() if value is not None}
+    texts = ((f"--{name.replace('_', '-')}", "" if value is True else str(value)) for name, value in given.items())
+    return Preview(**ours, of_job=tuple(word for pair in texts for word in pair if word))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +72,8 @@ def test_what_each_rank_gets(
 ) -> None:
     named = str(data / f"{pipeline}.csv") if listed else str(data)
     output = tmp_path / "sheet.png"
-    options = Preview(data=named, pipeline=pipeline, workers=3, show=3, seed=7, output=str(output), **SMALL)
-    main(options)
+    lists = {"val_data": data / "val.csv"} if listed else {}
+    main(preview_of(named, output, pipeline=pipeline, workers=3, show=3, seed=7, **lists))
     (made,) = drawn
     total = 12 if pipeline == "train" else 10
     assert mentions(capsys.readouterr().out, f"{output} 3 ranks {total} ids")
@@ -81,17 +94,19 @@ def test_what_each_rank_gets(
         assert [picture.facts for picture in pictures] == [[f"id {id}"] for id in ids]
         assert [picture.file for picture in pictures] == [source.path(id) for id in ids]
         assert [picture.label for picture in pictures] == [Path(source.path(id)).parent.name for id in ids]
-    with make_loader("dali", source, _pipeline(options), order, rank=1, world_size=3) as loader:
+    config = replace(Config(), image_size=32, resize_size=40, seed=7)
+    of_job = (train_pipeline if pipeline == "train" else val_pipeline)(config)
+    with make_loader("dali", source, of_job, order, rank=1, world_size=3) as loader:
         images = next(iter(loader))["images"].permute(0, 2, 3, 1).numpy()
     assert np.array_equal([picture.pixels for picture in made.rows[1].pictures], images[:3])
-    assert f"{data}/{pipeline}{'.csv' * listed}: {len(source)} images of 2 classes" in made.facts[0]
+    assert f"{data if listed else source}: {len(source)} samples of 2 classes" in made.facts[0]
     assert mentions(made.facts[1], "world 3 batch 4 32 x 32 seed 7 CPU")
 
 
 def test_the_command_and_a_page(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "sheet.HTML")
     arguments = f"--workers 1 --batch-size 2 --image-size 32 --device cpu --root {data}".split()
-    cli.main(["preview", "--data", str(data / "train.csv"), *arguments, "-o", output])
+    cli.main(["preview", "--data", str(data / "train.csv"), "--val-fraction", "0.2", *arguments, "-o", output])
     assert mentions(capsys.readouterr().out, f"{output} 1 rank 2 ids")
     assert Path(output).read_text().count("<img ") == 2
 
@@ -102,16 +117,20 @@ def test_an_id_that_comes_twice_is_told(data: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Stream, "micro_batches", lambda self, rank, world_size, start=0: asked(self, 0, 1, start=start))
     output = tmp_path / "sheet.png"
     with pytest.raises(DataError, match=mentioning("4 8 ids rank 0 1")):
-        main(Preview(data=str(data), output=str(output), **SMALL))
+        main(preview_of(data, output))
     assert output.exists()
 
 
-def test_the_defaults_are_the_jobs() -> None:
-    of_job = {field.name: field.default for field in fields(Config)}
-    ours = {field.name: field.default for field in fields(Preview) if field.name in of_job}
-    assert len(ours) == 15
-    differing = {"data", "workers", "batch_size", "image_size"}
-    assert {name: value for name, value in ours.items() if of_job[name] != value}.keys() == differing
+def test_a_copied_job_is_drawn_as_it_says(tmp_path: Path, drawn: list[Sheet]) -> None:
+    """Here the shapes of the demo of the detector, and a validation of the digits in another size."""
+    main(preview_of(shapes_folder(), tmp_path / "a.png", job="detection", image_size=64, resize_size=None))
+    size = "ValidationImages(image_size="
+    file = changed_copy("imagenet", {f"{size}config.validation_size": f"{size}24"}, tmp_path)
+    main(preview_of(digits_folder(), tmp_path / "b.png", job=str(file), pipeline="val", show=2))
+    boxes, small = drawn
+    assert {picture.pixels.shape for row in boxes.rows for picture in row.pictures} == {(64, 64, 3)}
+    assert {picture.pixels.shape for row in small.rows for picture in row.pictures} == {(24, 24, 3)}
+    assert "class" in small.facts[0] and "detection" in boxes.title
 
 
 @pytest.mark.parametrize(
@@ -130,9 +149,9 @@ def test_the_defaults_are_the_jobs() -> None:
         ({"output": "{tmp}/folder.png"}, "--output folder.png"),
         ({"output": "/dev/full/sheet.png"}, "--output /dev/full/sheet.png"),
         ({"output": "{tmp}/sheet.jpg"}, "sheet.jpg .png .html"),
-        ({"data": "{tmp}"}, "images 1 class folder"),
-        ({"data": "{tmp}/none"}, "none class folders"),
-        ({"data": "{tmp}/empty.csv"}, "empty.csv path,label"),
+        ({"data": "{tmp}"}, "1 class folder"),
+        ({"data": "{tmp}/none"}, "--data none"),
+        ({"data": "{tmp}/empty.csv", "val_fraction": 0.5}, "empty.csv path,label"),
         ({"root": "{tmp}"}, "--root /train"),
         ({"pipeline": "val", "resize_size": 8}, "resize_size 8 image_size 32 37"),
     ],
@@ -143,10 +162,10 @@ def test_bad_usage(
     monkeypatch.setattr(preview, "gpu_names", lambda: ["A", "B"])
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "empty.csv").touch()
-    given = {"data": str(data), "output": f"{tmp_path}/sheet.png"} | SMALL | options
+    given = {"data": str(data), "output": f"{tmp_path}/sheet.png"} | options
     given = {name: value.format(tmp=tmp_path) if isinstance(value, str) else value for name, value in given.items()}
     with pytest.raises(UsageError, match=mentioning(message)) as error:
-        main(Preview(**given))
+        main(preview_of(**given))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "sheet.png").exists()
 
@@ -154,7 +173,7 @@ def test_bad_usage(
 def test_a_full_disk_is_bad_usage(data: Path, tmp_path: Path) -> None:
     (tmp_path / "sheet.png").symlink_to("/dev/full")
     with pytest.raises(UsageError, match=mentioning("sheet.png")):
-        main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL))
+        main(preview_of(data, tmp_path / "sheet.png"))
 
 
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
@@ -162,13 +181,13 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
         (tmp_path / "cat").mkdir(exist_ok=True)
         (tmp_path / "cat" / name).write_bytes(encoded(photograph(size=(60, 40)))[:300])
     with pytest.raises(DataError, match=mentioning("sample /cat/ .jpg")):
-        main(Preview(data=str(tmp_path), workers=1, output=f"{tmp_path}/s.png", **SMALL | {"batch_size": 2}))
+        main(preview_of(tmp_path, tmp_path / "s.png", workers=1, batch_size=1, val_fraction=0.5))
 
 
 @pytest.mark.gpu
 def test_on_a_gpu(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
     for device in ("cpu", "0"):
-        main(Preview(data=str(data), output=f"{tmp_path}/sheet.png", **SMALL | {"device": device}))
+        main(preview_of(data, tmp_path / "sheet.png", device=device))
     by_cpu, by_gpu = drawn
     assert "decoded on GPU 0, " in by_gpu.facts[1]
     for ours, theirs in zip(by_gpu.rows[1].pictures, by_cpu.rows[1].pictures, strict=True):
@@ -179,8 +198,8 @@ def test_on_a_gpu(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
 def test_several_labels_of_an_image_are_shown(data: Path, drawn: list[Sheet], tmp_path: Path) -> None:
     lines = [f"train/{('cat', 'dog')[i % 2]}/{i:03}.jpg,{i % 2},{int(i > 9)}\n" for i in range(20)]
     (tmp_path / "list.csv").write_text("path,odd,late\n" + "".join(lines))
-    options = SMALL | {"data": str(tmp_path / "list.csv"), "root": str(data), "output": str(tmp_path / "sheet.png")}
-    main(Preview(multi_label=True, **options))
+    given = {"root": data, "val_data": tmp_path / "list.csv", "multi_label": True}
+    main(preview_of(tmp_path / "list.csv", tmp_path / "sheet.png", **given))
     shown = {picture.facts[0]: picture.label for row in drawn[0].rows for picture in row.pictures}
     assert len(shown) == 8
     for fact, label in shown.items():

@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    options = {"data": str(data), "side": SIDE, "batch_size": 8, "global_batch_size": 8, "epochs": 3}
+    options: dict[str, Any] = {"data": str(data), "side": SIDE, "batch_size": 8, "global_batch_size": 8, "epochs": 3}
     return trained_copy(
         EXAMPLE, tmp_path_factory.mktemp("runs"), **options, optimizer="adamw", learning_rate=0.003, precision="fp32"
     )

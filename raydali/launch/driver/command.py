@@ -8,7 +8,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,11 +28,18 @@ from raydali.train.recipes.published import find_recipe
 Config = TypeVar("Config")
 
 
-def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Config | None = None) -> Config:
+def parse(
+    config: type[Config],
+    args: Sequence[str] | None = None,
+    *,
+    demo: Config | None = None,
+    fine_tuning: Config | None = None,
+) -> Config:
     """Parse the command line to a config; indexes of its data are then kept in its storage, too.
 
     Args:
         config: a dataclass; its fields are the options.
+        args: the command line. Default: that of this process.
         demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
         fine_tuning: the defaults if `--data` and `--weights` are given.
 
@@ -42,32 +50,33 @@ def parse(config: type[Config], *, demo: Config | None = None, fine_tuning: Conf
     """
     start_clock.mark("imports")
     mark_warnings()
-    for argument in sys.argv[1:]:
+    args = sys.argv[1:] if args is None else args
+    for argument in args:
         refuse_secrets(argument)
-    style = (tyro.conf.DisallowNone,)
-    recipe = _given_recipe() if hasattr(config, "recipe") else None
+    cli: Callable[..., Config] = partial(tyro.cli, config, args=args, config=(tyro.conf.DisallowNone,))
+    recipe = _given_recipe(args) if hasattr(config, "recipe") else None
     if recipe is not None:
         settings = {"recipe": recipe, **find_recipe(recipe).options()}
         try:
-            parsed = tyro.cli(config, default=config(**settings), config=style)
+            parsed = cli(default=config(**settings))
         except UsageError as error:
             raise UsageError(f"{error} (options that are not given are those of --recipe {recipe})") from None
         demo = fine_tuning = None
     else:
-        parsed = tyro.cli(config, config=style)
+        parsed = cli()
     if demo is not None and not getattr(parsed, "data", None):
-        parsed = tyro.cli(config, default=demo, config=style)
+        parsed = cli(default=demo)
     elif fine_tuning is not None and getattr(parsed, "weights", None):
-        parsed = tyro.cli(config, default=fine_tuning, config=style)
+        parsed = cli(default=fine_tuning)
     cache_with_runs(getattr(parsed, "storage", None))
     return parsed
 
 
-def _given_recipe() -> str | None:
+def _given_recipe(args: Sequence[str]) -> str | None:
     """Return the value of `--recipe`, which is needed before other options can be parsed and checked."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--recipe", nargs="?")
-    recipe: str | None = parser.parse_known_args()[0].recipe
+    recipe: str | None = parser.parse_known_args(args)[0].recipe
     return recipe
 
 

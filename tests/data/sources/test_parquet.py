@@ -221,7 +221,8 @@ def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest
 @pytest.mark.usefixtures("images")
 def test_preview(tmp_path: Path) -> None:
     output = tmp_path / "sheet.png"
-    preview(Preview(data=f"{tmp_path}/train-*.parquet", output=str(output), device="cpu"))
+    of_job = "--data", f"{tmp_path}/train-*.parquet", "--val-fraction", "0.3", "--batch-size", "1"
+    preview(Preview(of_job=of_job, output=str(output), device="cpu"))
     assert output.read_bytes().startswith(b"\x89PNG")
 
 

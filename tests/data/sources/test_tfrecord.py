@@ -183,7 +183,8 @@ def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest
 @pytest.mark.usefixtures("records")
 def test_preview(tmp_path: Path) -> None:
     output = tmp_path / "sheet.png"
-    preview(Preview(data=f"{tmp_path}/train-*-of-*", output=str(output), device="cpu"))
+    of_job = "--data", f"{tmp_path}/train-*-of-*", "--val-fraction", "0.3", "--batch-size", "1"
+    preview(Preview(of_job=of_job, output=str(output), device="cpu"))
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
