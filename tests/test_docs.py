@@ -13,7 +13,8 @@ import tyro
 import yaml
 
 from jobs.imagenet import Config
-from raydali.cli import _commands
+from raydali.cli import _parse
+from raydali.commands.preview import Preview
 from raydali.data.stream.stream import Stream
 from raydali.launch.driver.job_file import find_job
 from tests.support.cluster import ROOT
@@ -71,7 +72,9 @@ def test_commands_can_be_parsed(name: str) -> None:
             assert find_job(job).exists()
             tyro.cli(Config, args=options, config=(tyro.conf.DisallowNone,))
         elif words[0] == "raydali" and words[-1] not in ("--help", "--version"):
-            _commands().cli(prog="raydali", args=words[1:])
+            parsed = _parse(words[1:])
+            if isinstance(parsed, Preview):
+                tyro.cli(Config, args=parsed.of_job, config=(tyro.conf.DisallowNone,))
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
         elif "jobs/imagenet.py" in words and words[-1] != "--help":
