@@ -255,6 +255,24 @@ def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[
                 list(loader)
 
 
+class Flaky(ValidationImages):
+    """Sample 5 cannot be read at the first time."""
+
+    def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        if id == 5 and not self.__dict__.setdefault("tried", []):
+            self.__dict__["tried"] += [id]
+            raise ValueError("two\nlines")
+        return super().sample(source, id, epoch)
+
+
+def test_the_workers_of_torch_give_whole_messages(tmp_path: Path) -> None:
+    source, order = folder(tmp_path, 12, {}), OrderedPass(samples=12, batch_size=4)
+    with make_loader("torch", source, Flaky(image_size=16, resize_size=16), order) as loader:
+        with pytest.raises(DataError) as raised:
+            list(loader)
+        assert str(raised.value) == f"sample 5 cannot be read: {source.path(5)}: two\nlines"
+
+
 def test_storage_that_fails_is_not_the_samples_fault(
     tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
