@@ -47,6 +47,7 @@ def main(options: Export) -> None:
         CommandError: the model cannot be translated; the file does not answer as the model does.
         DataError, StorageAway: the samples cannot be read.
     """
+    from raydali.data.loading.quarantine import none_read
     from raydali.inference.export.agreement import LEAST, agreement
     from raydali.inference.export.exported_model import check_exportable, exported_model
     from raydali.inference.export.formats import FORMATS
@@ -54,7 +55,6 @@ def main(options: Export) -> None:
     from raydali.inference.session import labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
     from raydali.launch.options import require
-    from raydali.train.evaluation.classification import NONE_READ
 
     format = FORMATS[options.to]
     format.check()
@@ -75,7 +75,7 @@ def main(options: Export) -> None:
     broken = dict[int, str]()
     proof = prove(model.network, format.opened(content), decoded_images(used.source, broken))
     if not proof.images:
-        raise CommandError(NONE_READ)
+        raise none_read(f"{used.source.path(id)}: {why}" for id, why in broken.items())
     _print(proof, format.reader, len(broken))
     agreed = agreement(used, placement, proof.answers) if proof.holds else None
     result: dict[str, Any] = {

@@ -175,7 +175,7 @@ def test_a_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path, name: L
 def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: LoaderName) -> None:
     with (
         make_loader(name, source, CENTRE, OrderedPass(samples=SAMPLES, batch_size=4)) as loader,
-        pytest.raises(DataError, match=mentioning("1 /0/0001.jpg")),
+        pytest.raises(DataError, match=mentioning("1 /0/0001.jpg verify")),
     ):
         list(loader)
 
@@ -185,9 +185,18 @@ def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: 
     quarantine = Quarantine(SAMPLES, seed=0)
     with (
         make_loader(name, gone, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(DataError, match=mentioning("100 /nowhere/ data")),
+        pytest.raises(DataError, match=mentioning("100 /nowhere/ verify")),
     ):
         list(loader)
+
+
+def test_without_one_sound_sample_there_is_no_resident_batch(tmp_path: Path, name: LoaderName) -> None:
+    source = folder(tmp_path, 12, dict.fromkeys(range(12), "text"))
+    with (
+        make_loader(name, source, CENTRE, OrderedPass(samples=12, batch_size=4)) as loader,
+        pytest.raises(DataError, match=mentioning(f"12 {source.path(0)} verify")),
+    ):
+        loader.resident_batch(4)
 
 
 def test_more_broken_ones_do_not_cost_more_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
