@@ -3,11 +3,11 @@
 import ctypes
 import json
 import logging
-import os
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import tyro
@@ -76,8 +76,13 @@ def require_writable(option: str, path: str | None) -> None:
     """
     if path is None:
         return
-    folder = Path(path).expanduser().absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
+    file = Path(path).expanduser().absolute()
+    try:
+        with TemporaryFile(dir=file.parent):  # what rights permit is not all: /proc takes no files
+            writable = not file.is_dir()
+    except OSError:
+        writable = False
+    if not writable:
         raise UsageError(f"{option} {path} cannot be written: give a file in a folder that can be written")
 
 

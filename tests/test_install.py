@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -68,10 +69,11 @@ def test_a_job_of_the_wheel_is_a_script_and_no_module(wheel: Path, tmp_path: Pat
     assert done.stdout.split() == [str(tmp_path / "raydali/__init__.py"), *["None"] * len(names)], done.stderr
 
 
-def installed(wheel: Path, folder: Path) -> Path:
+def installed(wheel: Path, folder: Path, *options: str | Path) -> Path:
     """The `bin` of a new environment with the wheel and the locked versions of what it needs."""
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
-    subprocess.run([UV, "pip", "install", "--quiet", "--python", folder, "--constraint", LOCK, wheel], check=True)
+    install = [UV, "pip", "install", "--quiet", "--python", folder, "--constraint", LOCK, *options, wheel]
+    subprocess.run(install, check=True)
     return folder / "bin"
 
 
@@ -99,6 +101,22 @@ def test_an_installed_wheel_trains(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("ray")
+def test_without_a_gpu_what_the_docs_leave_out_is_not_needed(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    lines = re.findall(r"^(.+); sys_platform == 'never'$", (ROOT / "docs/quick-start.md").read_text(), re.MULTILINE)
+    (tmp_path / "no-gpu.txt").write_text("".join(f"{name}; sys_platform == 'never'\n" for name in lines))
+    programs = installed(wheel, tmp_path / "venv", "--override", tmp_path / "no-gpu.txt")
+    listed = subprocess.run([UV, "pip", "list", "--python", programs.parent], capture_output=True, text=True).stdout
+    assert "triton" in lines and not {*lines} & {*listed.split()} and "torch" in listed.split()
+    done = call(programs, tmp_path, *TRAIN)
+    assert done.returncode == 0 and mentions(done.stdout, f"finished {tmp_path}/here/runs/first"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("ray")
 def test_without_dali_pytorch_s_loader_trains(wheel: Path, tmp_path: Path) -> None:
     programs = installed(wheel, tmp_path / "venv")
     subprocess.run([UV, "pip", "uninstall", "--quiet", "--python", programs.parent, "nvidia-dali-cuda120"], check=True)
@@ -118,3 +136,20 @@ def test_without_dali_pytorch_s_loader_trains(wheel: Path, tmp_path: Path) -> No
         refused = call(programs, tmp_path, *command.split())
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert mentions(refused.stderr, f"error: {named} DALI")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("ray")
+def test_an_installed_wheel_starts_a_cluster_on_this_machine(wheel: Path, tmp_path: Path) -> None:
+    programs, folder = installed(wheel, tmp_path / "venv"), f"/tmp/rdw-{os.getpid()}"
+    ports = [f"--{option}=0" for option in ("port", "dashboard-port", "client-port")]
+    try:
+        up = call(programs, tmp_path, "cluster", "up", "--folder", folder, *ports)
+        assert up.returncode == 0 and mentions(up.stdout, f"source {folder}/env"), up.stdout + up.stderr
+        status = call(programs, tmp_path, "cluster", "status", "--folder", folder)
+        assert status.returncode == 0 and mentions(status.stdout, "head"), status.stdout + status.stderr
+    finally:
+        down = call(programs, tmp_path, "cluster", "down", "--folder", folder)
+    assert down.returncode == 0 and mentions(down.stdout, f"{folder} ended"), down.stdout + down.stderr
+    assert not Path(folder).exists()

@@ -47,6 +47,7 @@ def main(options: Export) -> None:
         CommandError: the model cannot be translated; the file does not answer as the model does.
         DataError, StorageAway: the samples cannot be read.
     """
+    from raydali.data.loading.quarantine import none_read
     from raydali.inference.check import check_run
     from raydali.inference.export.agreement import LEAST, agreement
     from raydali.inference.export.exported_model import ImageClassifier, check_exportable, exported_model
@@ -55,7 +56,6 @@ def main(options: Export) -> None:
     from raydali.inference.session import labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
     from raydali.launch.options import require
-    from raydali.train.evaluation.classification import NONE_READ
 
     format = FORMATS[options.to]
     format.check()
@@ -85,7 +85,7 @@ def main(options: Export) -> None:
     images = images_for(model.network, used.source, run.pipeline, broken)
     proof = prove(model.network, format.opened(content), images)
     if not proof.images:
-        raise CommandError(NONE_READ)
+        raise none_read(f"{used.source.path(id)}: {why}" for id, why in broken.items())
     _print(proof, format.reader, len(broken))
     is_whole = isinstance(model.network, ImageClassifier)
     agreed = agreement(used, placement, proof.answers) if proof.holds and is_whole else None

@@ -40,7 +40,9 @@ def main(options: New) -> None:
     except FileExistsError:
         raise UsageError(f"{options.file} exists: give another file, or remove it") from None
     except FileNotFoundError:
-        raise UsageError(f"the folder {target.parent} does not exist: mkdir -p {target.parent}") from None
+        folder = target.parent  # /proc, for one, exists and takes no files
+        why = "takes no files: give another one" if folder.exists() else f"does not exist: mkdir -p {folder}"
+        raise UsageError(f"the folder {folder} {why}") from None
     except OSError as error:
         raise UsageError(f"{options.file} cannot be written: {error.strerror}; give another file") from error
     print(f"{options.file} is a copy of the job {source.stem}: raydali train {options.file}")

@@ -100,6 +100,7 @@ def main(options: Verify) -> None:
 
     workers = process_count(options.workers)
     require_writable("--output", options.output)
+    require_writable("--json", options.json)
     samples, found, skipped = 0, Found([]), Counter[str]()
     for source in _sources(options):
         samples += len(source)

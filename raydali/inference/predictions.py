@@ -19,13 +19,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from raydali.data.loading.quarantine import none_read
 from raydali.data.sources.source import Source
-from raydali.errors import CommandError, DataError, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.inference.engine import PartResult
 from raydali.inference.kinds.kind import Kind
 from raydali.inference.parts import Part
 from raydali.run import local_files
-from raydali.train.evaluation.classification import NONE_READ
 
 IDENTITY = "identity.json"
 _BROKEN = b"broken"
@@ -124,7 +124,7 @@ class Predictions:
             read = (table.replace_schema_metadata(None) for table in tables if table.num_columns)
             first = next(read, None)
             if first is None:
-                raise DataError(NONE_READ)
+                raise none_read(f"{path}: {reason}" for path, reason in broken)
             if self.output.suffix:
                 with _whole(self.output) as path, _writer(path, first.schema, self.output.suffix, categories) as write:
                     for table in (first, *read):

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from raydali.data.loading.quarantine import none_read
 from raydali.data.sources.formats import check_column_options
 from raydali.data.sources.source import Source, classes_of
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import DataError, UsageError
+from raydali.errors import UsageError
 from raydali.extras import default_loader
 from raydali.inference import workers
 from raydali.inference.engine import Inference, PartResult
@@ -23,7 +24,6 @@ from raydali.inference.parts import Part, cut
 from raydali.inference.trained_run import TrainedRun
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural, rate_text
-from raydali.train.evaluation.classification import NONE_READ
 
 LINE_SECONDS = 10.0
 
@@ -165,9 +165,9 @@ def joined(inference: Inference, results: Iterable[PartResult]) -> Joined:
     """
     ordered = sorted(results, key=lambda result: result.part.number)
     read = [result.arrays for result in ordered if result.arrays]
-    if not read:
-        raise DataError(NONE_READ)
-    arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
     broken = {id: why for result in ordered for id, why in result.broken.items()}
+    if not read:
+        raise none_read(f"{path}: {reason}" for path, reason in broken.values())
+    arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
     metrics = inference.metrics(ordered) if inference.evaluate is not None else {}
     return Joined(arrays, broken, metrics, len(arrays["ids"]) / max(result.seconds for result in ordered))

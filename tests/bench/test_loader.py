@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -26,7 +27,7 @@ from raydali.bench.loader.measurement import Delivered, measure
 from raydali.data.loading.loader import Batch
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import CommandError, UsageError
-from tests.support.messages import mentioning
+from tests.support.messages import mentioning, mentions
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
 
@@ -122,6 +123,26 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
     with pytest.raises(UsageError, match=mentioning("--pixels half")):
         command.main(replace(options, pixels="uint8,half"))
+
+
+@pytest.mark.parametrize(("limit", "repeats"), [(None, 2), (200.0, 3), (1.0, 1)])
+def test_few_images_are_measured_for_two_minutes_and_the_end_is_estimated(
+    limit: float | None, repeats: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    clock = [0.0]
+
+    def measured(*_: Any) -> list[Delivered]:
+        clock[0] += 30
+        return [Delivered(100, 1.0)]
+
+    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader.measurement.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    options = replace(OPTIONS, data=str(folder), loaders="raydali,native", pixels="uint8", repeats=3, limit=limit)
+    rows = command.main(options)["rows"]
+    assert [len(row["repeats"]) for row in rows] == [repeats] * 2 and clock[0] == repeats * 60
+    first, *measurements = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
+    assert mentions(first, "2 rows") and len(measurements) == 2 * repeats
+    assert [mentions(line, "30.0 s left") for line in measurements[-2:]] == [True, False]
 
 
 def test_a_loader_that_fails_loses_no_other_row(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from raydali.commands.local_cluster.head import STANDARD
 from raydali.run.folder import RunFolder
 from tests.support.cluster import RAY, ROOT, descendants, kill, name_of, wait_until_gone
 from tests.support.messages import mentions
@@ -63,7 +64,7 @@ def processes_of(folder: str) -> list[int]:
 def cluster(env: dict[str, str], name: str, *, nodes: int = 4) -> Iterator[tuple[str, dict[str, str]]]:
     """A cluster that may grow to so many nodes: its folder, and the environment of those who use it."""
     folder, file = f"/tmp/rdt-{os.getpid()}-{name}", Path(env["HOME"]) / f"{name}.yaml"
-    config = yaml.safe_load((ROOT / "cluster/local.yaml").read_text())
+    config = yaml.safe_load(Path(STANDARD).read_text())
     config["idle_timeout_minutes"] = IDLE_SECONDS / 60
     config["max_workers"] = config["available_node_types"]["gpu"]["max_workers"] = nodes
     file.write_text(yaml.safe_dump(config))

@@ -80,7 +80,13 @@ def test_a_copy_runs_as_it_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "named"), [("gone/my.py", "mkdir gone"), (".", "my_job.py"), ("my_job", "my_job my_job.py")]
+    ("file", "named"),
+    [
+        ("gone/my.py", "mkdir gone"),
+        ("/proc/my.py", "/proc takes"),  # it exists, though open() says that there is no such file
+        (".", "my_job.py"),
+        ("my_job", "my_job my_job.py"),
+    ],
 )
 def test_a_copy_is_refused_in_one_line(file: str, named: str, folder: Path) -> None:
     refused = run("new", "imagenet", file)

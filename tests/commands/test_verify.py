@@ -253,3 +253,18 @@ def test_transparent_pixels_are_counted(tmp_path: Path) -> None:
     assert done.returncode == 0 and "UserWarning" not in done.stderr
     told = "7 samples, none broken; 5 with transparent pixels"
     assert told in done.stdout and json.loads((tmp_path / "j").read_text())["transparent"] == 5
+
+
+@pytest.mark.parametrize("kind", ["images", "pairs", "boxes", "videos"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"output": "/nowhere/broken.txt"},
+        {"json": "/nowhere/found.json"},
+        {"output": "/proc/broken.txt"},  # root may write there, but there are no files
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_data_is_read(kind: Kind, given: dict[str, str]) -> None:
+    ((option, path),) = given.items()
+    with pytest.raises(UsageError, match=mentioning(f"--{option} {path}")):
+        main(Verify(data="/no/data", kind=kind, output=given.get("output"), json=given.get("json")))

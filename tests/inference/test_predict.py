@@ -103,7 +103,7 @@ def test_broken_files_are_in_a_list_of_their_own(
 def test_nothing_can_be_read(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
     for file in digits:
         file.write_bytes(b"no image")
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=mentioning(f"{names(digits)[0]} verify")):
         predict.main(options(run, tmp_path / "digits", tmp_path / "p.csv"))
     assert not (tmp_path / "p.csv").exists()
     assert len(rows(tmp_path / "p.csv.broken.csv")) == len(digits)

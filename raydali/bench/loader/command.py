@@ -9,6 +9,7 @@ is measured in new processes, and the repeats are interleaved over all loaders. 
 cache unless --data is larger than memory, so the rates do not include the time of a disk.
 """
 
+import math
 import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from raydali.output import devices
 if TYPE_CHECKING:
     from raydali.data.sources.image_folder import ImageFolder
 
+FEW, SECONDS_FOR_FEW = 1000, 120.0
+"""Images of a trial, and the default of --limit for it."""
 CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
 """Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
@@ -48,6 +51,9 @@ class LoaderBench(LoadingOptions):
     """Threads of DALI and of SPDL, per GPU."""
     loaders: str = ",".join(CHOICE)
     """Loaders to measure. spdl is left out if it is not installed."""
+    limit: float | None = None
+    """Maximum seconds of all repeats but the first; one that would end later is left out. Default: 120 with fewer than
+    1000 images, else none."""
     plot: str | None = None
     """PNG file to draw the results to."""
     seed_table: bool = False
@@ -111,7 +117,8 @@ def _measure(options: LoaderBench, source: "ImageFolder", wanted: list[tuple[str
         {"loader": name, "pixels": pixels, "gpus": gpus, "error": None if LOADERS[name].is_installed else NOT_INSTALLED}
         for name, pixels, gpus in wanted
     ]
-    interleaved(rows, task, repeats=options.repeats, name=_name)
+    limit = options.limit or (SECONDS_FOR_FEW if len(source) < FEW else math.inf)
+    interleaved(rows, task, repeats=options.repeats, name=_name, limit=limit)
     _add_ratios(rows)
     return result_of("bench loader", asdict(options) | _images(source), rows)
 

@@ -6,6 +6,7 @@ Each measurement starts new processes, so that none inherits memory pools, page 
 Repeats are interleaved over all rows of a table, so that a change in the machine's speed affects all rows equally.
 """
 
+import math
 import statistics
 import sys
 import time
@@ -18,10 +19,12 @@ from typing import Any
 from raydali.bench.common.processes import CONTEXT, MeasurementError, run_ranks
 from raydali.bench.loader.contenders import Batches, Task
 from raydali.host import cuda_queues
-from raydali.text import number
+from raydali.text import duration, number, plural
 
 WARM_UP = 0.2
 """Length of the warm-up, as a share of the timed segment's."""
+USUAL_START = 6
+"""Seconds from the start of a process to its first batch, before one was measured."""
 START_SECONDS = 180
 """Limit for the start; on a cold machine the imports take half a minute."""
 SLOWNESS = 10
@@ -44,8 +47,9 @@ def interleaved(
     name: Callable[[dict[str, Any]], str],
     unit: str = "images",
     units_each: int = 1,
+    limit: float = math.inf,
 ) -> None:
-    """Measure every row `repeats` times; a row that failed is not measured again.
+    """Measure every row `repeats` times; a row that failed is not measured again. Print when this will end.
 
     Args:
         rows: each with "gpus" and "error"; not measured unless that is null. They get "repeats" (the rates), "seconds"
@@ -56,13 +60,28 @@ def interleaved(
         name: names a row.
         unit: the unit that is counted.
         units_each: units per sample.
+        limit: a repeat that would end after so many seconds is left out, unless it is the first.
     """
     for row in rows:
         row |= {"repeats": [], "seconds": 0.0}
+    wanted = [row for row in rows if not row["error"]]
+    of_repeat = sum(USUAL_START + (1 + WARM_UP) * task(row).seconds for row in wanted)
+    began, done = time.monotonic(), 0
+
+    def fitting() -> int:
+        return int(min(repeats, max(1, limit / of_repeat)))
+
+    expected = f"{plural(fitting(), 'repeat')} of {plural(len(wanted), 'row')}"
+    print(f"measuring {expected}: about {duration(fitting() * of_repeat)}", file=sys.stderr, flush=True)
     for repeat in range(repeats):
-        for row in rows:
+        if repeat and repeat >= fitting():
+            more = f"would end after {limit:g} s: --limit {math.ceil(repeats * of_repeat)} includes more"
+            print(f"left out {plural(repeats - repeat, 'repeat')}, since the next one {more}", file=sys.stderr)
+            break
+        for row in wanted:
             if row["error"]:
                 continue
+            done += 1
             try:
                 delivered = measure(task(row), row["gpus"])
             except MeasurementError as error:
@@ -70,8 +89,11 @@ def interleaved(
                 continue
             row["repeats"].append(units_each * sum(each.images / each.seconds for each in delivered))
             row["seconds"] += max(each.seconds for each in delivered)
+            passed = time.monotonic() - began
+            of_repeat = passed / done * len(wanted)
+            left = f"{duration(max(0, fitting() * of_repeat - passed))} left"
             which = f"{repeat + 1}/{repeats} {name(row)}"
-            print(f"{which}: {number(row['repeats'][-1])} {unit}/s", file=sys.stderr, flush=True)
+            print(f"{which}: {number(row['repeats'][-1])} {unit}/s, {left}", file=sys.stderr, flush=True)
     for row in rows:
         rates = row["repeats"] if not row["error"] else []
         row[f"{unit}_per_second"] = statistics.median(rates) if rates else None

@@ -1,4 +1,4 @@
-"""`raydali cluster`: an autoscaling Ray cluster on this machine only, configured by cluster/local.yaml.
+"""`raydali cluster`: an autoscaling Ray cluster on this machine only, configured by local.yaml.
 
     raydali cluster up
     source /tmp/raydali-1000/env
@@ -19,13 +19,6 @@ from raydali.errors import UsageError
 from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import duration, plural
 
-STANDARD = "cluster/local.yaml"
-
-
-def _standard_file() -> str:
-    here = Path(STANDARD)
-    return STANDARD if here.exists() else str(Path(__file__).parents[3] / STANDARD)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Cluster:
@@ -38,7 +31,7 @@ class Up(_Cluster):
     """Start the cluster: a head that runs no workers, and nodes on demand."""
 
     file: str | None = None
-    """YAML file with node types, limits and idle timeout, in the format of `ray up`. Default: cluster/local.yaml."""
+    """YAML file with node types, limits and idle timeout, in the format of `ray up`. Default: local.yaml of raydali."""
     port: int = 26379
     """Port of Ray itself, at this machine's address; 0: any free port."""
     dashboard_port: int = 28265
@@ -85,8 +78,7 @@ def _up(options: Up, folder: Path) -> None:
         if processes.members(earlier.mark):
             raise UsageError(f"a cluster is up in {folder}: run raydali cluster down, or give another --folder")
         state.remove(folder)
-    file = options.file or _standard_file()
-    config = head.config_of(file)
+    config = head.config_of(options.file or head.STANDARD)
     ports = head.Ports.checked(options.port, options.dashboard_port, options.client_port)
     address = head.address_of_this_machine()
     state.make(folder)

@@ -32,6 +32,8 @@ HEAD_ENVIRONMENT = {
 """Environment of every head, in addition to Ray's defaults. Ray gives up a node whose processes have ended after 5 s
 instead of 15, and an unreachable node after 20 s instead of 65. A stopped job has 60 s instead of 3 for its last
 checkpoint."""
+STANDARD = str(Path(__file__).with_name("local.yaml"))
+"""The configuration of a cluster without --file."""
 PROVIDER = "raydali.commands.local_cluster.provider.LocalNodeProvider"
 """Replaces the provider of the configuration, which is Ray's."""
 
@@ -86,12 +88,12 @@ def config_of(file: str) -> dict[str, Any]:
     try:
         config = yaml.safe_load(Path(file).expanduser().read_text())
     except OSError as error:
-        raise UsageError(f"--file {file} cannot be read: {error.strerror}; give one like cluster/local.yaml") from None
+        raise UsageError(f"--file {file} cannot be read: {error.strerror}; give one like {STANDARD}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"--file {file} is not YAML: {' '.join(str(error).split())}") from None
     provider = config.get("provider", {}) if isinstance(config, dict) else {}
     if not str(provider.get("module", "")).endswith(".FakeMultiNodeProvider") or "head_node_id" not in provider:
-        raise UsageError(f"--file {file} is for several machines, unlike cluster/local.yaml: start it with ray up")
+        raise UsageError(f"--file {file} is for several machines, unlike {STANDARD}: start it with ray up")
     assert isinstance(config, dict)
     if config.get("head_node_type") not in config.get("available_node_types", {}):
         raise UsageError(f"--file {file}: head_node_type must be one of available_node_types")

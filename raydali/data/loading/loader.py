@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydali.data.loading.quarantine import KnowsBroken, Quarantine
+from raydali.data.loading.quarantine import REMEDY, KnowsBroken, Quarantine
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
 from raydali.data.stream.assignment import Assignment, Change
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
-from raydali.text import plural, summarize
+from raydali.text import plural
 
 SAMPLES_TRIED = 100
 BATCHES_AHEAD = 2
@@ -278,6 +278,5 @@ class Loader(ABC):
                 raise
             except Exception as error:
                 unreadable.append(f"{self.source.path(id)}: {error}")
-        raise DataError(
-            f"the first {plural(len(unreadable), 'sample')} cannot be read: {summarize(unreadable, separator='; ')}"
-        )
+        first = f"the first {plural(len(unreadable), 'sample')}"
+        raise DataError(f"{first} cannot be read, such as {unreadable[0]}; {REMEDY}")

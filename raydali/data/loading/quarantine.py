@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
 SUBSTITUTES_TRIED = 100
+REMEDY = "raydali verify lists all broken samples"
 _SALT = 0x5AB5717D7E
 """Separates the random numbers of substitutes from those of samples."""
 _THREADS = 8
@@ -53,6 +55,12 @@ class BrokenSample:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+def none_read(broken: Iterable[object]) -> DataError:
+    """Return the error of a pass that could read no sample; it names the first of those that are known to be broken."""
+    first = "".join(f", such as {each}" for each in islice(broken, 1))
+    return DataError(f"none of the samples can be read{first}; {REMEDY}")
 
 
 def substitute(seed: int, epoch: int, id: int, attempt: int, samples: int) -> int:
@@ -190,7 +198,7 @@ class Quarantine:
         with self._lock:
             for sample in found:
                 if self.strict:
-                    raise DataError(f"sample {sample.id} cannot be read: {sample}")
+                    raise DataError(f"sample {sample.id} cannot be read: {sample}; {REMEDY}")
                 self.sound[sample.id] = False
                 if sample.id not in self.known:
                     self.known[sample.id] = self._news[sample.id] = sample
@@ -261,8 +269,7 @@ class Quarantine:
                 self._first_stand_in(id, other)
                 return other
         raise DataError(
-            f"sample {id} and its {SUBSTITUTES_TRIED} substitutes cannot be read: {self.known[id]}; check whether the "
-            f"data were moved"
+            f"sample {id} and its {SUBSTITUTES_TRIED} substitutes cannot be read: {self.known[id]}; {REMEDY}"
         )
 
     def _first_stand_in(self, id: int, other: int) -> None:

@@ -1,6 +1,7 @@
 """The baseline loader: torch's DataLoader with Pillow and torchvision, over the same stream and random numbers."""
 
 import gc
+import re
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -64,8 +65,10 @@ class TorchLoader(Loader):
                     tensors, read, broken, outages = next(loaded)
             except StopIteration:
                 return
-            except (DataError, StorageAway) as error:  # the DataLoader puts the worker's traceback before it
-                raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
+            except (DataError, StorageAway) as error:
+                # The DataLoader puts the worker's traceback before the message, which may have several lines.
+                message = re.split(rf"(?m)^raydali\.errors\.{type(error).__name__}: ", str(error))[-1]
+                raise type(error)(message.rstrip()) from error
             self.quarantine.record(broken)
             OUTAGES.add(outages)
             micro_batch = _as_read(self._plan.under_way.popleft(), read)

@@ -3,12 +3,14 @@
 The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, Parquet files, and IDX files.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, overload
 
-from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.file_list import ENDINGS, FileList, is_list
 from raydali.data.sources.folder_layout import train_and_val_folders
 from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
 from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
@@ -24,10 +26,15 @@ from raydali.text import summarize
 Kind = Literal["folder", "list", "tar", "tfrecord", "parquet", "idx"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
+_WEIGHTS = (".pth", ".pt", ".safetensors")
 
 
 def source_kind(data: str) -> Kind:
-    """Return the kind of source that a name has by its form. A folder may hold tar shards: see `holds_shards`."""
+    """Return the kind of source that a name has by its form. A folder may hold tar shards: see `holds_shards`.
+
+    Raises:
+        UsageError: it is a file of another kind.
+    """
     if names_idx(data):
         return "idx"
     if names_parquet(data):
@@ -36,7 +43,27 @@ def source_kind(data: str) -> Kind:
         return "tfrecord"
     if names_shards(data):
         return "tar"
+    _refuse_other_files(data)
     return "list" if is_list(data) else "folder"
+
+
+def _refuse_other_files(data: str) -> None:
+    name, local = data.lower(), os.path.expanduser(data)
+    if os.path.isdir(local):
+        return
+    if name.endswith((".zip", ".7z", ".rar")):
+        raise UsageError(f"{data} is an archive: unpack it, and give its folder")
+    if not os.path.isfile(local) or name.endswith(ENDINGS):  # of a list, list_lines.py tells what is wrong
+        return
+    if name.endswith(EXTENSIONS):
+        folder = Path(local).absolute().parent.parent
+        raise UsageError(f"{data} is an image: give a folder of class folders, such as {folder}, or a list")
+    with suppress(OSError), Path(local).open("rb") as file:  # the list's reader tells why a file cannot be read
+        if b"\0" not in file.read(4096):
+            return
+        if name.endswith(_WEIGHTS):
+            raise UsageError(f"{data} holds weights, not samples: give it as --weights, and a folder or a list as data")
+        raise UsageError(f"{data} is a binary file of no known kind: give a folder, or a list, which is UTF-8 text")
 
 
 def labeled_images(
@@ -189,7 +216,6 @@ def train_and_val(
 def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
     """The folders of training and validation samples; None for data to be split."""
     kind = source_kind(data)
-    _check_file(data)
     if kind == "folder":
         return train_and_val_folders(data, val_fraction)
     if val_fraction is None:
@@ -199,17 +225,6 @@ def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
             f"--val-fraction {DEFAULT_FRACTION}"
         )
     return None
-
-
-def _check_file(data: str) -> None:
-    """Refuse a file that is no list, because it is an image or an archive of another kind than tar."""
-    if data.lower().endswith(EXTENSIONS) and source_kind(data) == "list":
-        folder = Path(data).absolute().parent
-        raise UsageError(
-            f"--data {data} is an image: give a folder of class folders, such as {folder.parent}, or a list"
-        )
-    if data.lower().endswith((".zip", ".7z", ".rar")):
-        raise UsageError(f"--data {data} is an archive: unpack it, and give its folder")
 
 
 def check_column_options(
@@ -224,8 +239,6 @@ def check_column_options(
     Raises:
         UsageError: names both.
     """
-    for each in data:
-        _check_file(each)
     kinds = [source_kind(each) for each in data]
     kinds = ["parquet" if kinds[i] == "folder" and parquet_folder(each) else kinds[i] for i, each in enumerate(data)]
     for option, value, of in (

@@ -7,6 +7,7 @@ forty times: it is left out, with a warning.
 import logging
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from raydali.data.sources import storage
@@ -33,7 +34,9 @@ def list_tree(root: str, *, of: str) -> Listing:
 
 def _list_files(root: str, of: str) -> Listing:
     if not os.path.isdir(root):
-        raise UsageError(f"{root} {'is a file' if os.path.exists(root) else 'does not exist'}: give a folder of {of}")
+        there = next(filter(os.path.exists, (root, *map(str, Path(root).parents))))
+        what = f"{root} does not exist" if os.path.isdir(there) else f"{there} is a file"
+        raise UsageError(f"{what}: give a folder of {of}")
     listing: Listing = {}
     # Last: the real paths of the folder and of those whose links lead to it.
     pending: list[tuple[str, str, tuple[str, ...]]] = [("", root, (os.path.realpath(root),))]

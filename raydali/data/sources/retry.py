@@ -3,6 +3,7 @@
 import errno
 import logging
 import mmap
+import os
 import random
 import re
 import threading
@@ -83,11 +84,16 @@ class _Outages:
     """The outages of this process. Threads that wait for one storage at the same time are in the same outage."""
 
     def __init__(self) -> None:
+        self._start_anew()
+        # A forked process has none of the threads that wait, and may not use a lock that one of them holds.
+        os.register_at_fork(after_in_child=self._start_anew)
+        # Shared with forked processes: their retries count as progress of this one.
+        self.retries = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def _start_anew(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[int, float, str]] = {}
         self._over: deque[Outage] = deque(maxlen=_KEPT_OUTAGES)
-        # Shared with forked processes: their retries count as progress of this one.
-        self.retries = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def begin(self, storage: str, reason: str) -> bool:
         """Count one more waiting thread; returns whether it is the first."""

@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterator
 
 from raydali.data.sources import storage
-from raydali.data.sources.file_list import is_list
 from raydali.data.sources.files import Files, absolute
+from raydali.data.sources.formats import source_kind
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.skipped_files import select_files
 from raydali.errors import UsageError
@@ -25,7 +25,7 @@ def unlabeled_files(data: str, root: str | None, extensions: tuple[str, ...]) ->
         UsageError: it cannot be read, or has no such files.
     """
     place = absolute(data)
-    if is_list(data):
+    if source_kind(data) == "list":
         paths = [*_listed(place)]
         if not paths:
             raise UsageError(f"{data} is empty: give a list with a path in each line")

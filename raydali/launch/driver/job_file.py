@@ -34,8 +34,12 @@ def find_job(job: str) -> Path:
         return own[job]
     if file.is_file():
         return file.absolute()
-    near = difflib.get_close_matches(file.stem, own, n=1) or own
-    raise UsageError(f"{job} is neither a job of raydali nor a file: try {', '.join(near)}")
+    if near := difflib.get_close_matches(file.stem, own, n=1, cutoff=0.75):
+        raise UsageError(f"{job} is neither a job of raydali nor a file: try {near[0]}")
+    raise UsageError(
+        f"{job} is neither a job of raydali ({', '.join(own)}) nor a file: a task of your own begins as a copy of the "
+        "nearest job by raydali new, see docs/own-data.md"
+    )
 
 
 def describe_job(path: Path) -> dict[str, Any]:

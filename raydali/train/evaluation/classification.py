@@ -9,12 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.data.loading.loader import Batch
-from raydali.errors import DataError
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import none_read
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
-
-NONE_READ = "none of the validation samples can be read: check that they are where they were"
 
 
 @contextmanager
@@ -31,6 +29,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(before[0][1])
         for module, training in before:
             module.training = training
+
+
+def require_read(samples: float, batches: Iterable[Batch]) -> None:
+    """Check that some rank could read samples of these batches.
+
+    Raises:
+        DataError: none could; the message names one that this rank found to be broken.
+    """
+    if not samples:
+        raise none_read(batches.quarantine.known.values() if isinstance(batches, Loader) else ())
 
 
 class Validation(TypedDict):
@@ -64,8 +72,7 @@ def evaluate(
             loss = F.cross_entropy(logits, labels, reduction="sum")
             sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
     images, loss_sum, top1, top5 = worker.sum(sums).tolist()
-    if not images:
-        raise DataError(NONE_READ)
+    require_read(images, batches)
     return {
         "images": int(images),
         "loss": loss_sum / images,

@@ -14,8 +14,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
 from raydali.data.tasks.boxes import Boxes, unfitted
-from raydali.errors import DataError
-from raydali.train.evaluation.classification import NONE_READ, evaluating
+from raydali.train.evaluation.classification import evaluating, require_read
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -54,8 +53,7 @@ def evaluate(
     coco = coco_metrics(of_all, source) if of_all else {}
     mine = (len(of_all), float(coco["map"]), float(coco["map_50"])) if coco else (0, 0.0, 0.0)
     images_seen, map_, map_50 = worker.from_first(mine)
-    if not images_seen:
-        raise DataError(NONE_READ)
+    require_read(images_seen, batches)
     return {"images": images_seen, "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
 
 

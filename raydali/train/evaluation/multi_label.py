@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.errors import DataError
-from raydali.train.evaluation.classification import NONE_READ, evaluating
+from raydali.train.evaluation.classification import evaluating, require_read
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -55,8 +54,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
     of_ranks = worker.gather_bytes(content.getvalue())
     mine = _metrics([each for each in of_ranks if each]) if any(of_ranks) else (0, 0.0, 0.0, 0.0)
     images, loss, map_, accuracy = worker.from_first(mine)
-    if not images:
-        raise DataError(NONE_READ)
+    require_read(images, batches)
     return {
         "images": int(images),
         "loss": loss,

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from raydali.data.loading.loader import Batch
-from raydali.errors import DataError
-from raydali.train.evaluation.classification import NONE_READ, evaluating
+from raydali.train.evaluation.classification import evaluating, require_read
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
@@ -116,8 +115,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
             of_images = [each[name].sum() for name in ("losses", "psnr", "ssim", "input_psnr")]
             sums += torch.stack([torch.full_like(of_images[0], len(inputs)), *of_images])
     count, loss_sum, psnr_sum, ssim_sum, input_psnr_sum = worker.sum(sums).tolist()
-    if not count:
-        raise DataError(NONE_READ)
+    require_read(count, batches)
     return {
         "images": int(count),
         "loss": loss_sum / count,

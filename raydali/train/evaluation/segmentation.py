@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from raydali.errors import DataError
-from raydali.train.evaluation.classification import NONE_READ, evaluating
+from raydali.train.evaluation.classification import evaluating, require_read
 from raydali.train.evaluation.validation_pass import ValidationPass
 
 
@@ -27,8 +26,7 @@ def evaluate(model: nn.Module, val: ValidationPass, classes: int) -> dict[str, f
             pixels = torch.bincount(masks[known] * classes + predicted[known], minlength=classes**2)
             counts += torch.cat([pixels.new_tensor([len(masks)]), pixels]).cpu()
     images, *of_pairs = val.worker.sum(counts).tolist()
-    if not images:
-        raise DataError(NONE_READ)
+    require_read(images, val.batches)
     confusion = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
     right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
     iou = (right / union)[union > 0].mean().item()

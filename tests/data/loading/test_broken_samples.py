@@ -175,7 +175,7 @@ def test_a_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path, name: L
 def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: LoaderName) -> None:
     with (
         make_loader(name, source, CENTRE, OrderedPass(samples=SAMPLES, batch_size=4)) as loader,
-        pytest.raises(DataError, match=mentioning("1 /0/0001.jpg")),
+        pytest.raises(DataError, match=mentioning("1 /0/0001.jpg verify")),
     ):
         list(loader)
 
@@ -185,9 +185,18 @@ def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: 
     quarantine = Quarantine(SAMPLES, seed=0)
     with (
         make_loader(name, gone, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(DataError, match=mentioning("100 /nowhere/ data")),
+        pytest.raises(DataError, match=mentioning("100 /nowhere/ verify")),
     ):
         list(loader)
+
+
+def test_without_one_sound_sample_there_is_no_resident_batch(tmp_path: Path, name: LoaderName) -> None:
+    source = folder(tmp_path, 12, dict.fromkeys(range(12), "text"))
+    with (
+        make_loader(name, source, CENTRE, OrderedPass(samples=12, batch_size=4)) as loader,
+        pytest.raises(DataError, match=mentioning(f"12 {source.path(0)} verify")),
+    ):
+        loader.resident_batch(4)
 
 
 def test_more_broken_ones_do_not_cost_more_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +262,24 @@ def test_errors_of_a_pipeline_come_out_as_they_are(tmp_path: Path, broken: dict[
         for _ in range(2):
             with pytest.raises(OutOfMemoryError, match=r"^no memory.* 5$"):
                 list(loader)
+
+
+class Flaky(ValidationImages):
+    """Sample 5 cannot be read at the first time."""
+
+    def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        if id == 5 and not self.__dict__.setdefault("tried", []):
+            self.__dict__["tried"] += [id]
+            raise ValueError("two\nlines")
+        return super().sample(source, id, epoch)
+
+
+def test_the_workers_of_torch_give_whole_messages(tmp_path: Path) -> None:
+    source, order = folder(tmp_path, 12, {}), OrderedPass(samples=12, batch_size=4)
+    with make_loader("torch", source, Flaky(image_size=16, resize_size=16), order) as loader:
+        with pytest.raises(DataError) as raised:
+            list(loader)
+        assert str(raised.value) == f"sample 5 cannot be read: {source.path(5)}: two\nlines"
 
 
 def test_storage_that_fails_is_not_the_samples_fault(

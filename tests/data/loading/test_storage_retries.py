@@ -149,6 +149,31 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
     assert process.exitcode == 0 and retries() == before + 1
 
 
+def test_a_fork_has_outages_of_its_own() -> None:
+    """A thread of its parent may hold the lock or wait for the same storage, and the parent tells what ended before."""
+    context, outage = get_context("fork"), retry.Outage("the parent's", "Input/output error", 1.0)
+    receiver, sender = context.Pipe(duplex=False)
+
+    def repeat() -> None:
+        OUTAGES.begin("a disk", "Input/output error")
+        OUTAGES.end("a disk")
+        sender.send([each.storage for each in OUTAGES.take()])
+
+    OUTAGES.take()
+    OUTAGES.add([outage])
+    OUTAGES.begin("a disk", "Input/output error")
+    process = context.Process(target=repeat)
+    try:
+        with OUTAGES._lock:
+            process.start()
+        assert receiver.poll(30) and receiver.recv() == ["a disk"]
+        OUTAGES.end("a disk")
+        assert OUTAGES.take()[0] == outage
+    finally:
+        process.kill()
+        process.join()
+
+
 def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -1,10 +1,12 @@
 """What names given as --data and --val-data stand for."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from raydali.data.sources.formats import Kind, labeled_images, source_kind, train_and_val
+from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.trees import grow
@@ -103,12 +105,36 @@ def test_folders_that_are_not_what_is_meant(tmp_path: Path, monkeypatch: pytest.
 def test_files_and_folders_of_one_class(tmp_path: Path) -> None:
     grow(tmp_path, ["pets/cat/1.jpg", "pets/dog/1.jpg", "pets.zip"])
     for data, values in (
-        ("pets/cat/1.jpg", f"--data {tmp_path}/pets/cat/1.jpg image {tmp_path}/pets"),
-        ("pets.zip", f"--data {tmp_path}/pets.zip archive"),
+        ("pets/cat/1.jpg", f"{tmp_path}/pets/cat/1.jpg image {tmp_path}/pets"),
+        ("pets.zip", f"{tmp_path}/pets.zip archive"),
         ("pets/cat", f"{tmp_path}/pets/cat 1 images class {tmp_path}/pets"),
     ):
         with pytest.raises(UsageError, match=mentioning(values)):
             train_and_val(str(tmp_path / data))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "values"),
+    [
+        ("w.pth", b"PK\3\4\0\0", "w.pth --weights"),
+        ("W.SAFETENSORS", b"\x40\0\0\0\0\0\0\0{}", "W.SAFETENSORS --weights"),
+        ("a.npy", b"\x93NUMPY\1\0v\0", "a.npy list UTF-8"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n\0", "a.h5 list UTF-8"),
+        ("clip.mp4", b"\0\0\0 ftypisom", "clip.mp4 list UTF-8"),
+        ("named-by-nothing", b"\x80\4\x95\0", "named-by-nothing list UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_text_is_no_list(tmp_path: Path, name: str, content: bytes, values: str) -> None:
+    data = str(tmp_path / name)
+    Path(data).write_bytes(content)
+    for index in (
+        train_and_val,
+        labeled_images,
+        source_kind,
+        partial(unlabeled_files, root=None, extensions=(".jpg",)),
+    ):
+        with pytest.raises(UsageError, match=mentioning(values)):
+            index(data)
 
 
 def test_a_class_that_is_named_like_a_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

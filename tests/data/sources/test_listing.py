@@ -79,3 +79,10 @@ def test_all_objects(s3: PutObjects) -> None:
 def test_a_missing_folder_says_what_it_is_to_hold(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=mentioning("nothing class folders")):
         list_tree(f"{tmp_path}/nothing", of="class folders")
+
+
+def test_a_folder_below_a_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "weights.pth").touch()
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/weights.pth file folder images")) as raised:
+        list_tree(f"{tmp_path}/weights.pth/train/img", of="images")
+    assert "/img" not in str(raised.value)

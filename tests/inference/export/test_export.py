@@ -19,7 +19,7 @@ from jobs import detection, imagenet, restoration
 from raydali import extras
 from raydali.commands import export
 from raydali.commands.export import Export
-from raydali.errors import CommandError, UsageError
+from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference.export.formats import FORMATS, Images, Onnx, Outputs
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
@@ -111,6 +111,15 @@ def test_a_file_that_answers_otherwise_is_not_written(
         export.main(options(run))
     assert [each.name for each in here.iterdir()] == ["proof.json"]
     assert json.loads((here / "proof.json").read_text())["evaluate"] is None
+
+
+def test_without_one_sound_image_the_first_is_named(run: RunFolder, here: Path) -> None:
+    first, *_ = broken = [here / f"data/{name}/1.jpg" for name in CLASSES]
+    for file in broken:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError, match=mentioning(f"{first} verify")):
+        export.main(Export(run=str(run), data=str(here / "data"), to="torch-export"))
 
 
 def test_a_run_without_weights_is_refused(runs: Path, here: Path) -> None:

@@ -30,7 +30,12 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("job", "named"),
-    [("imgenet", "imgenet imagenet"), ("jobs/vidoe.py", "vidoe.py video"), ("zzz", f"zzz {' '.join(sorted(JOBS))}")],
+    [
+        ("imgenet", "imgenet imagenet"),
+        ("jobs/vidoe.py", "vidoe.py video"),
+        ("zzz", f"zzz {' '.join(sorted(JOBS))}"),
+        ("segmentation", f"segmentation {' '.join(sorted(JOBS))} docs/own-data.md"),
+    ],
 )
 def test_an_unknown_job_is_refused_with_those_that_are(job: str, named: str) -> None:
     with pytest.raises(UsageError, match=mentioning(named)):

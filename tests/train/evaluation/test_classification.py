@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
+from raydali.data.loading.make import make_loader
+from raydali.data.loading.quarantine import Quarantine
 from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.train.evaluation import detection, restoration
 from raydali.train.evaluation.classification import Validation, evaluate
 from raydali.train.precision import Precision
 from raydali.train.worker import Worker
+from tests.support.broken import folder
+from tests.support.messages import mentioning
 from tests.support.ranks import run_ranks
 
 N, CLASSES = 161, 7
@@ -73,6 +79,17 @@ def test_a_model_stays_in_training_mode_after_a_failed_batch(evaluation: Callabl
     with pytest.raises(DataError, match="gone"):
         evaluation(model, broken(), worker=worker, precision=Precision("fp32", worker.device))
     assert model.training and model[1].training
+
+
+def test_without_one_sound_image_the_first_is_named(tmp_path: Path) -> None:
+    source = folder(tmp_path, 6, dict.fromkeys(range(6), "text"))
+    order, worker = OrderedPass(samples=6, batch_size=4), Worker.join(torch.device("cpu"), cpus=1, node="local")
+    pipeline = ValidationImages(image_size=16, resize_size=16)
+    with (
+        make_loader("torch", source, pipeline, order, quarantine=lambda _: Quarantine(6)) as loader,
+        pytest.raises(DataError, match=mentioning(f"{source.path(0)} verify")),
+    ):
+        evaluate(network(), loader, worker, Precision("fp32", worker.device))
 
 
 def test_more_workers_than_batches_is_no_problem() -> None:
