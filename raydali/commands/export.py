@@ -48,6 +48,7 @@ def main(options: Export) -> None:
         DataError, StorageAway: the samples cannot be read.
     """
     from raydali.data.loading.quarantine import none_read
+    from raydali.host.cuda_queues import set_max_connections
     from raydali.inference.check import check_run
     from raydali.inference.export.agreement import LEAST, agreement
     from raydali.inference.export.exported_model import ImageClassifier, check_exportable, exported_model
@@ -57,6 +58,7 @@ def main(options: Export) -> None:
     from raydali.inference.trained_run import open_run
     from raydali.launch.options import require
 
+    set_max_connections()  # before the exporters initialise CUDA
     format = FORMATS[options.to]
     format.check()
     require(options, "images", least=1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.nn.functional import avg_pool2d
 
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
@@ -22,12 +23,13 @@ from raydali.run.folder import EPOCHS
 from raydali.text import error_line, plural
 from raydali.train.evaluation.reference import Reference, files_of, raw_outputs, sha256
 
-OUTPUT_LIMIT = 1e-3
-"""Largest difference of outputs, as a share of the largest output. Between a CPU and a GPU it was at most 2e-5."""
-INPUT_LIMITS = {"cpu": (0.5, 2.0), "cuda": (2.0, 255.0)}
-"""Largest mean and single difference of 8-bit inputs, by the device that decoded the run's."""
-
-
+OUTPUT_LIMIT = 2e-4
+"""Largest difference of outputs, as a share of the largest output. Between a CPU and a GPU it was at most 1.2e-5 for
+15 networks; a mean that is off by 0.02 made at least 2.8e-3."""
+INPUT_LIMITS = {"cpu": (1, 0.5, 2.0), "cuda": (8, 1.0, 255.0)}
+"""By the device that decoded the run's inputs: side of the squares whose means are compared, in pixels, as filters
+round differently on a GPU; largest mean difference, and largest single one, of 255. The mean difference of noise that a
+GPU had resized was 0.25, and 1.9 where it was moved by a pixel."""
 EQUAL = 1e-6
 """Difference of a figure from the run's, as a share of it if it is above 1, up to which both are called the same."""
 
@@ -135,7 +137,6 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     for id, hashes in zip(ids, reference.facts["files"], strict=True):
         if hashes and [*map(sha256, files_of(val, id))] not in ([], hashes):
             raise _refused(run, f"{val.path(id)} is not what the run validated", "the file has changed since")
-    limits = INPUT_LIMITS[reference.facts["device"]]
     likely = "val_pipeline(config) is not what train() gives to run.loaders"
     try:
         with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
@@ -145,8 +146,10 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     if inputs.shape != kept.shape:
         why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
-    differences = (inputs.double() - kept.double()).abs().flatten(1)
-    if differences.mean(1).max() > limits[0] or differences.max() > limits[1]:
+    side, mean, single = INPUT_LIMITS[reference.facts["device"]]
+    ours, theirs = (avg_pool2d(each.double().flatten(1, -3), side, ceil_mode=True) for each in (inputs, kept))
+    differences = (ours - theirs).abs().flatten(1)
+    if differences.mean(1).max() > mean or differences.max() > single:
         why = f"differs from the run's by {differences.mean(1).max():.2g} of 255 in the mean"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
 
