@@ -102,7 +102,7 @@ def evaluate_classes(
     scores = multiclass_stat_scores(predicted, truth, len(classes), average=None).numpy()
     metrics = {
         "top1": right[:, 0].mean(),
-        "top5": right.any(1).mean(),
+        **({"top5": right.any(1).mean()} if len(classes) > BEST else {}),
         "loss": losses.astype(np.float64).mean(),
         "confidence": confidence.double().mean(),
         "calibration_error": binary_calibration_error(confidence, correct, CALIBRATION_BINS).item(),

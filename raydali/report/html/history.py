@@ -226,8 +226,9 @@ class History:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the validation metrics, without the loss."""
-        names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
+        """Names of the validation metrics, without the loss; also "broken" if samples of the validation are."""
+        values = (item for epoch in self.epochs for item in epoch.validation.items())
+        names = dict.fromkeys(name for name, value in values if value or name != "broken")
         return [name for name in names if name not in ("images", "seconds", "loss")]
 
     @property

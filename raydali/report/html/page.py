@@ -171,9 +171,8 @@ def metric_groups(names: Sequence[str]) -> list[list[str]]:
 
 
 def _columns(history: History) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
-    """Return COLUMNS, without the MFU if no epoch has one, as on CPUs."""
-    has_mfu = any(epoch.get("mfu") is not None for epoch in history.epochs)
-    return [column for column in COLUMNS if has_mfu or column[1] != "mfu"]
+    """Return those of COLUMNS that some epoch has: none has an MFU on CPUs."""
+    return [column for column in COLUMNS if any(epoch.get(column[1]) is not None for epoch in history.epochs)]
 
 
 def _rows(history: History) -> list[list[str]]:

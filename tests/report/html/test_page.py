@@ -163,6 +163,25 @@ def test_metrics_of_other_jobs() -> None:
     assert {"psnr, input_psnr, by epoch", "ssim, by epoch"} <= charts(page).keys()
 
 
+def test_what_has_no_content_is_left_out() -> None:
+    of_validation = {"images": 9, "seconds": 0.5, "loss": 0.1, "top1": 0.5, "broken": 0}
+    bare: dict[str, Any] = {
+        "validation": of_validation,
+        "ceiling_images_per_second": None,
+        "of_ceiling": None,
+        "checkpoint_seconds": 0.0,
+    }
+    page = run_page(history([record(0, **bare)], [start(1)]))
+    said = text(page)
+    for absent in ("broken", "top5", "checkpointing", "failure, hang", "interrupt, preemption"):
+        assert absent not in said
+    assert "epoch images images/s wait seconds workers loss learning rate top1 0 200" in said
+    assert "starting training" in said
+    broken = history([record(0, validation=of_validation | {"broken": 2})], [start(1), event("failure", 3, error="x")])
+    page = run_page(broken)
+    assert charts(page)["broken, by epoch"]["lines"][0]["y"] == [2] and "failure, hang" in text(page)
+
+
 @pytest.mark.parametrize(("side", "kind"), [(40, "png"), (900, "jpeg")])
 def test_samples_are_embedded(side: int, kind: str) -> None:
     made, png = history([record(0)]), io.BytesIO()
