@@ -55,6 +55,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(now)}"])),
         summary=" ".join(filter(None, [text.state(history), text.speed(history), text.waited(history)])),
         published=text.published(history),
+        scores=text.last_and_best(history),
         verdict=text.verdict(history),
         figures=_figures(history),
         speed=_speed(history),

@@ -28,15 +28,6 @@ _STYLE = {
 }
 
 
-LEGEND = (
-    ("starting", "span starting"),
-    ("training", "span running"),
-    ("failure, hang", "dot bad"),
-    ("interrupt, preemption", "dot warn"),
-)
-"""Texts and styles of what the timeline may show."""
-
-
 @dataclass(frozen=True)
 class EventRow:
     """An event in the table: seconds since the start, the style of its dot, what happened, and when."""
@@ -63,10 +54,9 @@ class Strip:
     length: str
 
     @property
-    def legend(self) -> list[tuple[str, str]]:
-        """Text and style of each kind that is shown."""
-        shown = {style for style, _, _ in (*self.spans, *self.marks)}
-        return [(text, style) for text, style in LEGEND if style.split()[1] in shown]
+    def styles(self) -> set[str]:
+        """The styles of what is shown, as a legend has them."""
+        return {f"span {style}" for style, *_ in self.spans} | {f"dot {style}" for style, *_ in self.marks}
 
 
 def event_rows(history: History) -> list[EventRow]:

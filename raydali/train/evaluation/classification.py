@@ -34,10 +34,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Validation(TypedDict):
-    """The validation metrics: means over all images of all ranks; top1 and top5 are in 0..1.
-
-    Without more than five classes there is no top5, which would be 1.
-    """
+    """The metrics: means over all images of all ranks; top1 and top5 are in 0..1. Five classes have no top5."""
 
     images: int
     loss: float

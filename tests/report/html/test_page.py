@@ -199,6 +199,30 @@ def test_times_in_words() -> None:
     assert said == ["\u2013", "0.45 s", "9.9 s", "59.0 s", "1 min 1 s", "5 h 1 min", "3 d 12 h", "\u2013"]
 
 
+def test_the_best_epoch_is_named_beside_the_last() -> None:
+    made = history([record(epoch, validation={"top1": top1}) for epoch, top1 in enumerate((0.25, 0.53061, 0.4028))])
+    made.model = b'{"best": {"epoch": 1, "metric": "top1", "score": 0.53061}}'
+    said = text(run_page(made))
+    assert "last top1 0.4028 in epoch 2, best top1 0.5306 in epoch 1 (best/, which evaluate" in said
+    assert "--checkpoint newest" in said
+    other = history([record(0)])
+    other.name = "cats"
+    compared = text(compare_page([made, other]))
+    assert "top1 0.5306 in epoch 1 cats" in compared and "--checkpoint newest" in compared
+    made.add_epoch(record(3, validation={"top1": 0.75}))
+    made.model = b'{"best": {"epoch": 3, "metric": "top1", "score": 0.75}}'
+    assert "top1 0.75 in epoch 3, the last and the best." in text(run_page(made))
+
+
+@pytest.mark.parametrize(
+    "model", [None, b"", b"[]", b'{"version": "0.2.0"}', b'{"best": null}', b'{"best": {"epoch": 1}}']
+)
+def test_runs_that_do_not_know_their_best_epoch(model: bytes | None) -> None:
+    made = history([record(0)])
+    made.model = model
+    assert "best" not in text(run_page(made)) and "best" not in text(compare_page([made])).partition("Loss and")[0]
+
+
 def test_a_comparison() -> None:
     first = history([record(epoch) for epoch in range(3)], [start(1), event("finish", 9)], epochs=3, model="resnet18")
     second = history([record(0, ranks=4, loss=7.5)], [start(1)], epochs=3, model="resnet50")
