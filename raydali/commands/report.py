@@ -2,7 +2,7 @@
 
     raydali report ~/raydali-runs/pets
     raydali report s3://my-bucket/runs/pets -o pets.html
-    raydali report ~/raydali-runs/pets ~/raydali-runs/pets-2 -o both.html
+    raydali report ~/raydali-runs/pets ~/raydali-runs/pets-2
 
 A run writes report.html itself while it trains; this command writes it again from the run's folder.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from raydali.errors import UsageError
-from raydali.output import require_writable
+from raydali.output import require_writable, show
 
 if TYPE_CHECKING:
     from raydali.report.html.history import History
@@ -32,34 +32,45 @@ class Report:
     ]
     """Folders of runs, such as ~/raydali-runs/pets or s3://bucket/runs/pets."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """File for the page. Default: report.html in the run's folder; comparison.html here for several runs."""
+    """File for the page. Default: report.html in the run's folder; for several runs, comparison.html in the storage
+    folder that they share."""
 
 
 def main(options: Report) -> None:
-    """Read the runs, write the page and print its path.
+    """Read the runs, write the page, and print its path and the scores.
 
     Raises:
         UsageError: a folder is not that of a run or cannot be read, or the page cannot be written.
     """
+    from raydali.report.html import text
     from raydali.run.find import find_run
 
     if not options.runs:
         raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")
     require_writable("--output", options.output)
     folders = [find_run(run) for run in options.runs]
+    output = options.output
+    if len(folders) > 1 and output is None:
+        storage, *others = {folder.uri_of_storage for folder in folders}
+        if others or "://" in storage:
+            raise UsageError("the runs are not in one local storage folder: give --output a file for the comparison")
+        output = f"{storage}/{COMPARISON}"
     histories = [_history(folder, run) for folder, run in zip(folders, options.runs, strict=True)]
     if len(histories) > 1:
         from raydali.report.html.compare import compare_page
 
         contents = compare_page(histories)
+        rows = [(each.name, *text.scores(each), text.count(each.images_per_second)) for each in histories]
+        show("", ("run", "last", "best", "images/s"), rows)
     else:
         from raydali.report.html.page import run_page
 
         contents = run_page(histories[0])
-        if options.output is None:
-            _write_to(folders[0], contents)
-            return
-    output = options.output or COMPARISON
+        if scores := text.last_and_best(histories[0]):
+            print(scores)
+    if output is None:
+        _write_to(folders[0], contents)
+        return
     try:
         Path(output).expanduser().write_bytes(contents)
     except OSError as error:

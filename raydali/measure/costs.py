@@ -5,7 +5,8 @@ time of the same steps if their batch is already on the device. The remaining se
 
     start-up        the time until the first batch of the last worker
     compile         the time from there to the end of the last worker's first step, minus the mean of later steps
-    straggler       how much longer one rank waited for its loader or computed than the median of the others
+    straggler       how much longer one rank waited for its loader or computed than the median of the others, unless it
+                    waited for a core meanwhile
     storage, python, cpu decode, gpu decode, loader
                     how long the other ranks waited for the loader, by what blocked it; `loader` if that is unknown
     python          also the time of steps beyond that at the ceiling, up to the time that the loader's Python ran
@@ -18,7 +19,7 @@ time of the same steps if their batch is already on the device. The remaining se
     checkpoint      the time for which a checkpoint blocks the first rank, and so the others
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -39,11 +40,13 @@ class Straggler:
         rank: the rank's record.
         seconds: how much longer it takes than the median of the others for the same number of images.
         waits: if most of this is waiting for the loader: the rank's seconds of it, and the median of the others.
+        lacks_cores: whether most of this is waiting for a core, which is contention.
     """
 
     rank: Rank
     seconds: float
     waits: tuple[float, float] | None
+    lacks_cores: bool = False
 
 
 def seconds_by_cause(
@@ -85,14 +88,16 @@ def seconds_by_cause(
         late = min(late, max(0.0, trained - at_ceiling - begun - saved - lost - own))
     lateness = late / own if own else 0.0
     waits = {cause: seconds * (1 + lateness) for cause, seconds in waits.items()}
-    return {
+    costs = {
         "start-up": started,
         "compile": begun - started,
         "communication": exchanging,
         **_contention(others, waits, slowed * (1 + lateness), foreign_cpu_share),
         "checkpoint": saved,
-        "straggler": lost,
+        "straggler": 0.0,
     }
+    costs["contention" if straggler is not None and straggler.lacks_cores else "straggler"] += lost
+    return costs
 
 
 def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
@@ -101,16 +106,23 @@ def straggler_of(ranks: Sequence[Rank], least_share: float) -> Straggler | None:
     if len(ranks) < 2 or not all(rank["images"] for rank in ranks):
         return None
     # If all-reduces were not timed, steps of all ranks take equally long, and only waits for the loader differ.
-    timed = all(rank["exchange_seconds"] is not None for rank in ranks)
-    pace = [(_busy(rank) if timed else waited(rank)) / rank["images"] for rank in ranks]
-    slowest = pace.index(max(pace))
-    lost = (pace[slowest] - median(pace[:slowest] + pace[slowest + 1 :])) * ranks[slowest]["images"]
-    others = [*ranks[:slowest], *ranks[slowest + 1 :]]
-    waits = waited(ranks[slowest]), median(map(waited, others))
+    busy = _busy if all(rank["exchange_seconds"] is not None for rank in ranks) else waited
+    slowest = max(ranks, key=lambda rank: busy(rank) / rank["images"])
+    others = [rank for rank in ranks if rank is not slowest]
+
+    def more(seconds: Callable[[Rank], float]) -> float:
+        usual: float = median(seconds(rank) / rank["images"] for rank in others)
+        return seconds(slowest) - usual * float(slowest["images"])
+
+    lost = more(busy)
+    waits = waited(slowest), median(map(waited, others))
     by_loader = waits[0] - waits[1] > lost / 2
-    if lost < least_share * whole or (by_loader and not _has_slower_loader(ranks[slowest], others, whole)):
+    if lost < least_share * whole or (by_loader and not _has_slower_loader(slowest, others, whole)):
         return None
-    return Straggler(ranks[slowest], lost, waits if by_loader else None)
+    # Steps of a GPU do not wait for the host's cores.
+    queued = "helpers_queued_seconds" if by_loader else "cpu_queued_seconds"
+    lacks_cores = more(lambda rank: rank[queued] or 0.0) > lost / 2 and (by_loader or slowest["device"] == "cpu")
+    return Straggler(slowest, lost, waits if by_loader else None, lacks_cores)
 
 
 def _has_slower_loader(rank: Rank, others: Sequence[Rank], whole: float) -> bool:

@@ -47,7 +47,7 @@ class EpochMeter:
         self.on_stage: Callable[[str], None] | None = None
         self._loader = loader
         self._clock = StageClock(device)
-        self._created = time.perf_counter()
+        self._stage_began = time.perf_counter()
         self._first_batch_seconds: float | None = None
         self._seen_first = self._exchanging = False
         self._first_step_seconds: float | None = None
@@ -91,6 +91,7 @@ class EpochMeter:
 
     def _mark(self, stage: str) -> None:
         self._clock.enter(stage)
+        self._stage_began = time.perf_counter()
         if self._first_batch_seconds is not None and self._first_step_seconds is None:
             self._note_own_part(stage == "step")
 
@@ -141,9 +142,9 @@ class EpochMeter:
             self._first_step_seconds = self._first_own_seconds
 
     def first_batch(self) -> None:
-        """Record that the worker has its first batch; later calls do nothing."""
+        """Record that the worker has its first batch, for which the running stage waits; later calls do nothing."""
         if not self._seen_first:
-            self._first_batch_seconds, self._seen_first = time.perf_counter() - self._created, True
+            self._first_batch_seconds, self._seen_first = time.perf_counter() - self._stage_began, True
             self._note_loader()  # later waits are attributed to causes, those of the first batch are not
 
     @property

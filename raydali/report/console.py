@@ -174,7 +174,8 @@ class Console:
             of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
             of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
             known = (column for column in _COLUMNS if column[1] != "mfu" or record.get("mfu") is not None)
-            self._columns = self._fitting((*known, *of_task, _SECONDS))
+            measured = (column for column in of_task if column[1] in metrics)
+            self._columns = self._fitting((*known, *measured, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
         record = {**(record["validation"] or {}), **record}
         self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))

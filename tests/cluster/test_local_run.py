@@ -57,6 +57,10 @@ def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -
     assert last["validation"]["images"] == 360
     assert last["validation"]["top1"] > 0.8
     assert last["world_size"] == 2 and [rank["rank"] for rank in last["ranks"]] == [0, 1]
+    best = max(range(4), key=lambda epoch: rows[epoch]["validation"]["top1"])
+    finished = output.splitlines()[-1]
+    assert finished.startswith(f"finished: {folder}: ")
+    assert mentions(finished, f"top1 {last['validation']['top1']:.4g} 3 {rows[best]['validation']['top1']:.4g} {best}")
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
     assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "finish"]

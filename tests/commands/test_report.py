@@ -45,13 +45,35 @@ def test_a_relative_folder_and_another_file(
     assert b"Finished: 2 of 2 epochs" in (tmp_path / "page.html").read_bytes() and not folder.exists("report.html")
 
 
-def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [str(made(tmp_path / "runs", name, epochs)) for name, epochs in (("a", 1), ("b", 2))]
-    monkeypatch.chdir(tmp_path)
-    assert run(*runs) == run(*runs, "--output", "both.html") == 0
-    for name in ("comparison.html", "both.html"):
+def test_several_runs_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [made(tmp_path / "runs", name, epochs) for name, epochs in (("a", 1), ("b", 2))]
+    folders[1].write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": 0.625}})
+    runs = [*map(str, folders)]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(*runs) == 0
+    said = capsys.readouterr().out
+    assert mentions(said, "b top1 0.5 1 0.625 0 100") and f"{tmp_path}/runs/comparison.html: " in said
+    assert run(*runs, "--output", "both.html") == 0
+    for name in ("runs/comparison.html", "here/both.html"):
         assert b"2 runs beside one another" in (tmp_path / name).read_bytes()
-    assert not (tmp_path / "runs/a/report.html").exists()
+    assert not (tmp_path / "runs/a/report.html").exists() and len([*Path.cwd().iterdir()]) == 1
+
+
+def test_runs_of_several_storages_need_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(made(tmp_path / storage, "a")) for storage in ("one", "two")]
+    assert run(*runs) == 2
+    assert mentions(capsys.readouterr().err, "--output")
+    assert run(*runs, "-o", f"{tmp_path}/both.html") == 0
+
+
+def test_the_best_epoch_is_printed(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, [record(0), record(1)], [start(1)])
+    folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": 0.625}})
+    assert run(str(folder)) == 0
+    assert mentions(capsys.readouterr().out, "top1 0.5 1 best 0.625 0 best/")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.measure.meter import EpochMeter
+from tests.support.records import epoch_line
 
 Clock = list[float]
 UNTIMED: dict[str, Any] = {
@@ -131,6 +132,22 @@ def test_the_first_batch_is_noted_once_in_a_worker_s_life(now: Clock) -> None:
     meter.reset()
     meter.first_batch()
     assert meter.record().first_batch_seconds is None
+
+
+def test_the_first_batch_is_part_of_the_loader_s_wait(now: Clock) -> None:
+    """A worker that joins others at the end of an epoch validates and saves with them before its first batch."""
+    meter = make_meter()
+    run_stages(meter, now, loop=1.0, validation=2.0)
+    meter.reset()
+    run_stages(meter, now, checkpoint=4.0, loop=1.0, loader_wait=0.5)
+    meter.first_batch()
+    run_stages(meter, now, step=0.25)
+    meter.add(torch.tensor(1.0), 10)
+    meter.end_step()
+    record = meter.record()
+    assert record.first_batch_seconds == record.loader_wait_seconds == 0.5
+    line = epoch_line([replace(record, world_size=1)], validation={"seconds": 2.0})
+    assert line["verdict"].startswith("short epochs: ") and line["verdict"].endswith(f" {6.5 / 7.75:.0%} of it")
 
 
 def test_recording_ends_nothing_and_a_reset_begins_a_new_epoch(now: Clock) -> None:

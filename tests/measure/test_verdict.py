@@ -113,6 +113,33 @@ def test_a_rank_whose_loader_is_slow() -> None:
     assert found.costs.get("storage", 0) < 0.02
 
 
+@pytest.mark.parametrize("others", [1, 7])
+def test_a_rank_that_waits_for_cores_is_contended_and_no_straggler(others: int) -> None:
+    waiting = [
+        rank(i, others + 1, device="cpu", seconds=15.0, step_seconds=14.7, exchange_seconds=5.5) for i in range(others)
+    ]
+    late: dict[str, Any] = {"device": "cpu", "seconds": 15.0, "step_seconds": 14.7, "exchange_seconds": 0.4}
+    of_machine = {"host_busy_seconds": 29.0, "host_idle_seconds": 1.0}
+    found = judged(*waiting, rank(others, others + 1, node="b", **late, **of_machine, cpu_queued_seconds=4.5))
+    assert str(found).startswith("CPU contention: other processes used 66% of the CPU time on node b, ")
+    assert found.costs["contention"] == pytest.approx(5.1 / 15.3, abs=0.05) and "straggler" not in found.costs
+    few = rank(others, others + 1, node="b", **late, **of_machine, cpu_queued_seconds=2.0)
+    assert judged(*waiting, few).kind == "straggler"
+    on_gpu = [rank(i, others + 1, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5) for i in range(others)]
+    assert (
+        judged(*on_gpu, rank(others, others + 1, **late | {"device": "cuda"}, cpu_queued_seconds=4.5)).kind
+        == "straggler"
+    )
+
+
+def test_a_loader_that_waits_for_cores_is_no_straggler() -> None:
+    others = [rank(i, 3, seconds=15.0, step_seconds=14.7, exchange_seconds=5.5) for i in range(2)]
+    late: dict[str, Any] = {"seconds": 15.0, "loader_wait_seconds": 5.2, "exchange_seconds": 0.4, "step_seconds": 9.7}
+    late |= {"loader_waits": {"storage": 5.0}, "host_busy_seconds": 29.0, "host_idle_seconds": 1.0}
+    assert judged(*others, rank(2, 3, **late, helpers_queued_seconds=1.0)).kind == "straggler"
+    assert judged(*others, rank(2, 3, **late, helpers_queued_seconds=9.0)).kind == "contention"
+
+
 def test_a_loader_slightly_slower_than_others_is_no_straggler() -> None:
     """Of loaders that are too slow alike, only the last one is waited for: the others catch up meanwhile."""
     waits = {"cpu decode": 5.0}

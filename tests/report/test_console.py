@@ -172,6 +172,7 @@ def test_messages_for_nobody_are_passed_over(output: Output) -> None:
     ("metrics", "headings", "left_out"),
     [
         (("top1", "top5"), "top-1 top-5", {70: ["images"], 60: ["images", "lr"]}),
+        (("top1",), "top-1", {60: ["images"]}),
         (("psnr", "input_psnr", "ssim"), "psnr input ssim", {70: ["images", "lr"], 60: ["images", "lr", "input"]}),
         (("map", "map_50"), "mAP mAP@50", {70: ["images"], 60: ["images", "lr"]}),
         (("map", "accuracy"), "mAP accuracy", {70: ["images"], 60: ["images", "lr"]}),

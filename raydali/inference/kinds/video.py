@@ -49,7 +49,9 @@ class Video(Kind):
         labels = source.videos.labels[videos]
         found = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
         right = of_videos["best"] == labels[:, None]
-        figures = {"top1": right[:, 0].mean(), "top5": right.any(1).mean(), "loss": of_videos["losses"].mean()}
+        figures = {"top1": right[:, 0].mean(), "loss": of_videos["losses"].mean()}
+        if len(classes) > BEST:
+            figures["top5"] = right.any(1).mean()
         metrics = {f"video_{name}": float(value) for name, value in figures.items()} | dict(found.metrics)
         return Evaluation(metrics=metrics, classes=found.classes, confusion=found.confusion, worst=found.worst)
 

@@ -180,7 +180,7 @@ class _DriverLoop:
         self._router.close(RunFinished())
         if (said := self._report.beside_published()) is not None:
             self._console.print(said)
-        self._console.print(f"finished: {self._folder}")
+        self._console.print(": ".join(filter(None, ["finished", str(self._folder), self._report.last_and_best()])))
 
 
 def _train(run: Run, channel: "DriverChannel") -> None:

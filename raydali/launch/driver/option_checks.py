@@ -52,9 +52,17 @@ def warnings_of(
 ) -> Iterator[str]:
     """Yield what makes a run slow or fragile, whose global batch size is known."""
     assert options.global_batch_size is not None
+    workers, cores = placement.maximum, usable_cores()
+    batch_size = min(options.batch_size, samples // (2 * workers))
+    if batch_size and samples < 2 * options.global_batch_size:
+        smaller = f"--batch-size {batch_size} " if batch_size < options.batch_size else ""
+        most = samples // 2 // (batch_size * workers) * batch_size * workers
+        yield (
+            f"an epoch of {plural(samples, 'sample')} has fewer than two global batches of "
+            f"{options.global_batch_size}, and may get no line: give at most {smaller}--global-batch-size {most}"
+        )
     if warning := window_warning(options, samples, labels):
         yield warning
-    workers, cores = placement.maximum, usable_cores()
     if cluster.own and workers * placement.cpus > cores:
         yield (
             f"{plural(workers, 'worker')} of {placement} share {plural(cores, 'core')}, which makes them slow: "

@@ -152,7 +152,7 @@ def stack(title: str, x: Sequence[float], parts: Sequence[tuple[str, int, Values
     y_ticks, grid = _y_axis(ticks, low, high, figure)
     left, right = -0.5, len(groups) - 0.5
 
-    legend = [(label, f"c{colour}") for label, colour, values in parts if any(value is not None for value in values)]
+    legend = [(label, f"c{colour}") for label, colour, values in parts if any(values)]
     paths, floor = [grid], [0.0] * len(groups)
     for (_, colour, _), column in zip(parts, heights, strict=True):
         paths.append((f"bar c{colour}", _bars(column, floor, high)))

@@ -17,6 +17,8 @@ def compare_page(histories: Sequence[History]) -> bytes:
     """Render the page; runs are in the order given, each in its colour."""
     labels = _labels(histories)
     metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))[:MAX_METRICS]
+    table = [_row(history, label, metrics) for history, label in zip(histories, labels, strict=True)]
+    kept = [i for i, cells in enumerate(zip(*table, strict=True)) if {*cells} != {DASH}]
     return render(
         "compare.html.jinja",
         reload_seconds=0,
@@ -25,8 +27,8 @@ def compare_page(histories: Sequence[History]) -> bytes:
         runs=len(histories),
         written=text.moment(time.time()),
         labels=labels,
-        head=[*COLUMNS, *metrics],
-        rows=[_row(history, label, metrics) for history, label in zip(histories, labels, strict=True)],
+        head=[[*COLUMNS, *metrics, "best"][i] for i in kept],
+        rows=[[row[i] for i in kept] for row in table],
         speed=_speed(histories, labels),
         learning=_learning(histories, labels, metrics),
         settings=_differing([text.settings(history) for history in histories]),
@@ -54,6 +56,7 @@ def _row(history: History, label: str, metrics: Sequence[str]) -> list[str]:
         seconds(sums[0] if sums else None),
         figure(newest.get("loss") if newest else None),
         *(figure(newest.validation.get(name) if newest else None) for name in metrics),
+        text.scores(history)[1],
     ]
 
 

@@ -85,12 +85,12 @@ def _calibration(metrics: Mapping[str, float | None]) -> str:
     error, confidence, right = (metrics.get(name) for name in ("calibration_error", "confidence", "top1"))
     if error is None:
         return ""
-    text = f"Calibration: a probability is off by {percent(error)} on average (expected calibration error, 15 bins)."
+    text = f"Calibration: the confidence is off by {percent(error)} on average (expected calibration error, 15 bins)."
     if confidence is None or right is None:
         return text
     kind = "overconfident" if confidence > right else "underconfident"
-    probability = f"The mean probability of the prediction is {percent(confidence)}"
-    return f"{text} {probability}, and {percent(right)} of predictions are right: the model is {kind}."
+    said = f"The mean confidence is {percent(confidence)}, and {percent(right)} of predictions are right"
+    return f"{text} {said}: the model is {kind}."
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], str]:

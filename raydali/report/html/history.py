@@ -4,8 +4,10 @@ A line of `epochs.jsonl` has all measurements of each rank, 64 kB for 256 ranks.
 two of each rank are kept, so that the driver of a run adds a line at a time and never reads one again.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,12 +17,13 @@ from numpy.typing import NDArray
 from raydali.measure.ceiling import VOID_ABOVE
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 from raydali.run.folder import CONFIG, EPOCHS, EVALUATION, EVENTS, SAMPLES, WORST, RunFolder
+from raydali.run.model_file import MODEL
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
 NAN = math.nan
-FILES = {"samples": SAMPLES, "evaluation": EVALUATION, "worst": WORST}
-"""The files that the page shows as they are, by the names of their attributes in `History`."""
+FILES = {"samples": SAMPLES, "evaluation": EVALUATION, "worst": WORST, "model": MODEL}
+"""The files that the page reads as they are, by the names of their attributes in `History`."""
 
 
 def number(value: object) -> float | None:
@@ -120,7 +123,7 @@ class History:
         settings: what `config.json` holds.
         events: rows of `events.jsonl`.
         epochs: in order; each once, as it was last trained.
-        samples, evaluation, worst: the contents of FILES that exist.
+        samples, evaluation, worst, model: the contents of FILES that exist.
     """
 
     name: str
@@ -131,6 +134,7 @@ class History:
     samples: bytes | None = None
     evaluation: bytes | None = None
     worst: bytes | None = None
+    model: bytes | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> "History":
@@ -226,9 +230,18 @@ class History:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the validation metrics, without the loss."""
-        names = dict.fromkeys(name for epoch in self.epochs for name in epoch.validation)
+        """Names of the validation metrics, without the loss; also "broken" if samples of the validation are."""
+        values = (item for epoch in self.epochs for item in epoch.validation.items())
+        names = dict.fromkeys(name for name, value in values if value or name != "broken")
         return [name for name in names if name not in ("images", "seconds", "loss")]
+
+    @property
+    def best(self) -> tuple[str, float, int] | None:
+        """Metric, score and epoch of the weights in best/; None if model.json does not say it."""
+        with suppress(Exception):  # runs of earlier versions have none
+            found = json.loads(self.model or b"null")["best"]
+            return str(found["metric"]), float(found["score"]), int(found["epoch"])
+        return None
 
     @property
     def top1(self) -> float | None:

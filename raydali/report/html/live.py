@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydali.errors import SupersededError
+from raydali.report.html import text
 from raydali.report.html.history import FILES, History
 from raydali.report.html.page import run_page
 from raydali.report.recipes import beside_published
@@ -66,6 +67,10 @@ class LiveReport:
     def beside_published(self) -> str | None:
         """Return the run's accuracy beside its recipe's; None without a recipe."""
         return beside_published(self._history.settings, self._history.top1)
+
+    def last_and_best(self) -> str | None:
+        """Return the score of the last epoch and the best one; None if it is not known."""
+        return text.last_and_best(self._history)
 
     def _read(self) -> None:
         self._history = History.read(self._folder)

@@ -55,6 +55,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(now)}"])),
         summary=" ".join(filter(None, [text.state(history), text.speed(history), text.waited(history)])),
         published=text.published(history),
+        scores=text.last_and_best(history),
         verdict=text.verdict(history),
         figures=_figures(history),
         speed=_speed(history),
@@ -171,9 +172,8 @@ def metric_groups(names: Sequence[str]) -> list[list[str]]:
 
 
 def _columns(history: History) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
-    """Return COLUMNS, without the MFU if no epoch has one, as on CPUs."""
-    has_mfu = any(epoch.get("mfu") is not None for epoch in history.epochs)
-    return [column for column in COLUMNS if has_mfu or column[1] != "mfu"]
+    """Return those of COLUMNS that some epoch has: none has an MFU on CPUs."""
+    return [column for column in COLUMNS if any(epoch.get(column[1]) is not None for epoch in history.epochs)]
 
 
 def _rows(history: History) -> list[list[str]]:

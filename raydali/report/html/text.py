@@ -66,6 +66,23 @@ def published(history: History) -> str | None:
     return said and f"{said[0].upper()}{said[1:]}."
 
 
+def scores(history: History) -> tuple[str, str]:
+    """The score of the last epoch, and the best one; dashes if the best one is not known."""
+    if history.best is None or not history.epochs:
+        return DASH, DASH
+    last, (metric, score, epoch) = history.epochs[-1], history.best
+    last_score = f"{metric} {figure(last.validation.get(metric))} in epoch {last.number}"
+    return last_score, f"{metric} {figure(score)} in epoch {epoch}"
+
+
+def last_and_best(history: History) -> str | None:
+    """Both scores, and which weights commands use; None if the best score is not known."""
+    last, best = scores(history)
+    if last == best:
+        return None if best == DASH else f"{last}, the last and the best"
+    return f"last {last}, best {best} (best/, which evaluate, predict and export use)"
+
+
 def _epochs(history: History) -> list[float]:
     """The number of completed epochs, and that of all epochs if it is known."""
     asked = number(history.settings.get("epochs"))

@@ -53,6 +53,11 @@ class Strip:
     begin: str
     length: str
 
+    @property
+    def styles(self) -> set[str]:
+        """The styles of what is shown, as a legend has them."""
+        return {f"span {style}" for style, *_ in self.spans} | {f"dot {style}" for style, *_ in self.marks}
+
 
 def event_rows(history: History) -> list[EventRow]:
     """The newest events, oldest first."""

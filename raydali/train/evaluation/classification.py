@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import nn
@@ -42,12 +42,12 @@ def require_read(samples: float, batches: Iterable[Batch]) -> None:
 
 
 class Validation(TypedDict):
-    """The validation metrics: means over all images of all ranks; top1 and top5 are in 0..1."""
+    """The metrics: means over all images of all ranks; top1 and top5 are in 0..1. Five classes have no top5."""
 
     images: int
     loss: float
     top1: float
-    top5: float
+    top5: NotRequired[float]
     seconds: float
 
 
@@ -57,11 +57,10 @@ def evaluate(
 ) -> Validation:
     """Compute cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
 
-    Ranks may have different numbers of batches, or none: they communicate only at the end, to add up sums. With k < 5
-    classes, top5 is top-k.
+    Ranks may have different numbers of batches, or none: they communicate only at the end, to add up sums.
     """
     began = time.perf_counter()
-    sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
+    sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
     with evaluating(model):
         for batch in batches:
             labels = batch["labels"]
@@ -70,13 +69,17 @@ def evaluate(
             logits = logits.float()
             best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            sums += torch.stack([torch.full_like(loss, len(labels)), loss, best[:, 0].sum(), best.sum()])
-    images, loss_sum, top1, top5 = worker.sum(sums).tolist()
+            amounts = (torch.full_like(loss, amount) for amount in (len(labels), logits.shape[1] > 5))
+            sums += torch.stack([*amounts, loss, best[:, 0].sum(), best.sum()])
+    images, has_top5, loss_sum, top1, top5 = worker.sum(sums).tolist()
     require_read(images, batches)
-    return {
+    metrics: Validation = {
         "images": int(images),
         "loss": loss_sum / images,
         "top1": top1 / images,
         "top5": top5 / images,
         "seconds": time.perf_counter() - began,
     }
+    if not has_top5:
+        del metrics["top5"]
+    return metrics

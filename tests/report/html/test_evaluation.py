@@ -31,7 +31,7 @@ def test_what_was_found_is_said() -> None:
     said = text(page(encoded()))
     assert "best/model.safetensors of epoch 7 on the built-in data: 60 samples" in said
     assert "top1 0.75" in said and "calibration_error 0.125" in said
-    assert "off by 12.5% on average" in said and "is 87.5%, and 75.0% of predictions are right" in said
+    assert "off by 12.5% on average" in said and "mean confidence is 87.5%, and 75.0% of" in said
     assert "overconfident" in said
     assert "3 classes, those with the lowest recall first" in said
     assert "class 2 20 0.3333 0.5 \u2013 class 1 20 0.6667" in said

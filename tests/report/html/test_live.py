@@ -9,6 +9,7 @@ import pytest
 from raydali.report.html import live
 from raydali.report.html.live import PAUSE_SECONDS, LiveReport
 from raydali.run.folder import RunFolder
+from tests.support.messages import mentions
 from tests.support.report_runs import event, record, start, write
 
 
@@ -53,6 +54,17 @@ def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, cloc
     report.epoch(record(3))
     report.event(event("finish", 20))
     assert "4 of 10 epochs" in page_of(folder) and 'data-reload="0"' in page_of(folder)
+
+
+def test_the_best_epoch_is_that_of_the_end(folder: RunFolder, clock: Clock) -> None:
+    write(folder, [], [])
+    folder.write_json("model.json", {"best": None})
+    report = LiveReport(folder, refuse, clock)
+    report.epoch(record(0))
+    assert report.last_and_best() is None
+    folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": 0.5}})
+    report.event(event("finish", 20))
+    assert mentions(report.last_and_best() or "", "top1 0.5 0 best") and "the best" in page_of(folder)
 
 
 def test_a_resume_goes_on_from_what_lies_there(folder: RunFolder, clock: Clock) -> None:

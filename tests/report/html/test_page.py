@@ -163,6 +163,25 @@ def test_metrics_of_other_jobs() -> None:
     assert {"psnr, input_psnr, by epoch", "ssim, by epoch"} <= charts(page).keys()
 
 
+def test_what_has_no_content_is_left_out() -> None:
+    of_validation = {"images": 9, "seconds": 0.5, "loss": 0.1, "top1": 0.5, "broken": 0}
+    bare: dict[str, Any] = {
+        "validation": of_validation,
+        "ceiling_images_per_second": None,
+        "of_ceiling": None,
+        "checkpoint_seconds": 0.0,
+    }
+    page = run_page(history([record(0, **bare)], [start(1)]))
+    said = text(page)
+    for absent in ("broken", "top5", "checkpointing", "failure, hang", "interrupt, preemption"):
+        assert absent not in said
+    assert "epoch images images/s wait seconds workers loss learning rate top1 0 200" in said
+    assert "starting training" in said
+    broken = history([record(0, validation=of_validation | {"broken": 2})], [start(1), event("failure", 3, error="x")])
+    page = run_page(broken)
+    assert charts(page)["broken, by epoch"]["lines"][0]["y"] == [2] and "failure, hang" in text(page)
+
+
 @pytest.mark.parametrize(("side", "kind"), [(40, "png"), (900, "jpeg")])
 def test_samples_are_embedded(side: int, kind: str) -> None:
     made, png = history([record(0)]), io.BytesIO()
@@ -178,6 +197,30 @@ def test_samples_are_embedded(side: int, kind: str) -> None:
 def test_times_in_words() -> None:
     said = [seconds(value) for value in (None, 0.447, 9.9, 59.0, 61.0, 3600 * 5 + 60.0, 86400 * 3.5, float("inf"))]
     assert said == ["\u2013", "0.45 s", "9.9 s", "59.0 s", "1 min 1 s", "5 h 1 min", "3 d 12 h", "\u2013"]
+
+
+def test_the_best_epoch_is_named_beside_the_last() -> None:
+    made = history([record(epoch, validation={"top1": top1}) for epoch, top1 in enumerate((0.25, 0.53061, 0.4028))])
+    made.model = b'{"best": {"epoch": 1, "metric": "top1", "score": 0.53061}}'
+    said = text(run_page(made))
+    assert "last top1 0.4028 in epoch 2, best top1 0.5306 in epoch 1 (best/, which evaluate" in said
+    assert "--checkpoint newest" in said
+    other = history([record(0)])
+    other.name = "cats"
+    compared = text(compare_page([made, other]))
+    assert "top1 0.5306 in epoch 1 cats" in compared and "--checkpoint newest" in compared
+    made.add_epoch(record(3, validation={"top1": 0.75}))
+    made.model = b'{"best": {"epoch": 3, "metric": "top1", "score": 0.75}}'
+    assert "top1 0.75 in epoch 3, the last and the best." in text(run_page(made))
+
+
+@pytest.mark.parametrize(
+    "model", [None, b"", b"[]", b'{"version": "0.2.0"}', b'{"best": null}', b'{"best": {"epoch": 1}}']
+)
+def test_runs_that_do_not_know_their_best_epoch(model: bytes | None) -> None:
+    made = history([record(0)])
+    made.model = model
+    assert "best" not in text(run_page(made)) and "best" not in text(compare_page([made])).partition("Loss and")[0]
 
 
 def test_a_comparison() -> None:

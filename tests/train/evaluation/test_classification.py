@@ -92,6 +92,21 @@ def test_without_one_sound_image_the_first_is_named(tmp_path: Path) -> None:
         evaluate(network(), loader, worker, Precision("fp32", worker.device))
 
 
+def of_five_classes() -> Validation:
+    """One batch, which only one rank has."""
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+    batches: list[Batch] = []
+    for micro_batch in OrderedPass(samples=8, batch_size=8).micro_batches(worker.rank, worker.world_size):
+        images, labels = images_and_labels(micro_batch.ids)
+        batches.append(Batch({"images": images, "labels": labels % 5}, micro_batch))
+    return evaluate(nn.Sequential(network(), nn.Linear(CLASSES, 5)), batches, worker, Precision("fp32", worker.device))
+
+
+def test_five_classes_have_no_top5() -> None:
+    for result in run_ranks(2, of_five_classes):
+        assert result.keys() == {"images", "loss", "top1", "seconds"} and result["images"] == 8
+
+
 def test_more_workers_than_batches_is_no_problem() -> None:
     batches = [list(OrderedPass(samples=20, batch_size=16).micro_batches(rank, 5)) for rank in range(5)]
     assert [len(each) for each in batches] == [1, 1, 0, 0, 0]
