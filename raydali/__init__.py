@@ -4,6 +4,7 @@ For training loops of your own these ten names are all there is; see docs/own-lo
 asked for, so that `import raydali` is quick, with no torch, Ray or DALI.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from raydali.errors import DataError, UsageError
     from raydali.own_loop import measured
     from raydali.train.models.normalized import Normalized
+
+# Triton 3.9 fuses multiplications with additions in raydali's kernels, and warns that Triton 3.10 will not by default.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 __all__ = [
     "DataError",

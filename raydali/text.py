@@ -39,7 +39,7 @@ def summarize(
     return f"{shown}{joint} {total - limit} more" if total > limit else shown
 
 
-def numbered(noun: str, numbers: Sequence[int], limit: int = 8) -> str:
+def numbered(noun: str, numbers: Sequence[object], limit: int = 8) -> str:
     """Numbers of something: "rank 3", "ranks 0, 1, 2 and 5 more"."""
     return f"{noun}{'s' * (len(numbers) != 1)} {summarize(numbers, limit)}"
 

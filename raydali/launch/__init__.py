@@ -1,1 +1,1 @@
-"""The launcher starts Ray and its workers, and follows a run to its end. Only this package imports Ray."""
+"""The launcher starts Ray and its workers, and follows a run to its end."""

@@ -16,6 +16,8 @@ from raydali.run.events import Notice
 from raydali.run.messages import Message
 
 _POLL_SECONDS = 0.5
+POST_SECONDS = 10.0
+"""How long a process that ends waits for its last message to arrive."""
 T = TypeVar("T")
 
 
@@ -93,8 +95,8 @@ class DriverChannel:
         self._actor.post.remote(message)
 
     def post_and_wait(self, message: Message) -> None:
-        """Send and wait until it has arrived, for a process that is about to end."""
-        ray.get(self._actor.post.remote(message), timeout=10)
+        """Send and wait until it has arrived, or cannot, for a process that is about to end."""
+        ray.wait([self._actor.post.remote(message)], timeout=POST_SECONDS)
 
     def next_group(self) -> int:
         """Return the number of a worker group that begins, from 1; fails on a node that is cut off from the driver."""

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, set_start_method
 from typing import Any
 
 
@@ -106,6 +106,7 @@ def _kill(process: Any) -> None:
 
 def _run(function: Callable[..., Any], task: Any, rank: int, port: int, sender: Any) -> None:
     os.setsid()
+    set_start_method("fork", force=True)  # as in a program of its own; then the kill leaves no semaphores, as tqdm's
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         sender.send((function(task, rank, port), None))

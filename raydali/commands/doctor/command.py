@@ -18,7 +18,7 @@ from pathlib import Path
 from raydali.errors import UsageError
 from raydali.host.checks import Node, Row, rows
 from raydali.output import JsonFile, require_writable, write_json
-from raydali.text import error_line, summarize
+from raydali.text import summarize
 
 NAMED = 3
 """Maximum number of nodes that a row names."""
@@ -106,18 +106,15 @@ def _as_a_job(options: Doctor, address: str) -> int:
     from ray.job_submission import JobSubmissionClient
 
     from raydali.commands.doctor.nodes import PACKAGE
+    from raydali.launch.driver.ray_address import answering_ray
 
     arguments = ["python", "-m", "raydali.cli", "doctor", "--cluster", *(["--json", "-"] if options.json else [])]
     if options.storage is not None:
         arguments += ["--storage", options.storage]
     logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
+    with answering_ray():
         client = JobSubmissionClient(address)
         job = client.submit_job(entrypoint=shlex.join(arguments), runtime_env=PACKAGE)
-    except (ConnectionError, RuntimeError) as error:
-        raise UsageError(
-            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
-        ) from error
     try:
         while not client.get_job_status(job).is_terminal():
             time.sleep(JOB_POLL_SECONDS)

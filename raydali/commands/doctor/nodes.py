@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from raydali.commands.doctor.storage import Marker
-from raydali.errors import UsageError
 from raydali.host.checks import Node
 from raydali.host.facts import Host, this_host
+from raydali.launch.driver.ray_address import answering_ray
 from raydali.text import error_line
 
 ANSWER_SECONDS = 60
@@ -47,13 +47,8 @@ def nodes_of_cluster(storage: str | None) -> list[Node]:
 
     # Nodes may lack raydali. A job's package contains it; otherwise this folder is sent.
     send = None if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else PACKAGE
-    try:
+    with answering_ray():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=send)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        address = os.environ["RAY_ADDRESS"]
-        raise UsageError(
-            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
-        ) from error
     try:
         return _inspect([node for node in ray.nodes() if node["Alive"]], storage)
     finally:

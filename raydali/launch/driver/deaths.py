@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +58,25 @@ def _cause(node: str, pid: int, error: str) -> str:
     if "low on memory" in error:
         return "Ray killed it, because the node ran out of memory"
     if node == ray.get_runtime_context().get_node_id():
-        crash = crash_of(pid)
-    else:
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        look = ray.remote(crash_of).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-        try:
-            crash = ray.get(look.remote(pid), timeout=POLL_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError):
-            return "their node does not answer"  # Ray notices the death of a node later than that of its processes
-    return f"it crashed: {crash}" if crash else "killed by SIGKILL, which the kernel sends when memory runs out"
+        return cause_here(pid)
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    look = ray.remote(cause_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    try:
+        cause: str = ray.get(look.remote(pid), timeout=POLL_SECONDS)
+    except (ray.exceptions.RayError, TimeoutError):
+        return "their node does not answer"  # Ray notices the death of a node later than that of its processes
+    return cause
 
 
-def crash_of(pid: int) -> str:
-    """Return what ended a process of this node, from its log; empty if it had no time to write it."""
+def cause_here(pid: int) -> str:
+    """Describe what ended a process of this node: what its log says, if it had time to write it."""
     node: Any = ray._private.worker.global_worker.node
     logs = Path(node.get_logs_dir_path())
     for log in logs.glob(f"worker-*-{pid}.err"):
         if found := _CRASH.search(log.read_text(errors="replace")):
-            return found[1] or found[2]
-    return ""
+            return f"it crashed: {found[1] or found[2]}"
+    text = "its log names no cause, as after SIGKILL by a person or a program"
+    with suppress(OSError):
+        if "\noom_kill 0\n" in Path("/proc/vmstat").read_text():
+            return f"{text} (not by the kernel for lack of memory)"
+    return f"{text}, or by the kernel when memory runs out"

@@ -6,13 +6,15 @@ import os
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydali.errors import TrainingError, UsageError
+from raydali.errors import SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
 from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.host.interrupts import Interrupt
@@ -23,6 +25,7 @@ from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.process_servers import start_processes
+from raydali.launch.driver.ray_start import check_processes
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
@@ -92,16 +95,21 @@ def train_in_workers(
         interrupt: requests the end of the run.
 
     Raises:
-        TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
+        TrainingError: workers failed more often than `max_failures`, or in a way that would recur, or the driver did.
         UsageError: a worker found that the options cannot be used.
         KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
     loop = _DriverLoop(run, console, track, interrupt)
+    failure = None
     try:
         loop.poll_until_end()
+    except SupersededError:
+        raise
+    except Exception as error:  # of Ray, if one of its processes has died on this node
+        failure = driver_error(error, run.folder)
     finally:
         console.close()
-    loop.end()
+    loop.end(failure)
 
 
 class _DriverLoop:
@@ -132,6 +140,8 @@ class _DriverLoop:
         recorder = RunRecorder(run.folder, report, RunMetrics(run.folder.name), track, console.warn)
         self._router = EventRouter(self._channel, self._groups, watch, recorder, console)
         self._polls = [self._router.dispatch, pending.poll, report.poll, DriverNode(interrupt.request).poll]
+        if cluster.own:
+            self._polls.insert(0, check_processes)  # first: without them, calls of Ray may end this process
         if placement.is_elastic:
             self._polls.append(AutoscalingCoordinatorSync(set(run.stale_run_ids)).poll)
 
@@ -166,15 +176,19 @@ class _DriverLoop:
             self._router.dispatch()
         self._router.dispatch()
 
-    def end(self) -> None:
+    def end(self, error: Exception | None) -> None:
         """Record the end. If Ray Train would go on, the workers end with this process's Ray.
+
+        Args:
+            error: with which the driver failed.
 
         Raises:
             TrainingError, UsageError: see `train_in_workers`.
         """
         groups, outcome = self._groups, self._training.error
-        if groups.stop_reason is not None or outcome is not None:
+        if error is None and (groups.stop_reason is not None or outcome is not None):
             error = final_error(outcome, groups.errors, groups.failure, groups.stop_reason)
+        if error is not None:
             self._router.close(RunStopped(error=error_line(error), why=groups.stop_reason))
             raise error
         self._router.close(RunFinished())
@@ -259,6 +273,19 @@ def resume_hint(folder: RunFolder) -> str:
                 "beginning"
             )
     return f"interrupted: the same command with --name {folder.name} resumes it"
+
+
+def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
+    """Return the error of a run whose driver failed: Ray died on its node, or a poll raised an unexpected exception."""
+    from ray.exceptions import RayError
+
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": .")
+    if isinstance(error, RayError | ChildProcessError):
+        what = f"Ray failed on the driver's node ({text})"
+    else:
+        frame = [each for each in traceback.extract_tb(error.__traceback__) if "raydali" in each.filename][-1]
+        what = f"the driver failed ({text}, {Path(frame.filename).name}:{frame.lineno})"
+    return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
 
 
 def final_error(

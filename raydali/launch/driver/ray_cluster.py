@@ -15,9 +15,10 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
 from raydali.launch.driver.process_servers import own_server, servers_of_job, start_servers
+from raydali.launch.driver.ray_address import answering_ray
 from raydali.launch.driver.ray_start import set_environment, start_ray, tidy
 from raydali.launch.options import LaunchOptions
-from raydali.text import error_line, plural
+from raydali.text import plural
 
 WORKERS_PER_CORE = 8
 """CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
@@ -111,14 +112,9 @@ def _joined(options: LaunchOptions) -> Iterator[Cluster]:
     import ray
 
     environment, path = servers_of_job()
-    try:
+    with answering_ray():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
-        raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        address = os.environ["RAY_ADDRESS"]
-        raise UsageError(
-            f"no Ray answers at RAY_ADDRESS={address}: check it, RAY_AUTH_MODE and the token: {error_line(error)}"
-        ) from error
+    raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     try:
         if environment:
             most = options.worker_range[1] + options.spares if options.worker_range else None

@@ -84,6 +84,15 @@ def start_ray(folder: str, warn: Callable[[str], None], **options: Any) -> None:
         over.set()
 
 
+def check_processes() -> None:
+    """Raise a ChildProcessError if a process of a Ray of our own has ended."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    for name, process in node.dead_processes():
+        raise ChildProcessError(f"Ray's {name} ended with exit code {process.returncode}")
+
+
 def load() -> str:
     """Describe how busy the machine is."""
     busy, cores = os.getloadavg()[0], usable_cores()

@@ -3,13 +3,13 @@
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydali.report.html.history import History, Status, number
 from raydali.report.recipes import beside_published
-from raydali.text import duration, plural
+from raydali.text import duration, numbered, plural
 
 DASH = "\u2013"
 """Shown for a value that was not measured."""
@@ -22,6 +22,28 @@ STATUS: dict[Status, str] = {
     "running": "under way",
     "starting": "starting",
     "empty": "not begun",
+}
+
+_SENTENCES = {
+    "quarantine": "{of} sample {id} is broken: {path}: {reason}",
+    "storage retry": "{path} did not answer for {waited_seconds} s: {reason}",
+    "checkpoint failed": "checkpoint {path} could not be written: {reason}",
+    "bad checkpoint": "{path} cannot be used, so the previous checkpoint is tried: {reason}",
+    "left": "the workers saved step {step} and left, {notice}",
+    "preemption": "a node is taken away: {error}",
+    "resize": "the workers left for a group of {workers}",
+    "replace": "{error}; the other {remaining} train on",
+    "spare": "a spare is ready on node {node}",
+    "rejoin": "rank {rank} was replaced, and joined at step {step}",
+    "stop": "ended with an error: {error}",
+    "interrupt": "{why}",
+    "finish": "finished",
+}
+_NOTICES = {
+    "preemption": "since a node will be taken away",
+    "stop": "since the run was interrupted",
+    "resize": "for a group of another size",
+    "replace": "since lost ranks could not be replaced in place",
 }
 
 
@@ -202,25 +224,41 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         of = f", kept from an earlier run, which measured it at {moment(kept)}" if kept is not None else ""
         return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s{of}"
     if kind == "failure":
-        ranks = row.get("ranks")
-        named = (
-            ", ".join(map(str, ranks[:8])) + (", \u2026" if len(ranks) > 8 else "") if isinstance(ranks, list) else ""
-        )
-        failed = f"rank {named} failed" if named else "workers failed to start"
+        failed = f"{named} failed" if (named := _ranks(row)) else "workers failed to start"
         text = f"{failed}: {_shortened(row.get('error'))}"
         if isinstance(left_out := row.get("left_out"), list) and left_out:
             text += f"; node {', '.join(map(str, left_out))} is left out"
         return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
-    if kind == "stop":
-        return f"ended with an error: {_shortened(row.get('error'))}"
-    if kind == "interrupt":
-        return _shortened(row.get("why", "interrupted"))
-    if kind == "finish":
-        return "finished"
+    if kind == "hang":
+        return f"no {'first step' if row.get('starting') else 'progress'} because of {_ranks(row)}, whose processes end"
     if kind == "settings":
         return f"other settings: {changed_settings(row)}"
-    facts = "; ".join(f"{name} {value}" for name, value in row.items() if name not in ("time", "event", "seconds"))
-    return _shortened(f"{kind}: {facts}" if facts else kind)
+    facts = {
+        str(name): figure(value) if isinstance(value, float) else shown(value)
+        for name, value in row.items()
+        if name not in ("time", "event", "seconds") and isinstance(value, str | int | float)
+    }
+    if kind == "chosen":
+        return "chosen for this hardware: " + ", ".join(f"{_option(name)} {value}" for name, value in facts.items())
+    if sentence := _SENTENCES.get(str(kind)):
+        given = {"why": "interrupted", **facts, "notice": _NOTICES.get(str(row.get("notice")), DASH)}
+        return _shortened(sentence.format_map(defaultdict(lambda: DASH, given)))
+    words = "; ".join(f"{name} {value}".replace("_", " ") for name, value in facts.items())
+    return _shortened(f"{kind}: {words}" if words else kind)
+
+
+def _ranks(row: Mapping[str, Any]) -> str:
+    """Name the ranks of an event, each with its process if this is known; empty if there are none."""
+    ranks = row.get("ranks")
+    names = [
+        f"{each.get('rank')} (node {each.get('node')}, process {each.get('pid')})" if isinstance(each, dict) else each
+        for each in (ranks if isinstance(ranks, list) else ())
+    ]
+    return numbered("rank", names) if names else ""
+
+
+def _option(name: object) -> str:
+    return f"--{name}".replace("_", "-")
 
 
 def changed_settings(row: Mapping[str, Any]) -> str:
@@ -228,7 +266,7 @@ def changed_settings(row: Mapping[str, Any]) -> str:
     changed = row.get("changed")
     pairs = changed.items() if isinstance(changed, Mapping) else ()
     values = ((name, pair) for name, pair in pairs if isinstance(pair, Sequence) and len(pair) == 2)
-    return ", ".join(f"{name} {shown(now)} instead of {shown(was)}" for name, (was, now) in values)
+    return ", ".join(f"{_option(name)} {shown(now)} instead of {shown(was)}" for name, (was, now) in values)
 
 
 def _shortened(text: object) -> str:

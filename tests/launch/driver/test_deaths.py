@@ -1,6 +1,7 @@
 """What is said of workers that died, on a real Ray."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], n
     text = describe_deaths([3], {3: place}, error)
     assert f"rank 3 (process {place[1]}) on node {cluster[0][:8]}" in text and said in text
     assert "\n" not in text and len(text) < 160
+
+
+@pytest.mark.usefixtures("cluster")
+def test_only_what_is_known_of_a_sigkill_is_said() -> None:
+    """The kernel counts the processes that it has killed because memory ran out."""
+    from raydali.launch.driver.deaths import describe_deaths
+
+    place, error = killed_by(signal.SIGKILL)
+    counter = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    known = counter is not None and counter[1] == "0"
+    assert mentions(describe_deaths([3], {3: place}, error), f"SIGKILL person {'not' if known else 'when'} memory")
 
 
 @pytest.mark.usefixtures("cluster")

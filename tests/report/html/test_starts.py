@@ -60,7 +60,7 @@ def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
     made.add_event(start(70, step=20, seconds=70))
     made.add_epoch(record(2))
     (mark,) = marks(made)
-    changed = "resize_size 32 instead of 256, val_data /val instead of \u2013"
+    changed = "--resize-size 32 instead of 256, --val-data /val instead of \u2013"
     assert mark.label.startswith("resumed at step 20 of 100: ") and mark.label.endswith(f"; {changed}")
     assert f"other settings: {changed}" in text(run_page(made))
     made.add_event(start(90, step=20, seconds=90))

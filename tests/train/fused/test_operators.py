@@ -1,5 +1,8 @@
 """Fused BatchNorm by Triton's interpreter against PyTorch's BatchNorm in float64."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -193,3 +196,13 @@ def test_operators_keep_their_contracts() -> None:
     for other in (None, of_windows):
         arguments = of_windows, other, y, *kept, mean, rstd, *weights
         torch.library.opcheck(operators.gradients_of_pool, arguments, test_utils=tests)
+
+
+@pytest.mark.parametrize(("given", "fuses"), [(None, "True"), ("0", "False")])
+def test_kernels_fuse_multiplications_with_additions_unless_the_user_says_no(given: str | None, fuses: str) -> None:
+    """Triton warns in each process that compiles if this is not said."""
+    code = "import raydali, triton; print(triton.knobs.language.fp_fusion_enabled(None))"
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_DEFAULT_FP_FUSION"}
+    env |= {} if given is None else {"TRITON_DEFAULT_FP_FUSION": given}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (fuses, "")
