@@ -9,6 +9,7 @@ those import torch, Ray or DALI, so that --help answers at once.
 130  interrupted
 """
 
+import difflib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from raydali.commands.train import Train
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
-from raydali.output import mark_warnings
+from raydali.output import mark_warnings, parse_options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -57,6 +58,33 @@ class Completion:
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
     """The shell."""
+
+
+COMMANDS: dict[str, type[Any]] = {
+    "bench goodput": GoodputBench,
+    "bench loader": LoaderBench,
+    "bench scale": ScaleBench,
+    "bench soak": SoakBench,
+    "bench strategies": StrategiesBench,
+    "bench train": TrainBench,
+    "bench video": VideoBench,
+    "chaos": Chaos,
+    "cluster up": Up,
+    "cluster down": Down,
+    "cluster status": Status,
+    "completion": Completion,
+    "doctor": Doctor,
+    "evaluate": Evaluate,
+    "export": Export,
+    "new": New,
+    "predict": Predict,
+    "prepare": Prepare,
+    "preview": Preview,
+    "report": Report,
+    "train": Train,
+    "verify": Verify,
+}
+"""The options of each command, by what the user types."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -91,13 +119,22 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _parse(given: list[str]) -> "DataclassInstance":
-    if given[:1] == ["train"] and given[1:] not in (["-h"], ["--help"]):  # the other options are the job's
-        return Train(job=tuple(given[1:]))
-    style = (tyro.conf.DisallowNone,)
-    if given[:1] == ["preview"]:  # so are its other options
-        known = tyro.cli(Preview, prog="raydali preview", args=given[1:], config=style, return_unknown_args=True)
-        return replace(known[0], of_job=tuple(known[1]))
-    options: DataclassInstance = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
+    words = 2 if given[:1] in (["bench"], ["cluster"]) else 1
+    name, rest, style = " ".join(given[:words]), given[words:], (tyro.conf.DisallowNone,)
+    options: DataclassInstance
+    if name == "train" and rest not in (["-h"], ["--help"]):  # the other options are the job's
+        return Train(job=tuple(rest))
+    if name == "preview" and not {"-h", "--help"} & {*rest}:  # so are its other options
+        preview, of_job = tyro.cli(Preview, prog="raydali preview", args=rest, config=style, return_unknown_args=True)
+        return replace(preview, of_job=tuple(of_job))
+    if name in COMMANDS:
+        options = parse_options(COMMANDS[name], rest, f"raydali {name}")
+        return options
+    if len(given) >= words and not given[words - 1].startswith("-"):
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
+        instead = f"try raydali {near[0]}" if near else "raydali --help lists all"
+        raise UsageError(f"raydali has no command {name}: {instead}")
+    options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
     return options
 
 
@@ -114,33 +151,14 @@ def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> N
 
 
 def _commands() -> SubcommandApp:
-    bench = SubcommandApp()
-    bench.command(name="goodput")(GoodputBench)
-    bench.command(name="loader")(LoaderBench)
-    bench.command(name="scale")(ScaleBench)
-    bench.command(name="soak")(SoakBench)
-    bench.command(name="strategies")(StrategiesBench)
-    bench.command(name="train")(TrainBench)
-    bench.command(name="video")(VideoBench)
-    app = SubcommandApp()
-    app.command(bench, name="bench", help="Measure loaders and training.")
-    app.command(name="chaos")(Chaos)
-    cluster = SubcommandApp()
-    cluster.command(name="up")(Up)
-    cluster.command(name="down")(Down)
-    cluster.command(name="status")(Status)
-    app.command(cluster, name="cluster", help="An autoscaling cluster on this machine alone, for trying things.")
-    app.command(name="completion")(Completion)
-    app.command(name="doctor")(Doctor)
-    app.command(name="evaluate")(Evaluate)
-    app.command(name="export")(Export)
-    app.command(name="new")(New)
-    app.command(name="predict")(Predict)
-    app.command(name="prepare")(Prepare)
-    app.command(name="preview")(Preview)
-    app.command(name="report")(Report)
-    app.command(name="train")(Train)
-    app.command(name="verify")(Verify)
+    """Return all commands, for the help of `raydali` itself and the completion of shells."""
+    app, groups = SubcommandApp(), {"bench": SubcommandApp(), "cluster": SubcommandApp()}
+    app.command(groups["bench"], name="bench", help="Measure loaders and training.")
+    about = "An autoscaling cluster on this machine alone, for trying things."
+    app.command(groups["cluster"], name="cluster", help=about)
+    for name, command in COMMANDS.items():
+        group, _, of_group = name.partition(" ")
+        (groups[group] if of_group else app).command(name=of_group or name)(command)
     return app
 
 

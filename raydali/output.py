@@ -1,14 +1,16 @@
 """Output that the commands of `raydali` share: --json, tables, ends of logs, and the description of the machine."""
 
 import ctypes
+import difflib
 import json
 import logging
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -16,6 +18,7 @@ from raydali.errors import UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.text import plural
 
+Options = TypeVar("Options")
 JsonFile = Annotated[
     str | None, tyro.conf.arg(metavar="FILE", help="File for the result, as JSON; -: standard output.")
 ]
@@ -86,6 +89,17 @@ def require_writable(option: str, path: str | None) -> None:
         raise UsageError(f"{option} {path} cannot be written: give a file in a folder that can be written")
 
 
+def require_there(option: str, path: str | None) -> None:
+    """Refuse a local path that does not exist, before anything is imported that takes seconds; patterns pass.
+
+    Raises:
+        UsageError: naming the option and the path.
+    """
+    if path is None or "://" in path or {*"*?[{"} & {*path} or Path(path).expanduser().exists():
+        return
+    raise UsageError(f"{option} {path} does not exist: give another path")
+
+
 def write_json(result: dict[str, Any], path: str) -> None:
     """Write a result as indented JSON."""
     Path(path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
@@ -115,3 +129,26 @@ def devices(gpus: int) -> str:
 def log_tail(log: Path, lines: int = 15) -> str:
     """Return the last lines of a log, which may be missing."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
+
+
+def parse_options(options: type[Options], args: Sequence[str], prog: str, default: Options | None = None) -> Options:
+    """Parse a command line to a dataclass, whose fields are the options.
+
+    Raises:
+        UsageError: an argument is none of the options; names the nearest of them.
+    """
+    names = [f"--{each.name.replace('_', '-')}" for each in fields(options)]  # type: ignore[arg-type]
+    others = {"--help", *(f"--no-{name[2:]}" for name in names)}
+    given = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--") and len(word) > 2)
+    wrong = next((word for word in given if word not in others and word not in names), None)
+    if wrong is not None and not wrong.startswith("--tyro"):
+        near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.6)
+        instead = f"try {' or '.join(near)}; " if near else ""
+        raise UsageError(f"{prog} has no option {wrong}: {instead}{prog} --help lists its options")
+    of_tyro: dict[str, Any] = {} if default is None else {"default": default}
+    style = (tyro.conf.DisallowNone,)
+    parsed: Options
+    parsed, stray = tyro.cli(options, prog=prog, args=args, config=style, return_unknown_args=True, **of_tyro)
+    if stray:
+        raise UsageError(f"{prog} takes no argument {stray[0]}: {prog} --help lists what it takes")
+    return parsed

@@ -15,6 +15,7 @@ from raydali import cli
 from raydali.bench.loader import command
 from raydali.bench.loader.command import LoaderBench
 from raydali.errors import CommandError, UsageError
+from tests.support.messages import mentions
 from tests.support.pictures import encoded, photograph
 
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
@@ -176,3 +177,39 @@ def test_an_unknown_option_is_bad_usage() -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["bench", "loader", "--batchsize", "8"])
     assert left.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("verfy x", "verfy raydali verify"),
+        ("clustr up", "clustr raydali cluster up"),
+        ("trian imagenet", "trian raydali train"),
+        ("evaluate x --chekpoint newest", "--chekpoint --checkpoint raydali evaluate --help"),
+        ("prepare --sizes 256 a b", "--sizes raydali prepare --help"),
+        ("bench loader --stepz 3", "--stepz raydali bench loader --help"),
+        ("evaluate x y", "y raydali evaluate --help"),
+        ("preview --dta x", "--dta --data raydali preview --help"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_the_nearest(given: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(given.split())
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1 and mentions(said, named)
+
+
+@pytest.mark.parametrize(
+    "given", ["evaluate NOWHERE", "predict NOWHERE . -o p.csv", "export NOWHERE", "report NOWHERE", "evalute x"]
+)
+def test_a_refusal_that_needs_no_torch_imports_none(given: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from raydali import cli
+try:
+    cli.main({given.split()})
+except SystemExit as end:
+    print(end, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"], done.stderr

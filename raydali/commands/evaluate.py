@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.errors import UsageError
 from raydali.inference.options import InferenceOptions
-from raydali.output import JsonFile, require_writable, show, write_json
+from raydali.output import JsonFile, require_there, require_writable, show, write_json
 from raydali.text import number, plural, rate_text
 
 if TYPE_CHECKING:
@@ -51,18 +51,25 @@ def main(options: Evaluate) -> None:
         UsageError: the run or the data cannot be used.
         DataError, StorageAway, CommandError: the samples cannot be read, or workers failed.
     """
-    from raydali.inference.check import beside_run, check_data, check_run
-    from raydali.inference.session import joined, labeled_samples, session, validation_samples
-    from raydali.inference.trained_run import open_run
-    from raydali.inference.worst_sheet import worst_sheet
+    # All that needs no PyTorch, whose import takes seconds.
+    from raydali.inference.job_module import job_of
+    from raydali.run.find import find_run
 
+    job = job_of(find_run(options.run), options.job)
+    require_there("--data", options.data)
     require_writable("--json", options.json)
     given = {"root": options.root, "label_column": options.label_column}
     for name, value in given.items():
         if value is not None and options.data is None:
             raise UsageError(f"--{name.replace('_', '-')} {value} is for other samples: give --data too")
     placement = options.launch
-    run = open_run(options.run, options.checkpoint, options.job)
+
+    from raydali.inference.check import beside_run, check_data, check_run
+    from raydali.inference.session import joined, labeled_samples, session, validation_samples
+    from raydali.inference.trained_run import open_run
+    from raydali.inference.worst_sheet import worst_sheet
+
+    run = open_run(options.run, options.checkpoint, job)
     source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, given)
     used = session(run, source, classes, options, evaluates=True)
     checked = check_run(run, used.inference.network, unchecked=options.unchecked)

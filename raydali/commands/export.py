@@ -16,9 +16,15 @@ import tyro
 
 from raydali.errors import CommandError, UsageError
 from raydali.inference.options import InferenceOptions
-from raydali.output import JsonFile, require_writable, write_json
+from raydali.output import JsonFile, require_there, require_writable, write_json
 from raydali.run import local_files
 from raydali.text import plural
+
+ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2"}
+NOT_EXPORTED = (
+    "cannot be exported, since it takes more than an image or returns no tensors, as detectors and video models: give "
+    "a run of imagenet, restoration or a task of your own"
+)
 
 if TYPE_CHECKING:
     from raydali.inference.export.proof import Proof
@@ -47,29 +53,38 @@ def main(options: Export) -> None:
         CommandError: the model cannot be translated; the file does not answer as the model does.
         DataError, StorageAway: the samples cannot be read.
     """
+    # All that needs no PyTorch, whose import takes seconds.
+    from raydali.inference.job_module import job_of
+    from raydali.launch.options import require
+    from raydali.run.find import find_run
+
+    folder = find_run(options.run)
+    job = job_of(folder, options.job)
+    if job.job.task in ("detection", "video"):
+        raise UsageError(f"{folder} {NOT_EXPORTED}")
+    require_there("--data", options.data)
+    require(options, "images", least=1)
+    require_writable("--json", options.json)
+    output = Path(options.output or folder.name + ENDINGS[options.to]).expanduser()
+    require_writable("--output", str(output))
+    if output.exists():
+        raise UsageError(f"--output {output} exists: give another one, or remove it")
+    placement = options.launch
+
     from raydali.data.loading.quarantine import none_read
     from raydali.host.cuda_queues import set_max_connections
     from raydali.inference.check import check_run
     from raydali.inference.export.agreement import LEAST, agreement
-    from raydali.inference.export.exported_model import ImageClassifier, check_exportable, exported_model
+    from raydali.inference.export.exported_model import ImageClassifier, exported_model
     from raydali.inference.export.formats import FORMATS
     from raydali.inference.export.proof import images_for, prove
     from raydali.inference.session import labeled_samples, session, validation_samples
     from raydali.inference.trained_run import open_run
-    from raydali.launch.options import require
 
-    set_max_connections()  # before the exporters initialise CUDA
     format = FORMATS[options.to]
     format.check()
-    require(options, "images", least=1)
-    require_writable("--json", options.json)
-    placement = options.launch
-    run = open_run(options.run, options.checkpoint, options.job)
-    check_exportable(run)
-    output = Path(options.output or run.folder.name + format.ending).expanduser()
-    require_writable("--output", str(output))
-    if output.exists():
-        raise UsageError(f"--output {output} exists: give another one, or remove it")
+    set_max_connections()  # before the exporters initialise CUDA
+    run = open_run(options.run, options.checkpoint, job)
     columns = {"root": None, "label_column": None}  # those of the run
     every, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, columns)
     used = session(run, _some(every, options.images), classes, options)

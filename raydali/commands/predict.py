@@ -18,8 +18,13 @@ import tyro
 
 from raydali.errors import UsageError
 from raydali.inference.options import InferenceOptions
-from raydali.output import require_writable
+from raydali.output import require_there, require_writable
 from raydali.text import plural, rate_text, summarize
+
+TO_ADD = (
+    "add `def predictions(config, outputs, paths)`, which returns values by column or contents by file, and "
+    "Job(predictions=predictions): see docs/own-data.md"
+)
 
 if TYPE_CHECKING:
     from raydali.inference.session import Session
@@ -45,16 +50,25 @@ def main(options: Predict) -> None:
         UsageError: the run or the data cannot be used, or the output exists.
         DataError, StorageAway, CommandError: the samples cannot be read, workers failed, or the disk is full.
     """
+    # All that needs no PyTorch, whose import takes seconds.
+    from raydali.inference.job_module import job_of
+    from raydali.run.find import find_run
+
+    job = job_of(find_run(options.run), options.job)
+    if job.job.task is None and job.job.predictions is None:
+        raise UsageError(f"{job.file} does not say what to predict: {TO_ADD}")
+    require_there("the path", options.data)
+    output = Path(options.output).expanduser().absolute()
+    require_writable("--output", str(output) if output.suffix else f"{output}.parts")
+    placement = options.launch
+
     from raydali.inference.check import check_run
     from raydali.inference.kinds.own import OwnTask
     from raydali.inference.predictions import Predictions
     from raydali.inference.session import session, validation_samples
     from raydali.inference.trained_run import open_run
 
-    output = Path(options.output).expanduser().absolute()
-    require_writable("--output", str(output) if output.suffix else f"{output}.parts")
-    placement = options.launch
-    run = open_run(options.run, options.checkpoint, options.job)
+    run = open_run(options.run, options.checkpoint, job)
     kind = run.kind if run.job.predictions is None else OwnTask(run.job, run.config)
     kind, pipeline, batch_size = kind.for_prediction(run.pipeline)
     if output.suffix.lower() not in kind.endings:

@@ -116,7 +116,7 @@ def _sheet(options: Preview, device: str) -> "Sheet":
 
     job = load_job(find_job(options.job))
     given = [*USUAL, *options.of_job]  # of an option that is given twice, the last one counts
-    config = with_kept(parse(job.config, given, demo=job.demo, fine_tuning=job.fine_tuning), {})
+    config = with_kept(parse(job.config, given, "raydali preview", demo=job.demo, fine_tuning=job.fine_tuning), {})
     is_train = options.pipeline == "train"
     pipeline: Any = (job.train_pipeline if is_train else job.val_pipeline)(config)
     data = job.open_data(config)

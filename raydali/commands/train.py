@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from raydali.errors import UsageError
-from raydali.launch.driver.job_file import find_job, own_jobs
+from raydali.launch.driver.job_file import PROGRAM, find_job, own_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,4 +37,5 @@ def main(options: Train) -> None:
     job, *given = options.job or ("",)
     if not job or job.startswith("-"):
         raise UsageError(f"train needs a job before its options: {', '.join(own_jobs())}, or a file such as my_job.py")
+    os.environ[PROGRAM] = f"raydali train {job}"
     os.execv(sys.executable, [sys.executable, str(find_job(job)), *given])

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from raydali.errors import UsageError
 from raydali.launch.driver.job_file import find_job
 from raydali.launch.job import Job
+from raydali.run.folder import RunFolder
+from raydali.run.model_file import MODEL, read_model
 from raydali.text import error_line
 
 PREFIX = "raydali_job_"
@@ -30,22 +32,24 @@ class FoundJob(NamedTuple):
     unchanged: bool | None
 
 
-def job_module(run: str, facts: Mapping[str, Any], given: str | None) -> FoundJob:
+def job_of(folder: RunFolder, given: str | None) -> FoundJob:
     """Return a run's job.
 
     Args:
-        run: the run, for messages.
-        facts: `job` of its model.json, see `launch.driver.job_file.describe_job`; empty for runs of earlier versions.
+        folder: of the run.
         given: a job's name or file, in place of the run's own.
 
     Raises:
         UsageError: it cannot be found or imported, or lacks something.
     """
-    path = find_job(given) if given is not None else _own_job(run, facts)
+    facts = read_model(folder).get("job", {})
+    if not isinstance(facts, dict):
+        raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
+    path = find_job(given) if given is not None else _own_job(str(folder), facts)
     known = facts.get("sha256")
     unchanged = known and hashlib.sha256(path.read_bytes()).hexdigest() == known
     if unchanged is False:
-        _log.warning("%s has changed since the run %s", path, run)
+        _log.warning("%s has changed since the run %s", path, folder)
     return FoundJob(load_job(path), path, unchanged)
 
 

@@ -16,7 +16,7 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
-from raydali.inference.job_module import FoundJob, job_module
+from raydali.inference.job_module import FoundJob, job_of
 from raydali.inference.kinds.find import find_kind
 from raydali.inference.kinds.kind import Kind
 from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
@@ -144,13 +144,13 @@ class TrainedRun:
         return network
 
 
-def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) -> TrainedRun:
+def open_run(run: str, checkpoint: Checkpoint = "best", job: str | FoundJob | None = None) -> TrainedRun:
     """Read a run.
 
     Args:
         run: its folder, a path or a URI.
         checkpoint: best: the weights with the best validation score; newest: those of the newest checkpoint.
-        job: the name or the file of its job. Default: the one that model.json names.
+        job: its job, or the name or the file of it. Default: the one that model.json names.
 
     Raises:
         UsageError: it is no run, has no weights yet, or its job cannot be found.
@@ -158,13 +158,13 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | None = None) 
     folder = find_run(run)
     facts = read_model(folder)
     classes = facts.get("classes", [])
-    if not (isinstance(facts.get("job", {}), dict) and isinstance(classes, list) and {*map(type, classes)} <= {str}):
+    if not (isinstance(classes, list) and {*map(type, classes)} <= {str}):
         raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
     try:
         weights = _best(folder, facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    found = job_module(str(folder), facts.get("job", {}), job)
+    found = job if isinstance(job, FoundJob) else job_of(folder, job)
     earlier = previous_run(folder, OF_EARLIER_VERSIONS)
     assert earlier is not None, "find_run has found its config.json"
     settings = earlier.settings

@@ -12,6 +12,7 @@ import tyro
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import parse_trackers
+from raydali.run.folder import USUAL_STORAGE
 
 LEAST_TIMEOUT = 10
 _OTHERS_WAIT = 1.5
@@ -53,7 +54,7 @@ class LaunchOptions:
     """Require GPUs. Default: use GPUs if the cluster has any, else CPUs."""
     no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train on CPUs, even if there are GPUs."""
-    storage: str = "~/raydali-runs"
+    storage: str = USUAL_STORAGE
     """Folder for all runs, shared by all nodes, or a URI such as s3://bucket/runs."""
     name: str | None = None
     """Name of the run. The same command with the same name resumes it. Default: a new name."""

@@ -271,12 +271,12 @@ class MultiLabelOptions(LabeledDataOptions):
 
 
 def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:
-    """Refuse options of these names if `--data` is not given.
+    """Refuse options of these names if `--data` is not given; those with the default of their class are not given.
 
     Raises:
         UsageError: naming the option and its value.
     """
     for name in names:
         value = getattr(options, name)
-        if value is not None and data is None:
+        if value is not None and data is None and value != type(options).__dataclass_fields__[name].default:
             raise UsageError(f"--{name.replace('_', '-')} {value} needs the training set too: give --data")

@@ -40,6 +40,8 @@ from raydali.errors import StorageAway, UsageError
 from raydali.host.interrupts import deferred_signals
 from raydali.run import local_files
 
+USUAL_STORAGE = "~/raydali-runs"
+"""The folder of all runs, where --storage names no other."""
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
 REPORT, SAMPLES = "report.html", "samples.png"
 EVALUATION, WORST = "evaluation.json", "worst.png"

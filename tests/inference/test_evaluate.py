@@ -27,7 +27,6 @@ from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import DataError, UsageError
-from raydali.inference.kinds.classification import evaluate_classes
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from tests.support.digits import SHORT, few_digits
@@ -100,15 +99,6 @@ def test_it_is_what_the_last_validation_found(run: RunFolder, capsys: pytest.Cap
     assert 0.2 < found["metrics"]["top1"] < 1
     said = capsys.readouterr().out
     assert f"{found['metrics']['top1']:.4g}" in said and f"{run}/report.html" in said
-
-
-@pytest.mark.parametrize("classes", [5, 6])
-def test_five_classes_have_no_top5(classes: int) -> None:
-    best = np.argsort(-np.eye(classes), kind="stable")[:, :5].astype(np.int32)
-    arrays: dict[str, np.ndarray] = {"best": best, "ids": np.arange(classes), "losses": np.ones(classes)}
-    arrays["probabilities"] = np.full(best.shape, 0.2)
-    found = evaluate_classes(arrays, np.arange(classes), [*map(str, range(classes))], str)
-    assert ("top5" in found.metrics) == (classes == 6) and found.metrics["top1"] == 1
 
 
 def test_figures_are_those_of_torchmetrics(run: RunFolder, data: Path) -> None:

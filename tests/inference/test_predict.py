@@ -23,7 +23,7 @@ from raydali.commands.predict import Predict
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference import predictions
-from raydali.inference.job_module import job_module
+from raydali.inference.job_module import load_job
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
@@ -260,7 +260,7 @@ def test_the_parts_of_a_worker_that_dies_are_done_by_others(tmp_path: Path) -> N
     """The model is of a class in a job of the user."""
     text = Path(imagenet.__file__).read_text().replace("JOB = Job(", MY_JOB)
     (tmp_path / "my_job.py").write_text(text.replace("from functools", "import torch\nfrom functools", 1))
-    job = job_module("run", {}, str(tmp_path / "my_job.py")).job
+    job = load_job(tmp_path / "my_job.py")
     run = made_run(tmp_path, sys.modules[job.config.__module__], job.demo, CLASSES)
     data, output = Path(digits_folder(), "train"), tmp_path / "p.csv"
     command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(data), "-o", str(output)]

@@ -26,10 +26,6 @@ from raydali.train.evaluation.restoration import in_8_bits
 from raydali.train.models.normalized import Normalized
 
 INPUT = "images"
-NOT_EXPORTED = (
-    "cannot be exported, since it takes more than an image or returns no tensors, as detectors and video models: give "
-    "a run of imagenet, restoration or a task of your own"
-)
 
 
 class ImageClassifier(nn.Module):
@@ -91,7 +87,10 @@ class ImageNetwork(nn.Module):
         if isinstance(named, list | tuple):
             named = {f"output_{place}": value for place, value in enumerate(named)}
         if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
-            raise UsageError(f"the network {NOT_EXPORTED}")
+            raise UsageError(
+                "the network cannot be exported, since it takes something else than an image, or returns something "
+                "else than tensors: change network(model, config)"
+            )
         self.outputs = tuple(named)
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -118,16 +117,6 @@ class ExportedModel:
     def texts(self) -> dict[str, str]:
         """The facts as text: strings as they are, all else as JSON."""
         return {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in self.facts.items()}
-
-
-def check_exportable(run: TrainedRun) -> None:
-    """Refuse a run that takes or returns something else than tensors with a row for each image, as far as is known.
-
-    Raises:
-        UsageError: it does.
-    """
-    if run.job.task in ("detection", "video"):
-        raise UsageError(f"{run.folder} {NOT_EXPORTED}")
 
 
 def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], source: Source) -> ExportedModel:

@@ -18,11 +18,6 @@ from raydali.inference.kinds.restoration import WholeImages
 from raydali.inference.labeled_data import unlabeled
 from raydali.launch.job import Job
 
-TO_ADD = (
-    "add `def predictions(config, outputs, paths)`, which returns values by column or contents by file, and "
-    "Job(predictions=predictions): see docs/own-data.md"
-)
-
 
 class OwnTask(Kind):
     """A task without more figures than those of the job's evaluation; `predictions` of the job predicts.
@@ -50,13 +45,7 @@ class OwnTask(Kind):
         return unlabeled_files(data, root, EXTENSIONS)
 
     def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
-        """Take whole images, one at a time, unless the job's pipeline makes images of one size of labelled ones.
-
-        Raises:
-            UsageError: the job has no `predictions`.
-        """
-        if self._job.predictions is None:
-            raise UsageError(f"the job {self._job.name} has no predictions: {TO_ADD}")
+        """Take whole images, one at a time, unless the job's pipeline makes images of one size of labelled ones."""
         kind = OwnTask(self._job, self._config, predicts=True)
         if isinstance(pipeline, classification.Images):
             return kind, pipeline, None

@@ -7,21 +7,21 @@
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import tyro
 
 from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
+from raydali.launch.driver.first_options import show_first
+from raydali.launch.driver.job_file import PROGRAM
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
-from raydali.output import mark_warnings
+from raydali.output import mark_warnings, parse_options
 from raydali.report.console import Console
 from raydali.train.recipes.published import find_recipe
 
@@ -31,6 +31,7 @@ Config = TypeVar("Config")
 def parse(
     config: type[Config],
     args: Sequence[str] | None = None,
+    prog: str | None = None,
     *,
     demo: Config | None = None,
     fine_tuning: Config | None = None,
@@ -40,6 +41,7 @@ def parse(
     Args:
         config: a dataclass; its fields are the options.
         args: the command line. Default: that of this process.
+        prog: what the user has typed before it.
         demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
         fine_tuning: the defaults if `--data` and `--weights` are given.
 
@@ -50,24 +52,26 @@ def parse(
     """
     start_clock.mark("imports")
     mark_warnings()
-    args = sys.argv[1:] if args is None else args
+    args, prog = sys.argv[1:] if args is None else args, prog or os.environ.pop(PROGRAM, f"python {sys.argv[0]}")
     for argument in args:
         refuse_secrets(argument)
-    cli: Callable[..., Config] = partial(tyro.cli, config, args=args, config=(tyro.conf.DisallowNone,))
+    if {"-h", "--help"} & {*args}:
+        show_first(config, prog)
+    args = ["--help" if argument == "--help-all" else argument for argument in args]
     recipe = _given_recipe(args) if hasattr(config, "recipe") else None
     if recipe is not None:
         settings = {"recipe": recipe, **find_recipe(recipe).options()}
         try:
-            parsed = cli(default=config(**settings))
+            parsed = parse_options(config, args, prog, config(**settings))
         except UsageError as error:
             raise UsageError(f"{error} (options that are not given are those of --recipe {recipe})") from None
         demo = fine_tuning = None
     else:
-        parsed = cli()
+        parsed = parse_options(config, args, prog)
     if demo is not None and not getattr(parsed, "data", None):
-        parsed = cli(default=demo)
+        parsed = parse_options(config, args, prog, demo)
     elif fine_tuning is not None and getattr(parsed, "weights", None):
-        parsed = cli(default=fine_tuning)
+        parsed = parse_options(config, args, prog, fine_tuning)
     cache_with_runs(getattr(parsed, "storage", None))
     return parsed
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from raydali.errors import UsageError
 
+PROGRAM = "RAYDALI_PROGRAM"
+"""The environment variable with what the user has typed before the options of a job."""
 _PACKAGE = Path(__file__).parents[2]
 _WHEEL, _CLONE = _PACKAGE / "job-scripts", _PACKAGE.parent / "jobs"
 

@@ -13,6 +13,7 @@ from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions
 from raydali.run.checkpoint_folders import newest_step
+from raydali.run.find import place_of
 from raydali.run.folder import RunFolder
 from raydali.text import error_line, plural, summarize
 
@@ -47,7 +48,9 @@ def read_starting_weights(
         return earlier.settings.get(SHA256), None
     from raydali.train.weights.reading import read_weights
 
-    weights = read_weights(options.weights, options.model, validation_size(vars(options)))
+    run = place_of(options.weights)
+    given = run if Path(run).is_dir() else options.weights
+    weights = read_weights(given, options.model, validation_size(vars(options)))
     return weights.sha256, None if resumes else weights
 
 
