@@ -2,9 +2,8 @@
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +15,14 @@ from raydali.data.sources.files import Files
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.unlabeled import unlabeled_files
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.settings import DecoderSettings
+from raydali.data.tasks.whole_images import WholeImages
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
 
 if TYPE_CHECKING:
-    from nvidia.dali.data_node import DataNode
+    pass
 
 _PSNR = {"input": "input_psnr", "output": "psnr"}
 
@@ -88,36 +88,6 @@ class RestoredImages(Restoration):
         ends = arrays["sizes"].cumsum()
         for id, content in zip(arrays["ids"].tolist(), np.split(arrays["files"], ends[:-1]), strict=True):
             yield _name(source, id), content.tobytes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeImages(Pipeline[Files], DecoderSettings):
-    """Whole images, without their targets; a batch has one, since sizes differ."""
-
-    image_files: ClassVar[int] = 1
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The name of images (3, H, W) uint8."""
-        return ("inputs",)
-
-    def inputs(self, source: Files, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
-        """Return the files."""
-        return (source.files(ids),)
-
-    def graph(self, source: Files, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """Decode the images."""
-        from nvidia.dali import fn
-
-        return (fn.decoders.image(inputs[0], **self.decoder_options(device)),)
-
-    def sample(self, source: Files, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
-        """Return an image, decoded by Pillow."""
-        from torchvision.transforms.v2 import functional as F
-
-        from raydali.data.tasks.pillow import decoded
-
-        return (F.pil_to_tensor(decoded(source.read(id))),)
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

@@ -7,7 +7,6 @@ from typing import TypedDict
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from raydali.data.loading.loader import Batch
 from raydali.train.evaluation.classification import evaluating, require_read
@@ -134,6 +133,8 @@ def per_image(output: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor)
         inputs: (N, 3, H, W) in 0..255.
         targets: like the inputs.
     """
+    from torchmetrics.functional.image import structural_similarity_index_measure  # takes seconds
+
     images, truth = in_8_bits(output).float(), targets.float()
     ssim = structural_similarity_index_measure(images, truth, reduction="none", data_range=255.0)
     assert isinstance(ssim, torch.Tensor)
@@ -159,5 +160,7 @@ def in_8_bits(images: torch.Tensor) -> torch.Tensor:
 
 def _psnr(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Return the PSNR of each image in 0..255, in dB."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
     psnr = peak_signal_noise_ratio(images, truth, data_range=255.0, reduction="none", dim=(1, 2, 3))
     return psnr.clamp(max=HIGHEST_PSNR)
