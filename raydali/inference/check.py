@@ -82,7 +82,8 @@ def beside_run(run: TrainedRun, metrics: Mapping[str, Any]) -> str:
     rows = [row for row in run.folder.rows(EPOCHS) if row["step"] == run.weights.step]
     if not rows:
         return ""
-    measured = {name: value for name, value in rows[-1]["validation"].items() if name in metrics}
+    validation = rows[-1]["validation"].items()
+    measured = {name: value for name, value in validation if name in metrics and isinstance(value, int | float)}
     where = f"the run measured in epoch {rows[-1]['epoch']}"
     if all(abs(metrics[name] - value) <= EQUAL * max(1.0, abs(value)) for name, value in measured.items()):
         return f"the same as {where}"

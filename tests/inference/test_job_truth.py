@@ -281,3 +281,27 @@ def test_a_run_of_a_gpu_is_accepted_on_a_cpu(tmp_path: Path) -> None:
     moved = {"config.mean, config.std, mirrored": "(0.505, 0.456, 0.406), config.std, mirrored"}
     with pytest.raises(CommandError, match=mentioning("network --unchecked")):
         evaluate.main(Evaluate(run=str(run), job=str(changed_copy("imagenet", moved, tmp_path))))
+
+
+def test_a_validation_that_cannot_be_kept_ends_no_run(data: str, tmp_path: Path) -> None:
+    """Its network returns boxes, say: not a row for each sample."""
+    boxes = """class Boxes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network(weights, config)
+
+        def forward(self, images):
+            scores = self.network(images)
+            return [scores[:1], scores[1:]]
+
+    evaluated = run.inference(Boxes().to(device))"""
+    scores = f"    network = torch.nn.Sequential(network, Joined())\n    {VALIDATE}"
+    joined = "class Joined(torch.nn.Module):\n    def forward(self, rows):\n        return torch.cat(rows)\n\n\n"
+    changes = {
+        INFERENCE: boxes,
+        f"    {VALIDATE}": scores,
+        "def evaluate(": f"import torch\n\n\n{joined}def evaluate(",
+    }
+    file = changed_copy("imagenet", changes, tmp_path)
+    run = trained_copy(file, tmp_path, **options_of("imagenet", data))
+    assert run.exists("best/model.safetensors") and not run.exists(BEST_REFERENCE)

@@ -9,6 +9,7 @@ before any threshold or selection.
 
 import hashlib
 import io
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from raydali.data.sources.source import Source
 from raydali.train.checkpoint_file import serialize
 from raydali.train.evaluation.classification import evaluating
 from raydali.train.evaluation.forward import ValidationForward
+
+_log = logging.getLogger(__name__)
 
 SAMPLES = 4
 """Samples that are kept, of the first batch of rank 0."""
@@ -81,10 +84,16 @@ def raw_outputs(network: nn.Module, samples: torch.Tensor) -> list[torch.Tensor]
         network: maps samples to a tensor or to nested tensors, of which the first dimension is that of the samples. Its
             method `raw_outputs`, if it has one, does so in its place.
         samples: (K, ...), on the device of the network.
+
+    Raises:
+        ValueError: a tensor has not as many rows as there are samples.
     """
     compute = getattr(network, "raw_outputs", network)
     with evaluating(network), torch.inference_mode(), _exact(samples.device):
-        return [_thinned(tensor) for tensor in _tensors(compute(samples))]
+        tensors = [*_tensors(compute(samples))]
+    if not tensors or any(tensor.shape[:1] != samples.shape[:1] for tensor in tensors):
+        raise ValueError("the network does not return a row for each sample: give it a method raw_outputs that does")
+    return [_thinned(tensor) for tensor in tensors]
 
 
 @contextmanager
@@ -155,9 +164,18 @@ class ReferenceWatch:
             self._loader.on_batch = self._newest = None
 
     def take(self) -> Reference | None:
-        """Return the reference of the last validation, with the weights as they are now; None if none was seen."""
-        if self._seen is None:
+        """Return the reference of the last validation, with the weights as they are now; None if there is none.
+
+        What fails here must not end a run: it is logged.
+        """
+        try:
+            return self._taken() if self._seen is not None else None
+        except Exception as error:
+            _log.warning("no samples of the validation are kept for evaluate, predict and export: %s", error)
             return None
+
+    def _taken(self) -> Reference:
+        assert self._seen is not None, "take asks for it"
         network, inputs, name, ids = self._seen
         self._seen = None
         while isinstance(network, ValidationForward):
