@@ -3,6 +3,7 @@
 import csv
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,25 +284,18 @@ def test_a_run_of_a_gpu_is_accepted_on_a_cpu(tmp_path: Path) -> None:
         evaluate.main(Evaluate(run=str(run), job=str(changed_copy("imagenet", moved, tmp_path))))
 
 
-def test_a_validation_that_cannot_be_kept_ends_no_run(data: str, tmp_path: Path) -> None:
-    """Its network returns boxes, say: not a row for each sample."""
-    boxes = """class Boxes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network(weights, config)
+def test_outputs_without_a_row_for_each_sample_are_not_kept(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As boxes that a selection has found; this ends no run."""
 
-        def forward(self, images):
-            scores = self.network(images)
-            return [scores[:1], scores[1:]]
+    class Found(nn.Module):
+        def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+            return [images[:1], images[1:]]
 
-    evaluated = run.inference(Boxes().to(device))"""
-    scores = f"    network = torch.nn.Sequential(network, Joined())\n    {VALIDATE}"
-    joined = "class Joined(torch.nn.Module):\n    def forward(self, rows):\n        return torch.cat(rows)\n\n\n"
-    changes = {
-        INFERENCE: boxes,
-        f"    {VALIDATE}": scores,
-        "def evaluate(": f"import torch\n\n\n{joined}def evaluate(",
-    }
-    file = changed_copy("imagenet", changes, tmp_path)
-    run = trained_copy(file, tmp_path, **options_of("imagenet", data))
-    assert run.exists("best/model.safetensors") and not run.exists(BEST_REFERENCE)
+    refused = partial(raw_outputs, Found())
+    with pytest.raises(ValueError, match="raw_outputs"):
+        refused(torch.zeros(4, 3, 8, 8))
+    monkeypatch.setattr("raydali.train.evaluation.reference.raw_outputs", lambda _, images: refused(images))
+    run = trained_copy(changed_copy("imagenet", {}, tmp_path), tmp_path, **options_of("imagenet", data))
+    assert run.exists("best/model.safetensors") and not run.exists(BEST_REFERENCE) and "raw_outputs" in caplog.text
