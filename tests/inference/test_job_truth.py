@@ -104,10 +104,12 @@ DISAGREEING: dict[str, tuple[str, Changes]] = {
 }
 
 
+QUICK = {"normalisation", "average and flip", "filter", "a mean off by 0.02", "two classes", "restored"}
+"""The cases of every commit; the others are for `make test-all`."""
+
+
 def marked(cases: dict[str, tuple[str, Changes]]) -> list[Any]:
-    """The cases, those of the slower jobs for `make test-all`."""
-    slow = "detection", "video"
-    return [pytest.param(case, marks=[pytest.mark.slow] if job in slow else []) for case, (job, _) in cases.items()]
+    return [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in cases]
 
 
 @pytest.fixture(autouse=True)
