@@ -75,7 +75,7 @@ def main(options: Predict) -> None:
         wanted = " or ".join(ending or "a folder" for ending in kind.endings)
         raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
     classes = validation_samples(run)[1] if run.classes is None else run.classes
-    source = kind.open_unlabeled(options.data, options.root, run.config, classes)
+    source = kind.open_unlabeled(options.data, options.root, run.reading, classes)
     used = session(run, source, classes, options, kind=kind, pipeline=pipeline, batch_size=batch_size)
     print(check_run(run, used.inference.network, unchecked=options.unchecked).text)
     predictions = Predictions(output, _identity(used))

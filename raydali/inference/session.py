@@ -94,7 +94,7 @@ def labeled_samples(run: TrainedRun, data: str, given: Columns) -> tuple[Source,
         UsageError: they cannot be opened, or have classes that the run lacks.
     """
     check_column_options(data, root=given["root"], label_column=given["label_column"])
-    source = run.kind.open_labeled(data, run.config, run.classes, given)
+    source = run.kind.open_labeled(data, run.reading, run.classes, given)
     return source, classes_of(source) if run.classes is None else run.classes
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from raydali.data.loading.make import make_loader
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import UsageError
+from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundJob, job_of
 from raydali.inference.kinds.find import find_kind
 from raydali.inference.kinds.kind import Kind
@@ -107,6 +107,16 @@ class TrainedRun:
             UsageError: they cannot be opened.
         """
         return self.job.open_data(self.config)
+
+    @property
+    def reading(self) -> Any:  # noqa: ANN401 (a job's)
+        """The options by which other samples are read; clips are cut as `open_data` of the job has cut them."""
+        try:
+            val = self.data.val
+        except (RaydaliError, OSError):
+            return self.config
+        names = (name for name in ("sequence_length", "stride", "step") if hasattr(val, name))
+        return replace(self.config, **{name: getattr(val, name) for name in names})
 
     @property
     def make_loader(self) -> Callable[..., Loader]:

@@ -190,6 +190,18 @@ def test_a_copy_that_validates_something_else_is_refused(case: str, data: str, t
         assert not [*tmp_path.glob(f"{each}.*")] and not run.exists("evaluation.json")
 
 
+@pytest.mark.slow
+def test_other_videos_are_cut_as_the_job_cuts_its_own(tmp_path: Path) -> None:
+    file = changed_copy("video", {"stride=config.stride": "stride=1", "step=config.step": "step=5"}, tmp_path)
+    run = trained_copy(file, tmp_path, **options_of("video", ""))
+    command("predict", "video", run, file, tmp_path / "p")
+    val = open_run(str(run), "newest", str(file)).data.val
+    counts = np.bincount(val.places(np.arange(len(val)))[0])[:2]
+    with (tmp_path / "p.csv").open(newline="") as lines:
+        assert [int(row["clips"]) for row in csv.DictReader(lines)] == counts.tolist()
+    assert counts.max() > 1
+
+
 def test_what_is_not_checked_says_so(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = changed_copy("imagenet", DISAGREEING["a mean off by 0.02"][1], tmp_path)
     run = trained_copy(file, tmp_path, **options_of("imagenet", data))

@@ -1,6 +1,7 @@
 """Restored images, compared with their targets."""
 
 import io
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.restoration import ValidationPairs
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.data.tasks.whole_images import WholeImages
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
@@ -24,6 +26,7 @@ from raydali.train.evaluation.restoration import in_8_bits, per_image
 if TYPE_CHECKING:
     pass
 
+_log = logging.getLogger(__name__)
 _PSNR = {"input": "input_psnr", "output": "psnr"}
 
 
@@ -44,6 +47,8 @@ class Restoration(Kind):
     def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
         """Restore whole images, one at a time, since their sizes differ."""
         assert isinstance(pipeline, DecoderSettings)
+        if (name := type(pipeline).__name__) != ValidationPairs.__name__:
+            _log.warning("whole images are decoded as ValidationPairs does, and not by %s of the job", name)
         whole = WholeImages(hw_decoder_load=pipeline.hw_decoder_load, largest_image=pipeline.largest_image)
         return RestoredImages(), whole, 1
 
