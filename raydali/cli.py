@@ -60,29 +60,15 @@ class Completion:
     """The shell."""
 
 
-COMMANDS: dict[str, type[Any]] = {
-    "bench goodput": GoodputBench,
-    "bench loader": LoaderBench,
-    "bench scale": ScaleBench,
-    "bench soak": SoakBench,
-    "bench strategies": StrategiesBench,
-    "bench train": TrainBench,
-    "bench video": VideoBench,
-    "chaos": Chaos,
-    "cluster up": Up,
-    "cluster down": Down,
-    "cluster status": Status,
-    "completion": Completion,
-    "doctor": Doctor,
-    "evaluate": Evaluate,
-    "export": Export,
-    "new": New,
-    "predict": Predict,
-    "prepare": Prepare,
-    "preview": Preview,
-    "report": Report,
-    "train": Train,
-    "verify": Verify,
+def _by_name(*commands: type, group: str = "") -> dict[str, type[Any]]:
+    return {f"{group}{each.__name__.removesuffix('Bench').lower()}": each for each in commands}
+
+
+BENCHES = GoodputBench, LoaderBench, ScaleBench, SoakBench, StrategiesBench, TrainBench, VideoBench
+COMMANDS = {
+    **_by_name(*BENCHES, group="bench "),
+    **_by_name(Up, Down, Status, group="cluster "),
+    **_by_name(Chaos, Completion, Doctor, Evaluate, Export, New, Predict, Prepare, Preview, Report, Train, Verify),
 }
 """The options of each command, by what the user types."""
 

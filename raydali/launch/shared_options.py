@@ -235,8 +235,9 @@ class LabeledDataOptions(TrainingOptions):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options that `train_and_val` takes besides the data."""
-        return {name: getattr(self, name) for name in ("val_data", "val_fraction", "root", "label_column")}
+        """The options that `train_and_val` takes besides the data; none of them is for built-in samples."""
+        names = "val_data", "val_fraction", "root", "label_column"
+        return {name: getattr(self, name) for name in names} if self.data is not None else {}
 
     def describe(self, train: LabeledSource, val: LabeledSource, noun: str = "image") -> str:
         """The sizes of both sets, and the classes in their order, for the console."""

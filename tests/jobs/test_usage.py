@@ -302,7 +302,7 @@ def test_the_first_options_come_first(capfd: pytest.CaptureFixture[str]) -> None
     first, every = (re.findall(r"(?m)^│ (--[a-z-]+)", each) for each in shown)
     assert 18 <= len(first) <= 26 and len(every) > 75 and {*first} < {*every}
     assert {"--data", "--model", "--epochs", "--workers", "--name", "--mine"} <= {*first}
-    assert "An option of mine. (default: 3)" in shown[0] and "raydali train mine.py --help-all" in shown[0]
+    assert "(default: 3)" in shown[0] and "raydali train mine.py --help-all" in shown[0]
 
 
 def test_a_default_of_the_class_is_not_given() -> None:

@@ -17,8 +17,8 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
-from raydali.launch.driver.first_options import show_first
 from raydali.launch.driver.job_file import PROGRAM
+from raydali.launch.driver.job_help import show_help
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.output import mark_warnings, parse_options
@@ -56,7 +56,7 @@ def parse(
     for argument in args:
         refuse_secrets(argument)
     if {"-h", "--help"} & {*args}:
-        show_first(config, prog)
+        show_help(config, prog)
     args = ["--help" if argument == "--help-all" else argument for argument in args]
     recipe = _given_recipe(args) if hasattr(config, "recipe") else None
     if recipe is not None:
