@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HEAD = """
 import os, signal, time
 import jobs.JOB as job
-from raydali.launch.driver.command import run_main
+from dataclasses import replace
+from raydali.launch.driver.command import run_job
 true_train = job.train
 def is_first(name):
     try:
@@ -41,7 +42,7 @@ def train(options, data, session):
 TAIL = """
     true_train(options, data, session)
 job.train = train
-run_main(job.main)
+run_job(replace(job.JOB, train=job.train))
 """
 
 

@@ -48,7 +48,7 @@ def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp
 def test_a_rank_that_hangs_at_its_start_is_named_and_restarted(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, time\nimport torch\nimport jobs.imagenet as job\n"
-        "from raydali.launch.driver.command import run_main\n"
+        "from dataclasses import replace\nfrom raydali.launch.driver.command import run_job\n"
         "true_train = job.train\n"
         "def train(options, data, session):\n"
         f"    if session.worker.rank == 1 and not os.path.exists('{tmp_path}/hung'):\n"
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_at_its_start_is_named_and_restarted(env: dict[str, st
         f"    open('{tmp_path}/timeout', 'w').write(str(gloo.options._timeout.total_seconds()))\n"
         "    true_train(options, data, session)\n"
         "job.train = train\n"
-        "run_main(job.main)\n"
+        "run_job(replace(job.JOB, train=job.train))\n"
     )
     options = ["--epochs", "2", "--start-timeout", "60", "--name", "run", "--storage", str(tmp_path)]
     command = [sys.executable, str(tmp_path / "hanging.py"), *options]
@@ -89,7 +89,7 @@ def test_a_rank_that_cannot_answer_delays_no_restart(env: dict[str, str], tmp_pa
     asked, held, script = tmp_path / "asked", tmp_path / "held", tmp_path / "holding.py"
     script.write_text(
         "import ctypes, os, threading, time\nimport jobs.imagenet as job\n"
-        "from raydali.launch.driver.command import run_main\n"
+        "from dataclasses import replace\nfrom raydali.launch.driver.command import run_job\n"
         "true_train = job.train\n"
         "def hold():\n"
         f"    while not os.path.exists('{asked}'):\n"
@@ -103,7 +103,7 @@ def test_a_rank_that_cannot_answer_delays_no_restart(env: dict[str, str], tmp_pa
         "        threading.Thread(target=hold, daemon=True).start()\n"
         "    true_train(options, data, session)\n"
         "job.train = train\n"
-        "run_main(job.main)\n"
+        "run_job(replace(job.JOB, train=job.train))\n"
     )
     with running(env, tmp_path, "--no-replace", script=str(script)) as (process, folder):
         asked.touch()
@@ -134,7 +134,8 @@ def test_what_would_recur_is_not_tried_for_ever(env: dict[str, str], tmp_path: P
     (tmp_path / "broken.py").write_text(
         "import runpy, sys\nimport jobs.imagenet as job\n"
         "def train(*a):\n    raise ValueError('the mixer is broken')\n"
-        "job.train = train\nfrom raydali.launch.driver.command import run_main\nrun_main(job.main)\n"
+        "from dataclasses import replace\nfrom raydali.launch.driver.command import run_job\n"
+        "run_job(replace(job.JOB, train=train))\n"
     )
     command = [sys.executable, str(tmp_path / "broken.py"), "--name", "run", "--storage", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)

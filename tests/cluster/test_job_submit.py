@@ -96,14 +96,15 @@ SLOW_SAVES = """
 import time
 import torch
 import jobs.imagenet as job
-from raydali.launch.driver.command import run_main
+from dataclasses import replace
+from raydali.launch.driver.command import run_job
 train = job.train
 def slowly(*given):
     save = torch.save
     torch.save = lambda *a, **k: (time.sleep(4), save(*a, **k))
     train(*given)
 job.train = slowly
-run_main(job.main)
+run_job(replace(job.JOB, train=job.train))
 """
 
 

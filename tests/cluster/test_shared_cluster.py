@@ -58,10 +58,11 @@ def job(using: dict[str, str], tmp_path: Path, *options: str, patch: str = "") -
     """The image job, with Python that runs in its workers first."""
     script = tmp_path / "patched.py"
     script.write_text(
-        "import os\nimport jobs.imagenet as job\nfrom raydali.launch.driver.command import run_main\n"
+        "import os\nimport jobs.imagenet as job\nfrom dataclasses import replace\n"
+        "from raydali.launch.driver.command import run_job\n"
         "trained = job.train\ndef train(config, data, session):\n"
         f"{textwrap.indent(textwrap.dedent(patch), '    ')}\n    trained(config, data, session)\n"
-        "job.train = train\nrun_main(job.main)\n"
+        "job.train = train\nrun_job(replace(job.JOB, train=job.train))\n"
     )
     log = tmp_path / "log"
     command = [sys.executable, str(script), *options, "--name", "run", "--storage", str(tmp_path), "--no-ceiling"]

@@ -37,7 +37,9 @@ def train(config, data, session):
 
 
 job.train = train
-job.main()
+from dataclasses import replace
+from raydali.launch.driver.command import run_job
+run_job(replace(job.JOB, train=job.train))
 """
 
 
