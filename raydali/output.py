@@ -5,12 +5,15 @@ import difflib
 import json
 import logging
 import platform
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
@@ -138,17 +141,23 @@ def parse_options(options: type[Options], args: Sequence[str], prog: str, defaul
         UsageError: an argument is none of the options; names the nearest of them.
     """
     names = [f"--{each.name.replace('_', '-')}" for each in fields(options)]  # type: ignore[arg-type]
-    others = {"--help", *(f"--no-{name[2:]}" for name in names)}
-    given = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--") and len(word) > 2)
-    wrong = next((word for word in given if word not in others and word not in names), None)
-    if wrong is not None and not wrong.startswith("--tyro"):
-        near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.6)
-        instead = f"try {' or '.join(near)}; " if near else ""
-        raise UsageError(f"{prog} has no option {wrong}: {instead}{prog} --help lists its options")
     of_tyro: dict[str, Any] = {} if default is None else {"default": default}
-    style = (tyro.conf.DisallowNone,)
-    parsed: Options
-    parsed, stray = tyro.cli(options, prog=prog, args=args, config=style, return_unknown_args=True, **of_tyro)
-    if stray:
-        raise UsageError(f"{prog} takes no argument {stray[0]}: {prog} --help lists what it takes")
-    return parsed
+    style, said = (tyro.conf.DisallowNone,), StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed, stray = tyro.cli(options, prog=prog, args=args, config=style, return_unknown_args=True, **of_tyro)
+    except SystemExit as left:
+        known = {"--help", *names, *(f"--no-{name[2:]}" for name in names)}
+        given = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--"))
+        stray = [word for word in given if word not in known] if left.code else []
+        if not stray:
+            sys.stderr.write(said.getvalue())
+            raise
+    if not stray:
+        return cast(Options, parsed)
+    word = stray[0].partition("=")[0]
+    if not word.startswith("-"):
+        raise UsageError(f"{prog} takes no argument {word}: {prog} --help lists what it takes")
+    near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    instead = f"try {' or '.join(near)}; " if near else ""
+    raise UsageError(f"{prog} has no option {word}: {instead}{prog} --help lists its options")

@@ -7,15 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import tyro
 
 from raydali import cli
 from raydali.bench.loader import command
 from raydali.bench.loader.command import LoaderBench
 from raydali.errors import CommandError, UsageError
-from tests.support.messages import mentions
+from raydali.output import parse_options
+from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
 
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
@@ -213,3 +217,13 @@ except SystemExit as end:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "False"], done.stderr
+
+
+def test_options_that_a_class_names_otherwise_are_taken() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Renamed:
+        rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 1.0
+
+    assert parse_options(Renamed, ["--lr", "2"], "job").rate == 2
+    with pytest.raises(UsageError, match=mentioning("job --rte --rate")):
+        parse_options(Renamed, ["--rte", "2"], "job")

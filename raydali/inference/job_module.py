@@ -80,7 +80,7 @@ def load_job(path: Path) -> Job[Any]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"the job {path} cannot be imported ({error_line(repr(error))[:60]}): correct it") from error
+        raise UsageError(f"the job {path} cannot be imported ({error_line(repr(error))}): correct it") from error
     job = getattr(module, "JOB", None)
     if not isinstance(job, Job):
         raise UsageError(f"the job {path} lacks JOB = Job(...) at its top level: define it as jobs/imagenet.py does")
