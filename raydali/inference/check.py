@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d
 
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
-from raydali.errors import CommandError, RaydaliError
+from raydali.errors import CommandError, RaydaliError, StorageAway
 from raydali.extras import default_loader
 from raydali.inference.trained_run import TrainedRun
 from raydali.run.folder import EPOCHS
@@ -109,6 +109,8 @@ def _check(run: TrainedRun, network: nn.Module) -> Checked:
             f"of the run, of {reference.facts['samples']:,}",
             same_data=False,
         )
+    if reference.facts["input"] not in run.pipeline.outputs:
+        return Checked(f"checked on {samples}, but not their files, since the job's code changes them", same_data=True)
     _check_inputs(run, val, reference)
     return Checked(f"checked on {samples}: files, inputs and outputs are those of the run", same_data=True)
 
@@ -133,8 +135,6 @@ def _check_outputs(run: TrainedRun, network: nn.Module, reference: Reference) ->
 
 def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     ids, kept, name = reference.facts["ids"], reference.inputs, reference.facts["input"]
-    if name not in run.pipeline.outputs:
-        return  # the job's evaluation changes what the loader delivers
     for id, hashes in zip(ids, reference.facts["files"], strict=True):
         if hashes and [*map(sha256, files_of(val, id))] not in ([], hashes):
             raise _refused(run, f"{val.path(id)} is not what the run validated", "the file has changed since")
@@ -142,13 +142,16 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     try:
         with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
             inputs = next(iter(loader))[name]
+    except StorageAway:
+        raise
     except Exception as error:  # of decoders
         raise _refused(run, f"{val.path(ids[0])} cannot be decoded ({error_line(error)[:60]})", likely) from error
     if inputs.shape != kept.shape:
         why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
     side, mean, single = INPUT_LIMITS[reference.facts["device"]]
-    ours, theirs = (avg_pool2d(each.double().flatten(1, -3), side, ceil_mode=True) for each in (inputs, kept))
+    planes = (each.double().reshape(len(each), -1, *each.shape[max(1, each.dim() - 2) :]) for each in (inputs, kept))
+    ours, theirs = (avg_pool2d(each, side, ceil_mode=True) for each in planes)
     differences = (ours - theirs).abs().flatten(1)
     if differences.mean(1).max() > mean or differences.max() > single:
         why = f"differs from the run's by {differences.mean(1).max():.2g} of 255 in the mean"
