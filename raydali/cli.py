@@ -42,6 +42,8 @@ from raydali.commands.train import Train
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
+from raydali.host.openmp import set_wait_policy
+from raydali.inference.options import InferenceOptions
 from raydali.output import mark_warnings, parse_options
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def main(args: Sequence[str] | None = None) -> None:
         options = _parse(given)
         if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
             return main(["--tyro-print-completion", options.shell])
+        if isinstance(options, InferenceOptions):
+            set_wait_policy()
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
         if getattr(options, "json", None) == "-":
             _print_json(run, options)

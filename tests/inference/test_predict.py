@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from pyarrow import parquet
 
 from jobs import imagenet
@@ -82,6 +83,29 @@ def test_each_file_has_a_row_in_the_order_of_the_listing(
         assert len({*labels}) == 5 and {*labels} <= {*CLASSES}
         assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1 + 1e-6
     assert {path.name for path in tmp_path.iterdir()} == {"digits", output.name}
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")])
+def test_threads_sleep_while_they_wait(
+    run: RunFolder, digits: list[Path], tmp_path: Path, given: dict[str, str], spins: str
+) -> None:
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = others | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose"} | given
+    command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(tmp_path / "digits"), "-o"]
+    found = subprocess.run([*command, str(tmp_path / "p.csv")], env=environment, stderr=subprocess.PIPE, text=True)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in found.stderr
+    assert paths(tmp_path / "p.csv") == names(digits)
+
+
+@pytest.mark.usefixtures("digits")
+def test_pytorch_starts_no_more_threads_than_there_are_cores(run: RunFolder, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        predict.main(options(run, tmp_path / "digits", tmp_path / "p.csv", cpus_per_worker=1))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_broken_files_are_in_a_list_of_their_own(
