@@ -82,6 +82,16 @@ def test_an_onnx_file_has_everything_inside(run: RunFolder, here: Path) -> None:
     assert json.loads(facts["mean"]) == [0.485, 0.456, 0.406] and json.loads(facts["std"]) == [0.229, 0.224, 0.225]
 
 
+def test_threads_of_onnxruntime_sleep_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    given = []
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda _, options, **__: given.append(options))
+    FORMATS["onnx"].opened(b"")
+    assert given[0].intra_op_num_threads == torch.get_num_threads()
+    assert given[0].get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 def test_a_file_of_torch_export_is_loaded_by_torch_alone(run: RunFolder) -> None:
     export.main(options(run, "torch-export", output="model.pt2"))
     extra = {"raydali.json": ""}
