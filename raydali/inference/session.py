@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from raydali.data.loading.quarantine import none_read
 from raydali.data.sources.formats import check_column_options
@@ -16,6 +17,7 @@ from raydali.data.sources.source import Source, classes_of
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.extras import default_loader
+from raydali.host.cpu_times import usable_cores
 from raydali.inference import workers
 from raydali.inference.engine import Inference, PartResult
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
@@ -124,6 +126,8 @@ def session(
     Raises:
         UsageError: the weights do not fit the model.
     """
+    # In a container, PyTorch would start a thread for each core of the machine.
+    torch.set_num_threads(min(torch.get_num_threads(), options.cpus_per_worker or usable_cores()))
     kind = kind or run.kind
     size = batch_size or options.batch_size or run.config.batch_size
     inference = Inference(
