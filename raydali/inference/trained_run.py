@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -17,8 +18,8 @@ from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundJob, job_of
-from raydali.inference.kinds.find import find_kind
 from raydali.inference.kinds.kind import Kind
+from raydali.inference.kinds.own import OwnTask
 from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
@@ -96,8 +97,14 @@ class TrainedRun:
 
     @cached_property
     def kind(self) -> Kind:
-        """What is known of the job's task."""
-        return find_kind(self.job, self.config)
+        """The kind of prediction of the job's task; only its module is imported."""
+        task = self.job.task
+        if task is None:
+            return OwnTask(self.job, self.config)
+        several = task == "classification" and getattr(self.config, "multi_label", False)
+        module, name = ("multi_label", "MultiLabel") if several else (task, task.capitalize())
+        kind: Kind = getattr(import_module(f"raydali.inference.kinds.{module}"), name)()
+        return kind
 
     @cached_property
     def data(self) -> TrainAndVal[Any]:

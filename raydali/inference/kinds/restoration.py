@@ -4,7 +4,7 @@ import io
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,6 @@ from raydali.data.tasks.settings import DecoderSettings
 from raydali.data.tasks.whole_images import WholeImages
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 _PSNR = {"input": "input_psnr", "output": "psnr"}
@@ -46,9 +43,10 @@ class Restoration(Kind):
 
     def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
         """Restore whole images, one at a time, since their sizes differ."""
-        assert isinstance(pipeline, DecoderSettings)
-        if (name := type(pipeline).__name__) != ValidationPairs.__name__:
+        if type(pipeline) is not ValidationPairs:
+            name = type(pipeline).__name__
             _log.warning("whole images are decoded as ValidationPairs does, and not by %s of the job", name)
+        assert isinstance(pipeline, DecoderSettings)
         whole = WholeImages(hw_decoder_load=pipeline.hw_decoder_load, largest_image=pipeline.largest_image)
         return RestoredImages(), whole, 1
 
