@@ -10,6 +10,7 @@ those import torch, Ray or DALI, so that --help answers at once.
 """
 
 import difflib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -42,8 +43,7 @@ from raydali.commands.train import Train
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
-from raydali.host.openmp import set_wait_policy
-from raydali.inference.options import InferenceOptions
+from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.output import mark_warnings, parse_options
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
             return main(["--tyro-print-completion", options.shell])
         if isinstance(options, InferenceOptions):
-            set_wait_policy()
+            os.environ.setdefault(*WAIT_POLICY)
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
         if getattr(options, "json", None) == "-":
             _print_json(run, options)

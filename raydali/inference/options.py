@@ -8,6 +8,11 @@ import tyro
 if TYPE_CHECKING:
     from raydali.launch.options import LaunchOptions
 
+WAIT_POLICY = "OMP_WAIT_POLICY", "passive"
+"""The environment variable that lets PyTorch's threads sleep while they wait, and its value. By default, a thread of
+OpenMP keeps its core busy until the others are done; where a loader or another process needs that core, all wait for
+each other. It must be set before PyTorch is imported."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:

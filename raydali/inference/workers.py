@@ -11,9 +11,9 @@ import torch
 from raydali.errors import CommandError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.cuda_queues import set_max_connections
-from raydali.host.openmp import ENVIRONMENT
 from raydali.inference.engine import Inference, PartResult
 from raydali.inference.job_module import PREFIX
+from raydali.inference.options import WAIT_POLICY
 from raydali.inference.parts import Part
 from raydali.launch.driver.loop import WORKER_ENVIRONMENT
 from raydali.launch.driver.placement import resolve_placement
@@ -70,7 +70,7 @@ def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int
     for name, module in sys.modules.items():
         if name.startswith(PREFIX):
             ray.cloudpickle.register_pickle_by_value(module)
-    environment = {"env_vars": WORKER_ENVIRONMENT | ENVIRONMENT}
+    environment = {"env_vars": WORKER_ENVIRONMENT | dict([WAIT_POLICY])}
     actor: Any = ray.remote(num_cpus=cpus, num_gpus=int(gpu), runtime_env=environment)(InferenceWorker)
     shared = ray.put(inference)
     left, failures = {part.number: part for part in parts}, 0

@@ -98,7 +98,7 @@ class Onnx(Format):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see host/openmp.py
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see WAIT_POLICY
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         return lambda images: tuple(session.run(None, {INPUT: images}))
 
