@@ -36,7 +36,7 @@ EQUAL = 1e-6
 
 @dataclass(frozen=True)
 class Checked:
-    """What was checked.
+    """The result of a check that did not refuse the network.
 
     Attributes:
         text: one sentence.

@@ -17,7 +17,7 @@ from raydali.errors import UsageError
 from raydali.train.worker import Worker
 
 Calls = list[Any]
-"""What a part gave in each call, in order: a tensor on the CPU for a sum, else bytes or a JSON value."""
+"""The values that a part gave, call by call: a tensor on the CPU for a sum, else bytes or a JSON value."""
 
 
 class PartWorker(Worker):

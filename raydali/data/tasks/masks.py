@@ -30,7 +30,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(Pipeline[ImagePairs], DecoderSettings):
-    """What training and validation share: pairs of an image and a mask, whose 8-bit values are classes.
+    """A pipeline of squares of images and of their masks, whose 8-bit values are classes.
 
     Args:
         side: height and width of the squares, in pixels; no image may be smaller.
