@@ -11,11 +11,11 @@ from typing import Any
 
 from PIL import ExifTags, Image, ImageOps
 
+from raydali.data.tasks.image_formats import HEAD, PNG, format_of
 from raydali.data.tasks.pillow import decoded, in_8_bits, opened
+from raydali.data.tasks.plain_images import plain_shape
 
 _GREY = "1", "L", "LA", "La"
-_NOT_OF_8_BITS = "I", "F"
-"""Modes with an unknown range of values: such images are not changed."""
 _DECODED_SIDE = 2
 """Minimum shorter side of a JPEG decoded at a fraction of its size, in multiples of the result's shorter side."""
 
@@ -34,21 +34,34 @@ def downscale(data: bytes, shorter_side: int, quality: int) -> bytes | None:
     Raises:
         Exception: in exactly the cases in which `decoded` raises one.
     """
+    if plain_shape(memoryview(data)) is None:  # then this may not be done in this process
+        whole = decoded(data)
+        format = (format_of(data[:HEAD]) or PNG).name
+        if min(whole.size) <= shorter_side:
+            return None
+        grey = whole.convert("L")
+        small = _shrunk(grey if grey.convert("RGB") == whole else whole, shorter_side, (0, 0, *whole.size))
+        return _encoded(small, format, data, quality)
     image = opened(data)
-    if min(image.size) <= shorter_side or image.mode in _NOT_OF_8_BITS:
+    if min(image.size) <= shorter_side:
         decoded(data)
         return None
     drafted = image.draft(None, (_DECODED_SIDE * shorter_side,) * 2)
     image.load()
     box = drafted[1] if drafted else (0, 0, *image.size)  # at a fraction, the last row and column may be partial
-    size = [max(1, round(shorter_side * side / min(box[2:]))) for side in box[2:]]
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     small = in_8_bits(image)
     small = small.convert("L" if small.mode in _GREY else "RGB")
-    small = small.resize((size[0], size[1]), Image.Resampling.LANCZOS, box)
+    small = _shrunk(small, shorter_side, box)
     small.info = {}
     small.getexif()[ExifTags.Base.Orientation] = orientation
     return _encoded(ImageOps.exif_transpose(small), image.format, data, quality)
+
+
+def _shrunk(image: Image.Image, shorter_side: int, box: tuple[int, int, float, float]) -> Image.Image:
+    """Return a part of an image, resized to a shorter side."""
+    width, height = (max(1, round(shorter_side * side / min(box[2:]))) for side in box[2:])
+    return image.resize((width, height), Image.Resampling.LANCZOS, box)
 
 
 def _encoded(image: Image.Image, format: str | None, before: bytes, quality: int) -> bytes:

@@ -12,6 +12,7 @@ from PIL import ExifTags, Image
 from raydali.commands.downscale import downscale
 from raydali.data.loading.read_errors import why_broken
 from raydali.data.tasks.pillow import decoded
+from raydali.errors import DataError
 from tests.support.broken import CONTENTS, jpeg
 from tests.support.pictures import oriented, photograph
 
@@ -132,8 +133,9 @@ def test_what_is_not_above_stays() -> None:
         assert downscale(data, 213, 90) is not None
 
 
-def test_values_of_no_known_range_stay() -> None:
-    assert downscale(file("F", "TIFF"), SIDE, 90) is None
+def test_values_of_no_known_range_are_refused() -> None:
+    with pytest.raises(DataError, match="floats up to"):
+        downscale(file("F", "TIFF"), SIDE, 90)
 
 
 def test_one_pixel() -> None:

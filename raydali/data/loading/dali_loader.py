@@ -1,10 +1,12 @@
 """The DALI loader: each rank has a DALI pipeline that reads and one that decodes, fed with inputs from Python."""
 
 import gc
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,17 +18,20 @@ from numpy.typing import NDArray
 from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
-from raydali.data.loading import file_checks
-from raydali.data.loading.dali_recovery import Keys, Once, Recovery, UndecodableError
+from raydali.data.loading.dali_recovery import Keys, Once, failing, keys_of
 from raydali.data.loading.first_batch import FirstBatch
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.prefetch import InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.python_timing import timed_python
+from raydali.data.loading.screening import Read, Screening
+from raydali.data.sources import storage
 from raydali.data.sources.read_timing import Cause
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, reading_graph
+from raydali.data.tasks.dali_trial import cause_of
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.errors import StorageAway
 from raydali.host import cuda_queues
 
 if TYPE_CHECKING:
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 
 PREFETCHED_BATCHES = 4
 """Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
+READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
+"""The operator that reads files, as DALI's errors name it. Its failure in a graph is no sign of broken contents."""
 READ_BATCHES = 2
 """Batches whose files are read ahead of their decoding."""
 READING_THREADS = 4
@@ -50,13 +57,13 @@ class DaliLoader(Loader):
     Pipelines without image files have no reading step. On a GPU the outputs are used on torch's current stream with no
     copy and no synchronization: DALI reuses their memory after the work queued on that stream is done.
 
-    DALI's pipeline is unusable after an error. The loader then finds the broken samples of the batches in flight
-    (dali_recovery.py), rebuilds the pipeline, and resumes in the same order with substitutes for them. It checks the
-    files of the next batches before DALI reads them (file_checks.py), so that further broken files do not stall it.
+    What DALI does not decode as Pillow does, Pillow decodes (screening.py). DALI's pipeline is unusable after an error.
+    The loader then finds the files that DALI refuses among the batches in flight, rebuilds the pipeline, and resumes in
+    the same order.
 
     Args:
         prefetched: batches in flight in DALI.
-        recovers: if False, raise `UndecodableError` where DALI fails on the contents of a batch.
+        recovers: if False, raise DALI's error where DALI fails on a batch.
     """
 
     def __init__(
@@ -70,17 +77,18 @@ class DaliLoader(Loader):
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(source, pipeline, order, **options)
-        self._recovers = recovers
-        self._prefetched = prefetched
+        self._prefetched, self._recovers = prefetched, recovers
+        self._patience = self.quarantine.patience()
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._dali_device == "gpu":
             cuda_queues.set_max_connections()
         self._prefetcher = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
-        trial = partial(_decodes, self.source, self.pipeline, LoaderOptions(device=self.device, threads=self.threads))
-        self._recovery = Recovery(self.quarantine, trial if recovers else None)
+        gpu = (self.device.index or 0) if self._dali_device == "gpu" else None
+        self._screening = Screening(self.quarantine, gpu, self.threads)
         self._being_read: deque[PreparedInputs] = deque()
-        self._under_way: deque[MicroBatch] = deque()
+        self._under_way: deque[tuple[MicroBatch, Read | None]] = deque()
         self._reader: dali.Pipeline | None = None
+        self._unread = 0  # batches being read whose reader failed
         self._dali: dali.Pipeline | None = None
         self._batch_size = 0
         self._in_python = 0.0
@@ -134,24 +142,53 @@ class DaliLoader(Loader):
                 self._discard()
                 raise failed.error from failed.error.__cause__
             except RuntimeError as error:
-                with self.waits.on("storage"):
-                    in_flight = [*self._under_way, *(prepared.micro_batch for prepared in self._being_read)]
-                    self._recovery.find_cause(error, in_flight)
-                    self._discard()
-                    self._prefetcher.requeue(in_flight)
+                self._go_on_after(error)
                 continue
-            self._recovery.end()
+            self._patience.end()
             named = zip(self.pipeline.outputs, outputs, strict=True)
-            yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft())
+            yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft()[0])
+
+    def _go_on_after(self, error: RuntimeError) -> None:
+        """Load the batches in flight again after an error of DALI, without the samples on which it fails.
+
+        Raises:
+            StorageAway: a graph of one's own could read no file for a minute.
+            RuntimeError: the error itself, if no sample is its cause.
+        """
+        batches = [*self._under_way]
+        if not (batches and self._recovers):
+            raise error
+        with self.waits.on("gpu decode" if self._dali_device == "gpu" else "cpu decode"):
+            keys = keys_of(micro_batch for micro_batch, _ in batches)
+            refused = self._screening.find_refused([read for _, read in batches if read is not None])
+            if refused or self.quarantine.examine((id for id, _ in keys), again=True):
+                pass
+            elif READ_OPERATOR in str(error):
+                if not self._patience.pause(error):
+                    raise StorageAway(f"DALI cannot read the data: {cause_of(error)}") from error
+            elif not self._find_failing(keys, error):
+                raise error
+        in_flight = [*(batch for batch, _ in batches), *(prepared.micro_batch for prepared in self._being_read)]
+        self._discard()
+        self._prefetcher.requeue(in_flight)
+
+    def _find_failing(self, keys: Keys, error: RuntimeError) -> bool:
+        """Record the samples on which the graph fails; return whether there are any."""
+        trial = LoaderOptions(device=self.device, threads=self.threads)
+        blamed = failing(keys, partial(_loads, self.source, self.pipeline, trial))
+        for id in blamed:
+            self.quarantine.mark_broken(id, f"Pillow can decode it, DALI's graph fails on it: {cause_of(error)}")
+        return bool(blamed)
 
     def _discard(self) -> None:
         self._dali = None
         self._under_way.clear()
+        self._being_read.clear()
+        self._unread = 0
         self._discard_reader()
 
     def _discard_reader(self) -> None:
         self._reader = None
-        self._being_read.clear()
         # DALI's graph is a reference cycle that keeps the last batch, and through it DALI's threads, alive. A loader
         # that does not recover was created just now: collecting the young generations suffices and is much faster.
         gc.collect(2 if self._recovers else 1)
@@ -209,8 +246,8 @@ class DaliLoader(Loader):
             prefetch_queue_depth=READ_BATCHES,
         )
         with reader:
-            files = self.pipeline.image_files
-            reader.set_outputs(*reading_graph(self._next_files, files, reads=self.source.dali_reads))
+            reads = self.source.dali_reads
+            reader.set_outputs(*reading_graph(self._next_files, self.pipeline.image_files, reads=reads))
         reader.build()
         return reader
 
@@ -221,7 +258,7 @@ class DaliLoader(Loader):
 
     def _next_inputs(self) -> Inputs:
         prepared = self._prefetcher.take()
-        self._under_way.append(prepared.micro_batch)
+        self._under_way.append((prepared.micro_batch, None))
         return prepared.inputs
 
     def _next_files(self) -> Inputs:
@@ -230,32 +267,61 @@ class DaliLoader(Loader):
         return prepared.inputs[: self.pipeline.image_files]
 
     def _next_read(self) -> tuple[Any, ...]:
-        """Return the next batch from the reader, with its crops.
-
-        If one of its files is broken, a new reader reads the batches again, with substitutes.
-        """
+        """Return the next batch from the reader, with its crops; broken samples are replaced first, or left out."""
+        contents = self._read_by_dali()
+        prepared = self._being_read.popleft()
         while True:
-            assert self._reader is not None
+            micro_batch, inputs, _ = prepared
+            count = self.pipeline.image_files
+            files = self._read_here(micro_batch, inputs[:count]) if contents is None else contents
+            if files is not None:
+                read = Read(micro_batch.read_ids, files)
+                shapes = self._screening.shapes(read)
+                if shapes is not None:
+                    unfit = self.pipeline.unfit(shapes, inputs[count:])
+                    if not (unfit.any() and self.quarantine.examine(read.ids[unfit])):
+                        break
+            contents, prepared = None, self._prefetcher.again(micro_batch)
+            if not len(prepared.micro_batch.ids):
+                return self._next_read()
+        self._under_way.append((micro_batch, read))
+        with self.waits.on("python"):
+            return (*read.for_dali, *self._crops(micro_batch, shapes, inputs))
+
+    def _read_by_dali(self) -> Sequence[Any] | None:
+        """Return the contents of the next batch, for each image file; None if they must be read without DALI.
+
+        DALI's reader ends with an error if a file is missing. The batches that it was reading are then read here.
+        """
+        if not self._unread:
+            if self._reader is None:
+                self._reader = self._built_reader()
             try:
                 with self.waits.on("storage"):
-                    read = self._reader.run()
+                    contents: Sequence[Any] = self._reader.run()
+                    return contents
             except RuntimeError:
-                if not self._recovery.find_broken([prepared.micro_batch for prepared in self._being_read]):
-                    raise  # `find_cause` finds the file that only DALI cannot read
-            else:
-                micro_batch, inputs, _ = self._being_read[0]
-                files = self.pipeline.image_files
-                shapes = [peeked.as_array()[:, :2] for peeked in read[files : 2 * files]]
-                suspects = file_checks.suspects_among(read, files) | self.pipeline.unfit(shapes, inputs[files:])
-                if not self._prefetcher.examine_suspects(micro_batch, suspects):
-                    break
-            self._prefetcher.requeue([prepared.micro_batch for prepared in self._being_read])
-            self._discard_reader()
-            self._reader = self._built_reader()
-        self._being_read.popleft()
-        self._under_way.append(micro_batch)
-        with self.waits.on("python"):
-            return (*read[:files], *self._crops(micro_batch, shapes, inputs))
+                self._discard_reader()
+                self._unread = len(self._being_read)
+        self._unread -= 1
+        return None
+
+    def _read_here(self, micro_batch: MicroBatch, files: Inputs) -> list[list[Any]] | None:
+        """Return the contents of a batch's files; None if a sample is broken, which the quarantine then knows."""
+        if not self.source.dali_reads:
+            return [[*column] for column in files]
+
+        def contents(path: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+            try:
+                return np.frombuffer(storage.read(os.fsdecode(path.tobytes().rstrip(b"\0"))), np.uint8)
+            except OSError:
+                return None
+
+        with self.waits.on("storage"), ThreadPoolExecutor(READING_THREADS) as threads:
+            read = [[*threads.map(contents, column)] for column in files]
+            missing = np.array([[each is None or not len(each) for each in column] for column in read]).any(0)
+            self.quarantine.examine(micro_batch.read_ids[missing], again=True)
+        return None if missing.any() else read
 
     def _crops(self, micro_batch: MicroBatch, shapes: list[NDArray[np.int64]], inputs: Inputs) -> Inputs:
         pipeline = self.pipeline.in_epoch(micro_batch.counts_to)
@@ -283,16 +349,17 @@ class DaliLoader(Loader):
     def close(self) -> None:
         """Stop DALI's threads and free its memory."""
         super().close()
-        self._recovery.end()
+        self._patience.end()
         self._discard()
         self._prefetcher.close()
+        self._screening.close()
 
 
-def _decodes(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys: Keys) -> bool:
-    """Return whether DALI decodes these samples as one batch."""
+def _loads(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys: Keys) -> bool:
+    """Return whether DALI loads these samples as one batch."""
     with DaliLoader(source, pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
         try:
             list(loader)
-        except UndecodableError:
+        except RuntimeError:
             return False
     return True

@@ -9,10 +9,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from raydali.data.loading import file_checks
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.loading.read_errors import may_pass
 from raydali.data.sources.read_timing import Cause, PythonCpuTime, WaitTimer, reading_seconds
@@ -24,9 +20,6 @@ from raydali.errors import DataError, StorageAway
 
 PREFETCHED_INPUTS = 4
 """Batches whose inputs are prefetched, concurrently to hide object-store latency."""
-CHECKED_AHEAD = 1024
-"""Micro-batches whose files are checked before DALI reads them, after one on which it failed: each failure is a stall,
-and each check opens every file."""
 
 
 class PreparedInputs(NamedTuple):
@@ -78,7 +71,7 @@ class InputPrefetcher:
         self._threads = ThreadPoolExecutor(threads)
         self._prepared: Iterator[PreparedInputs] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[PreparedInputs]]] = deque()
-        self._failures = self._checks_left = 0
+        self._failures = 0
         self._read_shares: dict[int, float] = {}
 
     def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
@@ -110,14 +103,13 @@ class InputPrefetcher:
         return prepared
 
     def requeue(self, micro_batches: list[MicroBatch]) -> None:
-        """Requeue these micro-batches first, and check files before DALI reads them from now on."""
+        """Requeue these micro-batches first."""
         self._failures += 1
-        self._checks_left = CHECKED_AHEAD
         self._prepared = chain(map(self._make, micro_batches), self._prepared)
 
-    def examine_suspects(self, micro_batch: MicroBatch, suspects: NDArray[np.bool_]) -> bool:
-        """Return whether any suspicious sample, marked in `suspects` (N,), is broken."""
-        return bool(suspects.any()) and self._quarantine.examine(micro_batch.read_ids[suspects])
+    def again(self, micro_batch: MicroBatch) -> PreparedInputs:
+        """Return a micro-batch with substitutes for samples that were found broken since; it may be empty."""
+        return self._make(micro_batch)
 
     @property
     def ready(self) -> int:
@@ -161,38 +153,19 @@ class InputPrefetcher:
                 pipeline = self._pipeline.in_epoch(settled.counts_to)
                 inputs = pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
         except OSError as error:  # its message names the file
-            if self._any_broken(settled.read_ids) or patience.pause(error):
+            if self._quarantine.examine(settled.read_ids, again=True) or patience.pause(error):
                 return None
             kind = StorageAway if may_pass(error) else DataError
             raise kind(str(error)) from error
         except RuntimeError as error:
             raise InputsError(error) from error
         self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
-        if self._checks_left > 0 or not self._source.dali_reads:
-            self._checks_left -= 1
-            if self.examine_suspects(settled, self._suspects(inputs)):
-                self._checks_left = CHECKED_AHEAD
-                return None
         return PreparedInputs(settled, inputs, version)
-
-    def _any_broken(self, ids: NDArray[np.int64]) -> bool:
-        """Return whether any of these samples is broken.
-
-        If `inputs` decodes them, DALI would decode no more than Pillow.
-        """
-        decodes = self._pipeline.inputs_are in ("cpu decode", "gpu decode")
-        return self._quarantine.examine(ids, again=True) if decodes else self._quarantine.examine_certain(ids)[0]
 
     @property
     def _version(self) -> int:
         """The version of what is known about broken samples: it grows."""
         return len(self._quarantine.known) + self._failures
-
-    def _suspects(self, inputs: Inputs) -> NDArray[np.bool_]:
-        suspects = [
-            file_checks.suspects(files, self._source.dali_reads) for files in inputs[: self._pipeline.image_files]
-        ]
-        return np.any(suspects, 0) if suspects else np.zeros(0, np.bool_)
 
     def _unprepared_by(self, number: int, seconds: float) -> dict[Cause, float]:
         read = self._read_shares.pop(number, 0.0)

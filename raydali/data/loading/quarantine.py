@@ -24,7 +24,6 @@ from raydali.data.sources.retry import Patience, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.pillow import is_certain
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
@@ -87,12 +86,16 @@ class Quarantine:
     Attributes:
         known: samples found broken so far, by id. Others have not necessarily been checked.
         sound: bool (N,), samples that were suspicious, were read as a whole, and are not broken.
+        for_pillow: samples with files that DALI refuses, and Pillow decodes.
+        in_flight_at_death: samples that a process was decoding when it was killed: their decoder may be the cause.
     """
 
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
         self.samples, self.seed, self.strict = samples, seed, strict
         self.known: dict[int, BrokenSample] = {}
         self.sound = np.zeros(samples, np.bool_)
+        self.for_pillow: set[int] = set()
+        self.in_flight_at_death: set[int] = set()
         self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
@@ -132,21 +135,6 @@ class Quarantine:
         errors = self.refusals(id for id in unknown if again or not self.sound[id])
         self.record(self._described(id, describe_error(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
-
-    def examine_certain(self, ids: Iterable[int]) -> tuple[bool, dict[int, Exception]]:
-        """Read these samples, and record those that no decoder can read.
-
-        Returns:
-            Whether any is known as broken; and the errors, by id, of others that Pillow cannot decode but DALI may.
-
-        Raises:
-            DataError, StorageAway: as `examine` does.
-        """
-        unlike = [*dict.fromkeys(map(int, ids))]
-        errors = self.refusals(id for id in unlike if id not in self.known)
-        self.record(self._described(id, describe_error(error)) for id, error in errors.items() if is_certain(error))
-        doubtful = {id: error for id, error in errors.items() if not is_certain(error)}
-        return any(id in self.known for id in unlike), doubtful
 
     def refusals(self, ids: Iterable[int]) -> dict[int, Exception]:
         """Read these samples on several threads, and return the errors by id.

@@ -6,7 +6,6 @@ Inputs on the host are passed without a copy: DALI keeps references to them unti
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,7 +13,6 @@ import nvidia.dali as dali
 import torch
 from nvidia.dali import fn
 
-from raydali.data.tasks import image_formats
 from raydali.data.tasks.pipeline import Device, Interpolation
 
 Feed = Callable[[], tuple[Any, ...]]
@@ -24,7 +22,7 @@ FILTERS: dict[Interpolation, Any] = {"bilinear": dali.types.INTERP_LINEAR, "bicu
 
 
 def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Build the nodes that read the files of each sample: contents, then shapes, lengths, first and last bytes.
+    """Build the nodes that read the files of each sample.
 
     Args:
         feed: returns the paths or the contents of a batch.
@@ -32,15 +30,7 @@ def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
         reads: if True, DALI reads the paths that `feed` returns; if False, `feed` returns contents.
     """
     nodes = fn.external_source(feed, num_outputs=files, batch=True, no_copy=True)
-    contents = [fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes]
-    lengths = [content.shape(dtype=dali.types.INT32) for content in contents]
-    cut = partial(fn.slice, axes=[0], out_of_bounds_policy="pad")
-    heads = [cut(content, start=[0], shape=[image_formats.HEAD]) for content in contents]
-    tails = [
-        cut(content, start=length - image_formats.TAIL, shape=[image_formats.TAIL])
-        for content, length in zip(contents, lengths, strict=True)
-    ]
-    return (*contents, *map(fn.peek_image_shape, contents), *lengths, *heads, *tails)
+    return tuple(fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes)
 
 
 def external_inputs(feed: Feed, num_inputs: int, *, gpu_inputs: int, device: torch.device) -> list[Any]:

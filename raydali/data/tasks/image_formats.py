@@ -1,27 +1,25 @@
-"""The supported formats of image files, which both Pillow and DALI decode.
+"""The supported formats of image files, which Pillow decodes; many of them DALI decodes too (plain_images.py).
 
 A format is recognised by a file's first bytes. Files of other formats are never parsed, whatever their name is.
 """
 
 from typing import NamedTuple
 
-HEAD, TAIL = 12, 16
-"""Number of first bytes that identify a file's format, and of last bytes that show if most formats are complete."""
+HEAD = 12
+"""Number of first bytes that identify a file's format."""
 _REMEDY = "which is not read: convert it to JPEG or PNG"
 
 
 class Format(NamedTuple):
-    """A format that DALI and Pillow read.
+    """A format that is read.
 
     Attributes:
         name: the name in Pillow.
         magics: the possible first bytes of a file.
-        modes: Pillow's modes that DALI decodes to the same colours; empty for all modes.
     """
 
     name: str
     magics: tuple[bytes, ...]
-    modes: tuple[str, ...] = ()
 
 
 JPEG = Format("JPEG", (b"\xff\xd8\xff",))
@@ -29,12 +27,8 @@ PNG = Format("PNG", (b"\x89PNG\r\n\x1a\n",))
 WEBP = Format("WEBP", (b"RIFF",))
 BMP = Format("BMP", (b"BM",))
 PNM = Format("PPM", tuple(b"P%d" % kind for kind in range(1, 7)))
-TIFF = Format(
-    "TIFF",
-    (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-    ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B", "F"),
-)
-JPEG_2000 = Format("JPEG2000", (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51"), ("L", "RGB", "RGBA", "I;16"))
+TIFF = Format("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"))
+JPEG_2000 = Format("JPEG2000", (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51"))
 FORMATS = JPEG, PNG, WEBP, BMP, PNM, TIFF, JPEG_2000
 
 _OTHERS = {

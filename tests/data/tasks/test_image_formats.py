@@ -88,20 +88,6 @@ def test_an_eps_named_jpg_starts_no_ghostscript(tmp_path: Path, monkeypatch: pyt
     assert not started.exists()
 
 
-@pytest.mark.parametrize(
-    ("image", "kind"),
-    [
-        (photograph(size=(9, 9)).convert("LA"), "TIFF"),
-        (photograph(size=(9, 9)).convert("I"), "TIFF"),
-        (photograph(size=(9, 9)).convert("1"), "TIFF"),
-        (photograph(size=(9, 9)).convert("LA"), "JPEG2000"),
-    ],
-)
-def test_pixels_that_dali_does_not_decode_are_refused(image: Image.Image, kind: str) -> None:
-    with pytest.raises(DataError, match=mentioning(f"{kind} mode {image.mode} DALI")):
-        decoded(encoded(image, kind))
-
-
 def test_checksums_of_png() -> None:
     data = encoded(photograph(size=(40, 30)), "PNG", dpi=(72, 72))
 

@@ -1,0 +1,157 @@
+"""A supervised child process that calls functions for this one, and may die in it: of a file that kills its decoder.
+
+It is a fresh interpreter, not a fork: it has no threads, no locks and no GPU of its parent, and does not import the
+parent's main module. It ends with its parent.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raydali.errors import DataError
+
+SECONDS = 120.0
+"""How long a call may take. What takes longer never ends."""
+_SAID_BYTES = 10_000
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ChildDiedError(DataError):
+    """A child process ended in a call, or did not return from it."""
+
+
+class Child:
+    """A child process, started by the first call, and again by the first one after its death. One thread uses it.
+
+    Args:
+        seconds: how long a call may take.
+
+    Attributes:
+        said: what the process wrote to its standard output and standard error in the last call.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds, self.said = seconds, ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def call(self, function: Callable[..., R], *args: Any) -> R:
+        """Return the result of a function of a module, called in the child process.
+
+        Raises:
+            ChildDiedError: the process ended, or did not return.
+            DataError: the function raised an error, whose text this one has.
+            MemoryError: the function raised it.
+        """
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        try:
+            self._channel.send_bytes(pickle.dumps((function.__module__, function.__qualname__, args), protocol=5))
+            if not self._channel.poll(self._seconds):
+                self.close()
+                raise ChildDiedError(f"the decoder did not end within {self._seconds:g} s")
+            error, result = pickle.loads(self._channel.recv_bytes())
+        except (EOFError, ConnectionError) as lost:
+            code = self._process.wait()
+            self._read_output()
+            self.close()
+            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise ChildDiedError(f"the decoder's process was ended by it ({cause})") from lost
+        self._read_output()
+        if error is not None:
+            raise (MemoryError if error == MemoryError.__name__ else DataError)(result)
+        return result  # type: ignore[no-any-return]
+
+    def _start(self) -> None:
+        here, there = socket.socketpair()
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed by `close`)
+        code = f"from raydali.host.child import serve; serve({there.fileno()})"
+        path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[there.fileno()],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        there.close()
+        self._channel = Connection(here.detach())
+
+    def _read_output(self) -> None:
+        self._output.seek(0)
+        self.said = self._output.read(_SAID_BYTES).decode(errors="replace")
+        self._output.truncate(0)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._channel.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self._output.close()
+
+
+class Children:
+    """Child processes for one function after another on many items, as many as have work at the same time.
+
+    Args:
+        most: the largest number of processes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._threads, self._local = ThreadPoolExecutor(max(1, most)), threading.local()
+        self._all: list[Child] = []
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R | Exception]:
+        """Return the result of the function for each item, in order, or the error of `Child.call`."""
+        return [*self._threads.map(lambda item: self._call(function, item), items)]
+
+    def _call(self, function: Callable[[T], R], item: T) -> R | Exception:
+        child: Child | None = getattr(self._local, "child", None)
+        if child is None:
+            child = self._local.child = Child()
+            self._all.append(child)
+        try:
+            return child.call(function, item)
+        except (DataError, MemoryError) as error:
+            return error
+
+    def close(self) -> None:
+        """End all processes, once they have done what is under way."""
+        self._threads.shutdown(cancel_futures=True)
+        for child in self._all:
+            child.close()
+
+
+# Code of the child process.
+
+
+def serve(handle: int) -> None:
+    """Call what the parent asks for, until it closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    channel = Connection(handle)
+    while True:
+        try:
+            module, name, args = pickle.loads(channel.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: tuple[str | None, Any] = None, getattr(import_module(module), name)(*args)
+        except Exception as error:
+            answer = type(error).__name__, f"{error}" or type(error).__name__
+        channel.send_bytes(pickle.dumps(answer, protocol=5))
