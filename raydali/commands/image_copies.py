@@ -94,6 +94,13 @@ def prepare_images(
     return written
 
 
+def killed(source: "Files", id: int, reason: str) -> Written:
+    """Return the outcome of an image that ended the process which copied it."""
+    from raydali.data.loading.quarantine import BrokenSample
+
+    return Written(broken=[BrokenSample(id, source.path(id), reason)])
+
+
 def _is_current(copy: str, path: str, exact: bool) -> bool:
     """Return whether a copy exists and was made from the current version of its source, the file at `path`.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from raydali.commands.image_copies import Written, partial_path, prepare_images, write_file, writing
+from raydali.commands.image_copies import Written, killed, partial_path, prepare_images, write_file, writing
 from raydali.commands.verify import show
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
@@ -89,7 +89,7 @@ def main(options: Prepare) -> None:
                 Path(path).mkdir(parents=True, exist_ok=True)
         written = Written()
         make = partial(prepare_images, source, target, options.shorter_side, options.quality, exact)
-        in_processes(make, len(source), workers, str(source), written.add)
+        in_processes(make, len(source), workers, str(source), written.add, partial(killed, source))
         write_file(
             f"{target}/{RECORD}", _as_json(record | {TIMES: exact, "complete": True, "broken": len(written.broken)})
         )

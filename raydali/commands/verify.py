@@ -3,16 +3,19 @@
     raydali verify ~/imagenet -o broken.txt
     python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
 
-Each file is read and decoded completely by Pillow or FFmpeg, in as many processes as there are cores. A run uses the
-same criterion for broken samples (data/loading/quarantine.py).
+Each file is read and decoded completely by DALI and Pillow (both_decoders.py), or by FFmpeg, in as many processes as
+there are cores. These may die of a file, which is named. A run uses the same criterion for broken samples
+(data/loading/quarantine.py).
 """
 
 import os
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,19 +27,17 @@ from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import plural, summarize
 
 if TYPE_CHECKING:
-    from PIL import Image
-
+    from raydali.commands.both_decoders import Seen
     from raydali.data.loading.quarantine import BrokenSample
     from raydali.data.sources.coco import Coco
+    from raydali.data.sources.files import Files
     from raydali.data.sources.image_pairs import ImagePairs
     from raydali.data.sources.labeled import LabeledFiles, LabeledSource
     from raydali.data.sources.source import Source
 
-SHOWN = 50
+SHOWN, SHOWN_WARNINGS = 50, 10
 FRAMES_AT_ONCE = 256
 Kind = Literal["images", "pairs", "boxes", "videos"]
-Load = Callable[[Any, int], bool]
-"""A function that reads a whole sample, and returns whether it has transparent pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +77,21 @@ class Found:
     Attributes:
         broken: samples that cannot be read, by id.
         transparent: number of other samples with transparent pixels.
+        for_pillow: number of other samples that the DALI loader hands to Pillow.
+        printed: what decoders wrote to the terminal, by path.
     """
 
     broken: list["BrokenSample"]
     transparent: int = 0
+    for_pillow: int = 0
+    printed: dict[str, str] = field(default_factory=dict)
 
     def add(self, more: "Found") -> int:
         """Add the findings about other samples; return the number of broken ones so far."""
         self.broken += more.broken
         self.transparent += more.transparent
+        self.for_pillow += more.for_pillow
+        self.printed |= more.printed
         return len(self.broken)
 
 
@@ -106,25 +113,49 @@ def main(options: Verify) -> None:
         samples += len(source)
         skipped.update(getattr(source, "skipped", {}))
         of_source = Found([])
-        in_processes(partial(_examined, _LOADS[options.kind], source), len(source), workers, str(source), of_source.add)
+        examine, killed = partial(_EXAMINE[options.kind], source), partial(_killed, source)
+        in_processes(examine, len(source), workers, options.data, of_source.add, killed)
         found.add(of_source)
     broken = found.broken
     show(broken)
+    _show_printed(found.printed)
+    asked = _decoders(options.kind)
     if options.output is not None:
         head = " ".join(f"# raydali verify {options.data}".splitlines())
         text = f"{head}\n" + "".join(as_line(sample.path, sample.reason) for sample in broken)
         Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
     if options.json is not None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
-        counts = {"samples": samples, "transparent": found.transparent, "skipped": skipped}
+        counts: dict[str, Any] = {"samples": samples, "transparent": found.transparent, "for_pillow": found.for_pillow}
+        counts |= {"skipped": skipped, "decoders": asked, "printed": found.printed}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
+    if found.for_pillow:
+        also += f"; {found.for_pillow} that the DALI loader hands to Pillow"
     if found.transparent:
         also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
     if broken:
         remedy = f"a job leaves them out with --exclude {options.output}" if options.output else "-o FILE lists them"
-        raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}")
-    print(f"{plural(samples, 'sample')}, none broken{also}")
+        raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}; asked {asked}")
+    print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
+
+
+_NAMES = {"av": "PyAV", "nvidia-dali-cuda120": "DALI", "pillow": "Pillow"}
+
+
+def _decoders(kind: Kind) -> str:
+    """Return the names and versions of the decoders that are asked."""
+    names = ("av",) if kind == "videos" else ("nvidia-dali-cuda120", "pillow")
+    return " and ".join(f"{_NAMES[name]} {version(name)}" for name in names)
+
+
+def _show_printed(printed: dict[str, str]) -> None:
+    """Print once what decoders wrote to the terminal by themselves, with the names of the files."""
+    if printed:
+        lines = [f"{path}: {' '.join(text.split())[:200]}" for path, text in printed.items()]
+        print(f"decoders warned of {plural(len(lines), 'file')}, which may look damaged:", file=sys.stderr)
+        shown = summarize(lines, SHOWN_WARNINGS, separator="\n")
+        print(shown.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
 def _sources(options: Verify) -> list[Any]:
@@ -161,54 +192,73 @@ def show(broken: Sequence["BrokenSample"]) -> None:
         print(summarize(broken, SHOWN, separator="\n").encode("utf-8", "backslashreplace").decode())  # any bytes
 
 
-def _examined(load: Load, source: "Source", ids: Iterable[int]) -> Found:
+def _killed(source: "Source", id: int, reason: str) -> Found:
     from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.loading.read_errors import why_broken
 
-    found = Found([])
+    return Found([BrokenSample(id, source.path(id), reason)])
 
-    def examine(id: int) -> None:
-        found.transparent += load(source, id)
 
+def _examine_images(files_of: "FilesOf", source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (of each kind)
+    """Examine samples of image files: read all of them, and ask the decoders."""
+    from raydali.commands.both_decoders import ask_decoders
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.loading.read_errors import describe_error, refusal
+
+    found, of_files = Found([]), {}
+    contents: list[bytes] = []
+
+    def read(id: int) -> None:
+        data = [files.read(id) for files in files_of(source)]
+        of_files[id] = range(len(contents), len(contents) + len(data))
+        contents.extend(data)
+
+    errors = {id: refusal(partial(read, id)) for id in ids}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about palettes with transparency and large images
-        for id in ids:
-            reason = why_broken(partial(examine, id))
-            if reason is not None:
-                path = source.path(id)
-                for prefix in (f"{path} cannot be read: ", f"{path}: "):
-                    reason = reason.removeprefix(prefix)
-                found.broken.append(BrokenSample(id, path, reason))
+        seen = ask_decoders(contents)
+    for id in ids:
+        path, of_id = source.path(id), [seen[place] for place in of_files.get(id, ())]
+        error = errors[id] or _misfit(source, id, of_id)
+        if error is not None:
+            reason = describe_error(error)
+            for prefix in (f"{path} cannot be read: ", f"{path}: "):
+                reason = reason.removeprefix(prefix)
+            found.broken.append(BrokenSample(id, path, reason))
+        else:
+            found.transparent += any(each.transparent for each in of_id)
+            found.for_pillow += any(each.for_pillow for each in of_id)
+        if printed := "".join(each.printed for each in of_id):
+            found.printed[path] = printed
     return found
 
 
-def _load_image(source: "LabeledSource", id: int) -> bool:
-    return _decoded(source.read(id))[1]
+def _misfit(source: Any, id: int, seen: Sequence["Seen"]) -> Exception | None:  # noqa: ANN401 (of each kind)
+    """Return why a sample cannot be trained on: an image is broken, or its size is not that of its pair or boxes."""
+    from raydali.data.sources.coco import Coco
+
+    for files, each in zip(_files_of_pairs(source) if len(seen) > 1 else [source], seen, strict=True):
+        if each.error is not None:
+            return DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
+    sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
+    if len({*sizes}) > 1:
+        return DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
+    if isinstance(source, Coco):
+        height, width = source.sizes[id].tolist()
+        if height and width and seen[0].shape != (height, width):
+            return DataError(f"{sizes[0]} pixels, but {width}x{height} in the annotations")
+    return None
 
 
-def _load_pair(source: "ImagePairs", id: int) -> bool:
-    sizes, transparent = set(), False
-    for files in (source.inputs, source.targets):
-        try:
-            image, has_alpha = _decoded(files.read(id))
-        except Exception as error:
-            raise DataError(f"{files.path(id)}: {error}") from error
-        sizes.add(f"{image.width}x{image.height}")
-        transparent |= has_alpha
-    if len(sizes) > 1:
-        raise DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
-    return transparent
+def _examine_videos(source: "LabeledFiles", ids: Sequence[int]) -> Found:
+    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.loading.read_errors import why_broken
+
+    reasons = {id: why_broken(partial(_load_video, source, id)) for id in ids}
+    found = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]
+    return Found([BrokenSample(id, source.path(id), reason) for id, reason in found])
 
 
-def _load_boxes(source: "Coco", id: int) -> bool:
-    image, transparent = _decoded(source.read(id))
-    height, width = source.sizes[id].tolist()
-    if height and width and image.size != (width, height):
-        raise DataError(f"{image.width}x{image.height} pixels, but {width}x{height} in the annotations")
-    return transparent
-
-
-def _load_video(source: "LabeledFiles", id: int) -> bool:
+def _load_video(source: "LabeledFiles", id: int) -> None:
     from raydali.data.sources.video.packets import read_clip_packets, read_video_info
     from raydali.data.tasks.video_pyav import decoded
 
@@ -217,26 +267,22 @@ def _load_video(source: "LabeledFiles", id: int) -> bool:
     for first in range(0, facts.frames, FRAMES_AT_ONCE):
         with read_clip_packets(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
             decoded(part, lambda _: None)
-    return False
 
 
-def _decoded(data: bytes) -> tuple["Image.Image", bool]:
-    """Decode an image; return it, and whether it has transparent pixels."""
-    import numpy as np
-
-    from raydali.data.tasks.pillow import decoded, opened
-
-    image, as_stored = decoded(data), opened(data)
-    if not as_stored.has_transparency_data:
-        return image, False
-    if as_stored.mode.startswith("I"):  # Pillow cannot convert these; one grey value is transparent
-        return image, True
-    return image, bool(np.asarray(as_stored.convert("RGBA").getchannel("A")).min() < 255)
+FilesOf = Callable[[Any], Sequence[Any]]
 
 
-_LOADS: dict[str, Load] = {
-    "images": _load_image,
-    "pairs": _load_pair,
-    "boxes": _load_boxes,
-    "videos": _load_video,
+def _files_of_pairs(source: "ImagePairs") -> Sequence["Files"]:
+    return source.inputs, source.targets
+
+
+def _files_of_images(source: "LabeledSource | Coco") -> Sequence["LabeledSource | Coco"]:
+    return (source,)
+
+
+_EXAMINE: dict[Kind, Callable[[Any, Sequence[int]], Found]] = {
+    "images": partial(_examine_images, _files_of_images),
+    "pairs": partial(_examine_images, _files_of_pairs),
+    "boxes": partial(_examine_images, _files_of_images),
+    "videos": _examine_videos,
 }

@@ -6,14 +6,17 @@ parent's main module. It ends with its parent.
 
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +33,13 @@ R = TypeVar("R")
 
 
 class ChildDiedError(DataError):
-    """A child process ended in a call, or did not return from it."""
+    """A child process ended in a call, or did not return from it.
+
+    Attributes:
+        signal: the number of the signal that ended it, or 0.
+    """
+
+    signal = 0
 
 
 class Child:
@@ -52,8 +61,7 @@ class Child:
 
         Raises:
             ChildDiedError: the process ended, or did not return.
-            DataError: the function raised an error, whose text this one has.
-            MemoryError: the function raised it.
+            Exception: the error that the function raised; a DataError with its text if it cannot be sent.
         """
         if self._process is None:
             self._start()
@@ -69,15 +77,17 @@ class Child:
             self._read_output()
             self.close()
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ChildDiedError(f"the decoder's process was ended by it ({cause})") from lost
+            died = ChildDiedError(f"the decoder's process was ended by it ({cause})")
+            died.signal = max(0, -code)
+            raise died from lost
         self._read_output()
         if error is not None:
-            raise (MemoryError if error == MemoryError.__name__ else DataError)(result)
+            raise error
         return result  # type: ignore[no-any-return]
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed by `close`)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         code = f"from raydali.host.child import serve; serve({there.fileno()})"
         path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
         self._process = subprocess.Popen(
@@ -95,6 +105,7 @@ class Child:
         self._output.seek(0)
         self.said = self._output.read(_SAID_BYTES).decode(errors="replace")
         self._output.truncate(0)
+        self._output.seek(0)  # for the child process, too
 
     def close(self) -> None:
         """End the process."""
@@ -111,9 +122,11 @@ class Children:
 
     Args:
         most: the largest number of processes.
+        seconds: how long a call may take.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         self._threads, self._local = ThreadPoolExecutor(max(1, most)), threading.local()
         self._all: list[Child] = []
 
@@ -121,14 +134,18 @@ class Children:
         """Return the result of the function for each item, in order, or the error of `Child.call`."""
         return [*self._threads.map(lambda item: self._call(function, item), items)]
 
+    def submit(self, function: Callable[[T], R], item: T) -> "Future[R | Exception]":
+        """Return the future of what `map` returns for an item."""
+        return self._threads.submit(self._call, function, item)
+
     def _call(self, function: Callable[[T], R], item: T) -> R | Exception:
         child: Child | None = getattr(self._local, "child", None)
         if child is None:
-            child = self._local.child = Child()
+            child = self._local.child = Child(self._seconds)
             self._all.append(child)
         try:
             return child.call(function, item)
-        except (DataError, MemoryError) as error:
+        except Exception as error:
             return error
 
     def close(self) -> None:
@@ -136,6 +153,7 @@ class Children:
         self._threads.shutdown(cancel_futures=True)
         for child in self._all:
             child.close()
+        self._all.clear()
 
 
 # Code of the child process.
@@ -144,6 +162,7 @@ class Children:
 def serve(handle: int) -> None:
     """Call what the parent asks for, until it closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
     channel = Connection(handle)
     while True:
         try:
@@ -151,7 +170,34 @@ def serve(handle: int) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            answer: tuple[str | None, Any] = None, getattr(import_module(module), name)(*args)
+            answer = pickle.dumps((None, getattr(import_module(module), name)(*args)), protocol=5)
         except Exception as error:
-            answer = type(error).__name__, f"{error}" or type(error).__name__
-        channel.send_bytes(pickle.dumps(answer, protocol=5))
+            error.add_note(traceback.format_exc())
+            answer = pickle.dumps((_sendable(error), None))
+        with suppress(ConnectionError):
+            channel.send_bytes(answer)
+
+
+def _end_with_parent(handle: int) -> None:
+    """End this process when its parent has ended, in the midst of a call, too."""
+    end = select.poll()
+    end.register(handle, select.POLLRDHUP)
+    end.poll()
+    os._exit(1)
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return DataError(str(error) or type(error).__name__)
+    return error
+
+
+def take_output() -> str:
+    """Return what this process, a child, wrote to its standard output and error since the last call."""
+    length = os.lseek(2, 0, os.SEEK_END)
+    text = os.pread(2, min(length, _SAID_BYTES), 0)
+    os.ftruncate(2, 0)
+    os.lseek(2, 0, os.SEEK_SET)
+    return text.decode(errors="replace")

@@ -5,20 +5,18 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import islice
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from raydali.errors import DataError, UsageError
+from raydali.host.child import Child, ChildDiedError, Children
 from raydali.host.cpu_times import usable_cores
 from raydali.text import plural
 
@@ -26,6 +24,8 @@ SAMPLES_AT_ONCE = 32
 """Number of samples that a process gets at a time."""
 AHEAD = 16
 """Maximum number of submitted parts for each process."""
+PART_SECONDS = 600.0
+"""How long a process may take for a part. After that, its samples are examined one after the other."""
 LINE_SECONDS = 10.0
 """Interval of progress lines if the output is not a terminal."""
 _ALIGNMENT = 64
@@ -47,9 +47,14 @@ def process_count(workers: int | None) -> int:
 
 
 def in_processes(
-    examine: Callable[[range], _Found], samples: int, workers: int, name: str, take: Callable[[_Found], int]
+    examine: Callable[[range], _Found],
+    samples: int,
+    workers: int,
+    name: str,
+    take: Callable[[_Found], int],
+    killed: Callable[[int, str], _Found],
 ) -> None:
-    """Examine all ids in several processes, which get parts of them.
+    """Examine all ids in several processes, which get parts of them, and may die of a sample.
 
     Args:
         examine: returns the result for some ids; its arrays go to a temporary file that all processes map.
@@ -57,6 +62,7 @@ def in_processes(
         workers: number of processes.
         name: name of the samples, for the progress on standard error.
         take: called in this process with the results, in the order of ids; returns the number of broken samples so far.
+        killed: returns the result for a sample that ended its process, or on which it did not come to an end, and why.
 
     Raises:
         DataError: the storage does not answer, or a process was killed. Errors of `examine` are raised as they are.
@@ -64,23 +70,46 @@ def in_processes(
     starts = range(0, samples, SAMPLES_AT_ONCE)
     parts = (range(start, min(start + SAMPLES_AT_ONCE, samples)) for start in starts)
     workers = min(workers, len(starts))
+    children, slow = Children(workers, PART_SECONDS), Child()
     with TemporaryDirectory(prefix="raydali-") as folder:
-        # Do not fork: clients of object stores have threads.
-        processes = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (folder,))
+
+        def results(part: range, found: _Found | Exception) -> Iterator[_Found]:
+            if not isinstance(found, ChildDiedError):
+                yield _result(found)
+                return
+            for id in part:  # one after the other, to learn which one it is
+                try:
+                    yield slow.call(_examined, (folder, range(id, id + 1)))
+                except ChildDiedError as died:
+                    yield killed(id, _reason(died))
+
         try:
             _write(folder, examine)
             with _progress(name, samples) as tell:
-                under_way = deque((part, processes.submit(_examined, part)) for part in islice(parts, AHEAD * workers))
+                submit = partial(children.submit, _examined)
+                under_way = deque((part, submit((folder, part))) for part in islice(parts, AHEAD * workers))
                 while under_way:
-                    part, found = under_way.popleft()
-                    tell(part.stop, take(found.result()))
-                    under_way.extend((part, processes.submit(_examined, part)) for part in islice(parts, 1))
+                    part, future = under_way.popleft()
+                    broken = max(map(take, results(part, future.result())))
+                    tell(part.stop, broken)
+                    under_way.extend((part, submit((folder, part))) for part in islice(parts, 1))
         except OSError as error:
             raise DataError(f"the samples cannot be read: {error}") from error
-        except BrokenProcessPool as error:
-            raise DataError("a process was killed, perhaps because memory ran out: lower --workers") from error
         finally:
-            processes.shutdown(cancel_futures=True)
+            children.close()
+            slow.close()
+
+
+def _result(found: _Found | Exception) -> _Found:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _reason(died: ChildDiedError) -> str:
+    if died.signal == signal.SIGKILL:
+        raise DataError("a process was killed, perhaps because memory ran out: lower --workers") from died
+    return str(died)
 
 
 def _write(folder: str, examine: Callable[[range], Any]) -> None:
@@ -109,41 +138,35 @@ def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
             task = bar.add_task(name, total=samples)
             yield lambda done, broken: bar.update(task, completed=done, description=f"{name}: {broken} broken")
         return
-    last = time.monotonic()
+    began = last = time.monotonic()
 
     def line(done: int, broken: int) -> None:
         nonlocal last
-        if done == samples or time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            print(f"{name}: read {done} of {plural(samples, 'sample')}, {broken} broken", file=sys.stderr)
+        now = time.monotonic()
+        if done == samples or now - last >= LINE_SECONDS:
+            last = now
+            left = "" if done == samples else f", about {(now - began) * (samples - done) / done:.0f} s left"
+            print(f"{name}: read {done} of {plural(samples, 'sample')}, {broken} broken{left}", file=sys.stderr)
 
     yield line
 
 
-# Code of the worker processes.
-
-_examine: Callable[[range], Any]
+# Code of the child processes.
 
 
-def _begin(folder: str) -> None:
-    global _examine
+@cache
+def _begun(folder: str) -> Callable[[range], Any]:
     with Path(folder, "pickle").open("rb") as file:
         pickled, spans = pickle.load(file)
     with Path(folder, "arrays").open("rb") as file:
         empty = not any(length for _, length in spans)
         arrays = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    _examine = pickle.loads(pickled, buffers=[arrays[begin : begin + length] for begin, length in spans])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    examine: Callable[[range], Any] = pickle.loads(
+        pickled, buffers=[arrays[begin : begin + length] for begin, length in spans]
+    )
+    return examine
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent has ended: otherwise it would wait for work after a kill of the parent."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _examined(ids: range) -> Any:  # noqa: ANN401 (whatever the function returns)
-    return _examine(ids)
+def _examined(part: tuple[str, range]) -> Any:  # noqa: ANN401 (whatever the function returns)
+    folder, ids = part
+    return _begun(folder)(ids)

@@ -12,6 +12,7 @@ from typing import Any
 
 import boto3
 import numpy as np
+import psutil
 import pytest
 
 from raydali import cli
@@ -183,7 +184,9 @@ def test_a_run_that_was_ended_goes_on(how: signal.Signals, tmp_path: Path, capsy
         while len(made := [*target.glob("*/*.jpg")]) < 20:
             time.sleep(0.01)
         if how == signal.SIGKILL:
+            started = psutil.Process(process.pid).children(recursive=True)
             process.kill()  # and not those it has started
+            assert not psutil.wait_procs(started, timeout=60)[1]
         else:
             os.killpg(process.pid, how)
         errors = process.communicate(timeout=240)[1]  # which all its processes hold open while they live

@@ -20,8 +20,21 @@ def odd(ids: range) -> list[int]:
     return [id for id in ids if id % 2]
 
 
-def killed(_: range) -> None:
+def killed(_: range) -> list[int]:
     os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def crashing(ids: range) -> list[int]:
+    """Its decoder cannot survive 7 and 40."""
+    if {7, 40} & {*ids}:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return [*ids]
+
+
+def dead(id: int, reason: str) -> list[int]:
+    assert "SIGSEGV" in reason
+    return [-id]
 
 
 def no_storage(_: range) -> None:
@@ -36,9 +49,20 @@ def test_in_order_and_each_once(samples: int, capsys: pytest.CaptureFixture[str]
         found.extend(more)
         return len(found)
 
-    in_processes(odd, samples, 2, "numbers", take)
+    in_processes(odd, samples, 2, "numbers", take, dead)
     assert found == [*range(1, samples, 2)]
     assert capsys.readouterr().err == f"numbers: read {samples} of {plural(samples, 'sample')}, {len(found)} broken\n"
+
+
+def test_a_sample_that_ends_its_process_is_named() -> None:
+    found: list[int] = []
+
+    def take(more: list[int]) -> int:
+        found.extend(more)
+        return 0
+
+    in_processes(crashing, 70, 2, "numbers", take, dead)
+    assert found == [-id if id in (7, 40) else id for id in range(70)]
 
 
 def test_a_killed_process_and_a_failing_storage_are_errors() -> None:
@@ -47,7 +71,7 @@ def test_a_killed_process_and_a_failing_storage_are_errors() -> None:
         (no_storage, ".* Input/output error: '/data/1.jpg'"),
     ):
         with pytest.raises(DataError, match=message):
-            in_processes(examine, 100, 2, "numbers", lambda _: 0)
+            in_processes(examine, 100, 2, "numbers", lambda _: 0, lambda *_: None)
 
 
 def anonymous_bytes(array: NDArray[np.int64], _: range) -> int:
@@ -65,7 +89,7 @@ def test_an_index_is_in_memory_once() -> None:
         found.append(more)
         return 0
 
-    in_processes(partial(anonymous_bytes, array), 2 * SAMPLES_AT_ONCE, 2, "numbers", take)
+    in_processes(partial(anonymous_bytes, array), 2 * SAMPLES_AT_ONCE, 2, "numbers", take, lambda id, _: id)
     assert len(found) == 2 and max(found) < 150e6
 
 
@@ -77,7 +101,7 @@ def test_parts_are_made_as_they_are_needed() -> None:
         raise Enough
 
     with pytest.raises(Enough):  # a list of all parts would take a terabyte
-        in_processes(odd, 10**15, 2, "numbers", take)
+        in_processes(odd, 10**15, 2, "numbers", take, dead)
 
 
 def test_process_count() -> None:

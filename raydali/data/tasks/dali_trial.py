@@ -4,7 +4,7 @@ It imports no torch: a child process is ready after half a second.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,26 +67,33 @@ def refused(files: Sequence[bytes], gpu: int | None, threads: int) -> dict[int, 
         gpu: the number of the GPU that decodes; None: the CPU does.
         threads: number of threads.
     """
-    decoder = _decoder(gpu, dali.types.UINT8, threads)
-    reasons: dict[int, str] = {}
-    left = [*range(len(files))]
-    alone = False
+    seen = _each(files, _decoder(gpu, dali.types.UINT8, threads))
+    return {place: reason for place, reason in seen if isinstance(reason, str)}
+
+
+def decoded_files(files: Sequence[bytes]) -> list[NDArray[np.uint8] | str]:
+    """Decode files on the CPU as one batch. Returns the pixels (H, W, 3) of each, or why DALI refuses it."""
+    seen = dict(_each(files, _decoder(None, dali.types.UINT8, 1)))
+    return [each if isinstance(each, str) else np.array(each) for _, each in sorted(seen.items())]
+
+
+def _each(files: Sequence[bytes], decoder: _Decoder) -> Iterator[tuple[int, Any]]:
+    """Yield the place of each file, and its image in the memory of DALI's batch, or why DALI refuses it."""
+    left, alone = [*range(len(files))], False
     while left:
         part = left[:1] if alone else left
         try:
-            decoder.decoded([files[place] for place in part])
+            images = decoder.decoded([files[place] for place in part])
         except RuntimeError as error:
-            said = str(error)
-            found = _PLACE.search(said)
+            found = _PLACE.search(str(error))
             place = int(found[1]) if found is not None and not alone else 0
             alone = alone or found is None or place >= len(part)  # DALI does not say which one it is
-            if alone and len(part) > 1:
-                continue
-            reasons[part[place]] = cause_of(error)
-            left.remove(part[place])
+            if not alone or len(part) == 1:
+                yield part[place], cause_of(error)
+                left = [each for each in left if each != part[place]]
         else:
+            yield from ((place, images[number]) for number, place in enumerate(part))
             left = [place for place in left if place not in part]
-    return reasons
 
 
 def cause_of(error: RuntimeError) -> str:

@@ -96,9 +96,13 @@ def _decoded_here(data: bytes) -> Image.Image:
     image.load()  # before its EXIF is read, which hides errors of the pixels
     bits = image.tag_v2.get(_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
     deep = _deep_jpeg_2000(data) if image.format == JPEG_2000.name and image.mode[:3] == "RGB" else None
-    upright = in_8_bits(image if deep is None else deep, max(bits)).convert("RGB")
+    return turned(in_8_bits(image if deep is None else deep, max(bits)).convert("RGB"), image)
+
+
+def turned(pixels: Image.Image, image: ImageFile) -> Image.Image:
+    """Return the pixels of an image file upright, which were stored as they are in it."""
     turn = _TURNS.get(_orientation(image))
-    return upright if turn is None else upright.transpose(turn)
+    return pixels if turn is None else pixels.transpose(turn)
 
 
 def _orientation(image: ImageFile) -> Any:  # noqa: ANN401 (whatever the file says)
