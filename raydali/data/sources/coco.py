@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
 from raydali.text import numbered, plural
 
@@ -141,7 +142,8 @@ def _read(path: str) -> tuple[Items, Items, Items]:
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}): {remedy}") from error
+        pointer = why_pointer(data)
+        raise UsageError(f"{path}: {pointer}" if pointer else f"{path} is not JSON ({error}): {remedy}") from error
     parts = []
     for key in ("images", "annotations", "categories"):
         items = content.get(key) if isinstance(content, dict) else None

@@ -4,6 +4,7 @@ A list may have ten million lines: it is read in parts, which are packed at once
 """
 
 import io
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import IO
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, PathPacker
 from raydali.data.sources.list_columns import TARGETS, Columns, Wanted, label_columns
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -154,6 +156,8 @@ def _parts(path: str) -> Iterator[tuple[int, list[str]]]:
         # Names of files need not be UTF-8: such bytes pass through, as everywhere in Python.
         with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape") as file:
             while part := file.readlines(_CHARACTERS_AT_ONCE):
+                if number == 1 and (pointer := why_pointer(os.fsencode(part[0]))):
+                    raise UsageError(f"{path}: {pointer}")
                 if "\0" in "".join(part):
                     raise UsageError(f"{path} is not UTF-8 text, since it has NUL bytes: save it as UTF-8 text")
                 yield number, part
