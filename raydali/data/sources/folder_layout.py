@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from raydali.data.sources import storage
+from raydali.data.sources.file_rules import is_ignored
 from raydali.data.sources.files import absolute
 from raydali.data.sources.idx import idx_folder
 from raydali.data.sources.parquet import parquet_folder
@@ -102,7 +103,7 @@ def _check_place(data: str) -> None:
 
 
 def _folders(data: str) -> set[str]:
-    """The names of the folders in a folder, without hidden ones."""
+    """The names of the folders in a folder, without hidden ones and what other systems leave behind."""
     root = absolute(data)
     try:
         if "://" not in root:
@@ -114,7 +115,7 @@ def _folders(data: str) -> set[str]:
             names = {info.base_name for info in found if info.type == FileType.Directory}
     except OSError as error:
         raise UsageError(_unlisted(data, root, error)) from error
-    return {name for name in names if not name.startswith(".")}
+    return {name for name in names if not is_ignored(name)}
 
 
 def _unlisted(data: str, root: str, error: OSError) -> str:

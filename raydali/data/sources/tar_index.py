@@ -13,7 +13,8 @@ The label is the first of these that exists:
     .txt                    a name
 
 Other members of a key are ignored, and so are keys without an image, with a warning that counts them. A link counts as
-its target. Members of hidden folders, such as .ipynb_checkpoints, are ignored.
+its target. Members of hidden folders, such as .ipynb_checkpoints, and of folders that other systems leave behind, are
+ignored.
 """
 
 import json
@@ -23,17 +24,20 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from raydali.data.sources import file_rules
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import open_ahead
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
-from raydali.data.sources.skipped_files import kind_of
+from raydali.data.sources.shard_index import VERSION, Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.skipped_files import LEFT, kind_of
 from raydali.data.sources.tar_headers import members
 from raydali.text import plural, summarize
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
+_VERSION = b"3"  # without what other systems leave behind
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
+_LEFT_FOLDER = re.compile(file_rules.LEFT_BEHIND.encode(), re.IGNORECASE)
 
 
 def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
@@ -49,10 +53,13 @@ def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -
             well as names for labels; no images. Names the first of them.
     """
     kind = "tar" if labeled else "tar-unlabeled"
-    return shard_index(root, shards, partial(_part, labeled=labeled), kind=kind, needed=", ".join(EXTENSIONS))
+    newest = file_rules.are_newest()  # here, since other threads have a context of their own
+    read = partial(_part, labeled=labeled, newest=newest)
+    version = _VERSION if newest else VERSION
+    return shard_index(root, shards, read, kind=kind, needed=", ".join(EXTENSIONS), version=version)
 
 
-def _part(path: str, size: int, *, labeled: bool = True) -> Part:
+def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) -> Part:
     """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
@@ -70,6 +77,8 @@ def _part(path: str, size: int, *, labeled: bool = True) -> Part:
             is_image = extension.rpartition(b".")[2] in _IMAGES
             if _HIDDEN.search(folder):
                 skipped["in hidden folders"] += is_image
+            elif newest and _LEFT_FOLDER.search(folder):
+                skipped[LEFT] += is_image
             elif member.offset < 0:
                 skipped["linked to no file in their archive"] += is_image
             elif extension in _IMAGES:
