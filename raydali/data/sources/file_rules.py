@@ -1,7 +1,7 @@
 """The rules by which files become samples. A run keeps those that it began with, so that its ids stay the same.
 
 1    any file with the ending of a sample is one, except in hidden folders
-2    what other systems leave behind is not
+2    what other systems leave behind is not, and classes in archives of train/ are the folders in there
 """
 
 import re
