@@ -22,7 +22,7 @@ from raydali.text import plural, summarize
 LINES_SHOWN = 3
 _LETTERS_SHOWN = 60
 _CHARACTERS_AT_ONCE = 1 << 18
-_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t"}
+_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t;"}
 """A field with its separator: quoted, or plain."""
 _WORDS = re.compile(r'(?:"((?:[^"]|"")*)"|(\S+))\s+(.*)', re.DOTALL)
 """A path without spaces, or quoted, and columns after it."""
@@ -171,9 +171,15 @@ def _opened(path: str) -> IO[bytes]:
 
 
 def _separator(line: str) -> str:
+    """The separator of a list's fields, by its first line."""
     if "\t" in line:
         return "\t"
-    return " " if "," not in line and len(line.split()) > 1 else ","
+    if "," in line:
+        return ","
+    words = line.split()
+    if ";" in words[-1] or (";" in line and "." not in line):  # else it is part of a path in a list with spaces
+        return ";"
+    return " " if len(words) > 1 else ","
 
 
 def _fields(line: str, separator: str, wanted: Wanted) -> list[str] | str:

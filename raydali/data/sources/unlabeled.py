@@ -50,7 +50,10 @@ def _listed(path: str) -> Iterator[str]:
         raise UsageError(f"{path} cannot be read: {storage.reason(error)}; give a list of paths") from error
     if pointer := why_pointer(os.fsencode(text)):
         raise UsageError(f"{path}: {pointer}")
-    separator = "\t" if "\t" in text.partition("\n")[0] else ","
+    first = text.partition("\n")[0]
+    separator = next((each for each in "\t," if each in first), None)
+    if separator is None:  # a lone path may contain the others
+        separator = ";" if ";" in first and ("." in first.partition(";")[0] or "." not in first) else ","
     for place, fields in enumerate(csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)):
         name = fields[0].strip() if fields else ""
         if name and (place or "." in name or "/" in name):
