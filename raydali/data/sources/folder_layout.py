@@ -35,7 +35,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         if fraction is not None:
             raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
         return f"{name}/train", f"{name}/val"
-    if not there - {"data"} and (files := _split_files(data, fraction)):
+    if not there - {"data"} and (files := split_files(data, fraction)):
         return files
     training, validation = (
         sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
@@ -58,7 +58,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
     return None
 
 
-def _split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
+def split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
     """The Parquet or IDX files in a folder for training and validation; None if there are none, or only to be split.
 
     Raises:
