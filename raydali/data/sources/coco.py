@@ -228,13 +228,9 @@ def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
 
 
 def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes: NDArray[np.int64]) -> None:
-    """Refuse boxes of another form than x, y, width, height in pixels; warn of those outside of their image.
+    """Refuse boxes (B, 4) of another form than x, y, width, height in pixels; warn of those outside of their image.
 
-    Args:
-        path: of the annotations.
-        annotated: B of them.
-        boxes: left, top, right, bottom, (B, 4).
-        sizes: width and height of the image of each, (B, 2); 0 if they are not known.
+    Sizes, (B, 2), are width and height of the image of each box, and 0 if they are not known.
     """
 
     def shown(chosen: ArrayLike) -> str:
@@ -252,10 +248,9 @@ def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes:
         form = f"{shown(past)} and all others seem to be corners"
     if form and file_rules.are_newest():
         raise UsageError(f"{path}: {form}: write x, y, width, height in pixels")
-    outside = known & ((begin >= sizes) | (end <= 0)).any(1)
-    if outside.any():
-        boxes_outside = plural(int(outside.sum()), "box")
-        _log.warning("%s: %s outside of the image, %s: correct or remove them", path, boxes_outside, shown(outside))
+    if (outside := known & ((begin >= sizes) | (end <= 0)).any(1)).any():
+        count = plural(int(outside.sum()), "box")
+        _log.warning("%s: %s outside of the image, %s: correct or remove them", path, count, shown(outside))
 
 
 def _is_crowd(path: str, one: Mapping[str, Any]) -> bool:

@@ -25,8 +25,7 @@ from raydali.data.sources.patterns import FoundFile
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
-VERSION = b"2"
-"""Another one for another content of the cached file."""
+_VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
 _LINE_SECONDS = 10.0
 
@@ -84,13 +83,7 @@ class ShardIndex:
 
 
 def shard_index(
-    root: str,
-    shards: Sequence[FoundFile],
-    read: Callable[[str, int], Part],
-    *,
-    kind: str,
-    needed: str,
-    version: bytes = VERSION,
+    root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part], *, kind: str, needed: str
 ) -> ShardIndex:
     """Index the samples of shards, or take them from the cache if no shard has changed its size or time since.
 
@@ -100,7 +93,6 @@ def shard_index(
         read: returns the samples of a shard, given its path and its size in bytes; raises ValueError for a broken one.
         kind: the kind of shards, which is the folder in the cache.
         needed: what messages ask for if there are no images.
-        version: of the content that is cached.
 
     Raises:
         UsageError: broken shards, of which the first are named; numbers as well as names for labels; no images.
@@ -108,7 +100,7 @@ def shard_index(
     names = "\0".join(shard.name for shard in shards)
     place = f"{kind}/{digest(os.fsencode(root), os.fsencode(names))}.npz"
     times = np.array([shard[1:] for shard in shards], "<i8")
-    stamp = digest(version, os.fsencode(names), times.data)
+    stamp = digest(_VERSION, os.fsencode(names), times.data)
     index = _cached(place, stamp)
     if index is None:
         index = _joined(root, _parts(root, shards, read), needed)

@@ -31,14 +31,13 @@ from raydali.data.sources import file_rules
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import open_ahead
-from raydali.data.sources.shard_index import VERSION, Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.skipped_files import LEFT, kind_of
 from raydali.data.sources.tar_headers import members
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
-_VERSION = b"3"  # without what other systems leave behind
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
@@ -57,11 +56,10 @@ def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -
         UsageError: broken shards; samples without a label, with an invalid one, or with several images; numbers as
             well as names for labels; no images. Names the first of them. Trees of several splits.
     """
-    kind = "tar" if labeled else "tar-unlabeled"
     newest = file_rules.are_newest()  # here, since other threads have a context of their own
+    kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
     read = partial(_part, labeled=labeled, newest=newest)
-    version = _VERSION if newest else VERSION
-    index = shard_index(root, shards, read, kind=kind, needed=", ".join(EXTENSIONS), version=version)
+    index = shard_index(root, shards, read, kind=kind, needed=", ".join(EXTENSIONS))
     return _in_split(f"{root}/{shards[0].name}", index) if labeled and newest else index
 
 
