@@ -144,7 +144,8 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
     if wrong:
         raise UsageError(
             f"{path}: {wrong} of {plural(count, 'line')} cannot be read "
-            f"({summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}): write lines path,label"
+            f"({summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}): write lines path,label, path;label "
+            "or with a tab"
         )
     return lines
 
