@@ -161,8 +161,11 @@ def _show_printed(printed: dict[str, str]) -> None:
 def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_column_options, labeled_images
+    from raydali.data.sources.folder_layout import split_files
+    from raydali.data.sources.formats import check_column_options, labeled_images, source_kind
+    from raydali.data.sources.idx import idx_folder
     from raydali.data.sources.image_pairs import ImagePairs
+    from raydali.data.sources.parquet import parquet_folder
     from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
 
@@ -177,9 +180,14 @@ def _sources(options: Verify) -> list[Any]:
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
     there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
-    if options.split != "all" and not there:
+    files = None
+    if options.kind == "images" and not there and source_kind(data) == "folder":
+        files = split_files(data, None) if len(parquet_folder(data) or idx_folder(data)) > 1 else None
+    if options.split != "all" and not there and not files:
         raise UsageError(f"--split {options.split}: {options.data} lacks {' or '.join(splits)}: leave it out")
     roots = [os.path.join(data, split) for split in wanted] if there else [data]  # noqa: PTH118
+    if files:
+        roots = [file for split, file in zip(splits, files, strict=True) if split in wanted]
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
     scan = scan_videos if options.kind == "videos" else None

@@ -13,6 +13,7 @@ from torch import nn
 
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
+from raydali.data.sources.file_rules import FILE_RULES, following
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
@@ -65,6 +66,7 @@ class TrainedRun:
         config: the options that it was trained with, of the job's class.
         facts: its model.json; empty for runs of earlier versions.
         fingerprint: of the training set.
+        rules: those by which its files became samples, see data/sources/file_rules.py.
         weights: the model's.
     """
 
@@ -73,6 +75,7 @@ class TrainedRun:
     config: Any
     facts: Mapping[str, Any]
     fingerprint: str | None
+    rules: int
     weights: Weights
 
     @property
@@ -113,7 +116,8 @@ class TrainedRun:
         Raises:
             UsageError: they cannot be opened.
         """
-        return self.job.open_data(self.config)
+        with following(self.rules):
+            return self.job.open_data(self.config)
 
     @property
     def reading(self) -> Any:  # noqa: ANN401 (a job's)
@@ -199,6 +203,7 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | FoundJob | No
         config=config,
         facts=facts,
         fingerprint=settings.get("fingerprint"),
+        rules=settings[FILE_RULES],
         weights=weights,
     )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources.file_rules import FILE_RULES, FIRST
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.tasks.image_sizes import validation_size
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
@@ -31,7 +32,7 @@ INPUTS: Mapping[str, Any] = {
     "interpolation": "bilinear",
 }
 """The inputs of a model, if neither an option nor the weights that it starts from say more."""
-OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False, "fused": False} | {
+OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False, "fused": False, FILE_RULES: FIRST} | {
     name: INPUTS[name] for name in ("mean", "std", "interpolation")
 }
 """Settings of runs of earlier versions, which did not know these options."""

@@ -14,12 +14,15 @@ from PIL import Image
 
 from raydali.commands.verify import Kind, Verify, main
 from raydali.data.sources.exclusion import exclude, read_list
+from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.tar import TarShards
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, KINDS, folder, jpeg
+from tests.support.idx_files import pictures, write_idx
 from tests.support.messages import mentioning, mentions
+from tests.support.parquets import write_parquet
 from tests.support.pictures import photograph
 from tests.support.tars import packed, tar_cache  # noqa: F401 (a fixture)
 from tests.support.videos import moving, write_video
@@ -91,6 +94,26 @@ def test_tar_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [rest.path(id) for id in range(5)] == [shards.path(id) for id in kept]
     assert [rest.read(id) for id in range(5)] == [shards.read(id) for id in kept]
     assert rest.labels.tolist() == shards.labels[kept].tolist()
+
+
+@pytest.mark.usefixtures("tar_cache")
+def test_a_folder_cloned_from_hugging_face(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "clone"
+    write_parquet(data / "data/train-00000-of-00001.parquet", [jpeg()] * 3, [0, 1, 0])
+    write_parquet(data / "data/test-00000-of-00001.parquet", [jpeg(), b"GIF89a"], [0, 1])
+    assert [len(each) for each in train_and_val(str(data))] == [3, 2]
+    main(Verify(data=str(data), split="train", workers=1))
+    assert "3 samples, none broken" in capsys.readouterr().out
+    with pytest.raises(DataError, match=mentioning("1 5 broken")):
+        main(Verify(data=str(data), workers=1))
+    assert mentions(capsys.readouterr().out, f"{data}/data/test-00000-of-00001.parquet#1 GIF")
+
+
+def test_idx_files_of_training_and_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split, count in (("train", 4), ("t10k", 2)):
+        write_idx(tmp_path, split, pictures(count), np.arange(count, dtype=np.uint8) % 2)
+    main(Verify(data=str(tmp_path), workers=1))
+    assert "6 samples, none broken" in capsys.readouterr().out
 
 
 def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:

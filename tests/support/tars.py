@@ -18,7 +18,7 @@ Pack = Callable[..., Path]
 @pytest.fixture
 def tar_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/raydali/tar"
+    return tmp_path / "cache/raydali/tar-2"
 
 
 def packed(members: Members, format: int = tarfile.USTAR_FORMAT, **of_members: Any) -> bytes:

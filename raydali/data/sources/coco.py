@@ -7,23 +7,30 @@ The format is that of https://cocodataset.org/#format-data: `images`, `annotatio
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from raydali.data.sources import storage
+from raydali.data.sources import file_rules, storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
-from raydali.text import numbered, plural
+from raydali.text import numbered, plural, summarize
 
 _log = logging.getLogger(__name__)
 
 Items = Sequence[Mapping[str, Any]]
+_OF_64_BITS = range(-1 << 63, 1 << 63)
+_MANY = 0.25
+"""The share of boxes that reach past their images from which they may be corners."""
+_CROWDS = {0: False, 1: True, None: False, "0": False, "1": True, "": False}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +62,8 @@ class Coco(Files):
     def from_file(cls, annotations: str, root: str) -> Self:
         """Index the images and boxes of a JSON file. Images without boxes stay; those without a file are `missing`.
 
-        Warns of boxes without height or width, and leaves them out: no detector of torchvision accepts them.
+        Warns of boxes without height or width, and leaves them out: no detector of torchvision accepts them. Warns of
+        boxes outside of their image. Ids are whole numbers, also as 12.0 or "12"; those of annotations may be any text.
 
         Args:
             annotations: the file; local (`~` is expanded), or an `s3://` or `gs://` URI.
@@ -63,13 +71,14 @@ class Coco(Files):
 
         Raises:
             UsageError: the file cannot be read or has another format; an annotation whose image or category is missing,
-                or whose box is not four numbers; duplicate ids; no image exists below the root.
+                or whose box is not four numbers; boxes that are corners, or fractions of the image; duplicate ids or
+                names of categories; no image exists below the root.
         """
         path = absolute(annotations)
         images, annotated, categories = _read(path)
         image_ids = _ids(path, "image", images)
         category_ids = _ids(path, "category", categories)
-        _ids(path, "annotation", annotated)
+        _require_different(path, "annotation", (str(one.get("id")) for one in annotated))
         names = _column(path, "image", images, "file_name", str)
         missing = _missing(path, absolute(root), names)
 
@@ -77,19 +86,25 @@ class Coco(Files):
         labels = _found(path, annotated, "category", category_ids[order]) + 1
         owners = _found(path, annotated, "image", image_ids)
         boxes = _boxes(path, annotated)
-        crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotated], bool)
+        sizes = np.array([_size(image) for image in images], np.int64)
+        _check_boxes(path, annotated, boxes, sizes[owners, ::-1])
+        crowd = np.array([_is_crowd(path, one) for one in annotated], bool)
 
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
         if not kept.all():
-            left_out = [annotated[i]["id"] for i in np.flatnonzero(~kept).tolist()]
+            left_out = [annotated[i].get("id") for i in np.flatnonzero(~kept).tolist()]
             _log.warning("%s: left out boxes without width or height, of %s", path, numbered("annotation", left_out))
         by_image = np.flatnonzero(kept)[np.argsort(owners[kept], kind="stable")]
         counts = np.bincount(owners[kept], minlength=len(images))
         names_of_classes = _column(path, "category", categories, "name", str)
+        name, count = Counter(names_of_classes).most_common(1)[0]
+        if count > 1 and file_rules.are_newest():
+            same = [id for id, each in zip(category_ids.tolist(), names_of_classes, strict=True) if each == name]
+            raise UsageError(f"{path}: categories {summarize(same)} have one name, {name!r}: rename all but one")
         return cls.from_list(
             root,
             names,
-            sizes=np.array([_size(image) for image in images], np.int64),
+            sizes=sizes,
             image_ids=image_ids,
             first_boxes=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             boxes=boxes[by_image],
@@ -141,7 +156,8 @@ def _read(path: str) -> tuple[Items, Items, Items]:
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}): {remedy}") from error
+        pointer = why_pointer(data)
+        raise UsageError(f"{path}: {pointer}" if pointer else f"{path} is not JSON ({error}): {remedy}") from error
     parts = []
     for key in ("images", "annotations", "categories"):
         items = content.get(key) if isinstance(content, dict) else None
@@ -155,20 +171,34 @@ def _read(path: str) -> tuple[Items, Items, Items]:
 
 def _column(path: str, kind: str, items: Items, key: str, type_: type) -> list[Any]:
     values = [item.get(key) for item in items]
-    for item, value in zip(items, values, strict=True):
-        if type(value) is not type_:
-            wanted = {int: "a whole number", str: "a text"}[type_]
+    for place, value in enumerate(values):
+        if type_ is int and type(value) is not int:
+            value = values[place] = _number(value)
+        if type(value) is not type_ or (type_ is int and value not in _OF_64_BITS):
+            wanted = {int: "a whole number of 64 bits, such as 1, 2, 3", str: "a text"}[type_]
+            item = items[place]
             given = repr(value) if key in item else "missing"
             raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} must be {wanted}, not {given}')
     return values
 
 
+def _number(value: Any) -> Any:  # noqa: ANN401 (of JSON)
+    """The whole number that a value such as 12.0 or "12" stands for; others as they are."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d*", value, re.ASCII) else value
+
+
 def _ids(path: str, kind: str, items: Items) -> NDArray[np.int64]:
-    ids = np.array(_column(path, kind, items, "id", int), np.int64)
-    found, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise UsageError(f"{path}: {kind} {found[counts > 1][0]} occurs twice: give each its own id")
-    return ids
+    ids = _column(path, kind, items, "id", int)
+    _require_different(path, kind, ids)
+    return np.array(ids, np.int64)
+
+
+def _require_different(path: str, kind: str, ids: Iterable[object]) -> None:
+    id, count = next(iter(Counter(ids).most_common(1)), (None, 0))
+    if count > 1:
+        raise UsageError(f"{path}: {kind} {id} occurs twice: give each its own id")
 
 
 def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -178,8 +208,8 @@ def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> ND
     unknown = [i for i, id in enumerate(named) if id not in index]
     if unknown:
         raise UsageError(
-            f"{path}: annotation {annotated[unknown[0]]['id']} is of {kind} {named[unknown[0]]}, which is not listed "
-            f"({plural(len(unknown), 'case')}): add the {kind}, or remove the annotation"
+            f"{path}: annotation {annotated[unknown[0]].get('id')} is of {kind} {named[unknown[0]]}, which is not "
+            f"listed ({plural(len(unknown), 'case')}): add the {kind}, or remove the annotation"
         )
     return np.array([index[id] for id in named], np.int64)
 
@@ -191,10 +221,46 @@ def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
     if boxes is None or boxes.shape != (len(given), 4):
         i = next(i for i, box in enumerate(given) if (one := _numbers(box)) is None or one.shape != (4,))
         raise UsageError(
-            f'{path}: "bbox" of annotation {annotated[i]["id"]} must be four numbers x, y, width, height, not '
+            f'{path}: "bbox" of annotation {annotated[i].get("id")} must be four numbers x, y, width, height, not '
             f"{given[i]!r}"
         )
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).astype(np.float32)
+
+
+def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes: NDArray[np.int64]) -> None:
+    """Refuse boxes (B, 4) of another form than x, y, width, height in pixels; warn of those outside of their image.
+
+    Sizes, (B, 2), are width and height of the image of each box, and 0 if they are not known.
+    """
+
+    def shown(chosen: ArrayLike) -> str:
+        place = int(np.argmax(chosen))
+        image = " in an image of {}x{} pixels".format(*sizes[place].tolist()) if sizes[place].all() else ""
+        return f'"bbox" {annotated[place]["bbox"]} of annotation {annotated[place].get("id")}{image}'
+
+    begin, end, extent = boxes[:, :2], boxes[:, 2:], boxes[:, 2:] - boxes[:, :2]
+    known = (sizes > 0).all(1)
+    past = known & (end > sizes + 1).any(1)
+    form = ""
+    if len(boxes) and (begin >= 0).all() and (np.maximum(begin, extent) <= 1).all() and (boxes % 1).any():
+        form = f"{shown(boxes.any(1))} and all others are fractions of 1"
+    elif past.sum() > _MANY * known.sum() and ((extent >= begin) & (extent <= sizes + 1))[known].all():
+        form = f"{shown(past)} and all others seem to be corners"
+    if form and file_rules.are_newest():
+        raise UsageError(f"{path}: {form}: write x, y, width, height in pixels")
+    if (outside := known & ((begin >= sizes) | (end <= 0)).any(1)).any():
+        count = plural(int(outside.sum()), "box")
+        _log.warning("%s: %s outside of the image, %s: correct or remove them", path, count, shown(outside))
+
+
+def _is_crowd(path: str, one: Mapping[str, Any]) -> bool:
+    if not file_rules.are_newest():
+        return bool(one.get("iscrowd"))
+    try:
+        return _CROWDS[one.get("iscrowd")]
+    except (KeyError, TypeError):  # or a list
+        why = f'"iscrowd" of annotation {one.get("id")} must be 0 or 1, not {one["iscrowd"]!r}'
+        raise UsageError(f"{path}: {why}") from None
 
 
 def _numbers(value: object) -> NDArray[np.float64] | None:
@@ -224,6 +290,6 @@ def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
     if len(missing) == len(names):
         raise UsageError(
             f"{plural(len(names), 'image')} of {path} cannot be found, such as {root}/{names[0]}: "
-            f"give the folder where their names begin"
+            + ("write slashes for backslashes" if "\\" in names[0] else "give the folder where their names begin")
         )
     return missing

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources import file_rules
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
 from raydali.data.sources.list_columns import Wanted, too_many
@@ -26,6 +27,8 @@ ENDINGS = (".csv", ".tsv", ".txt")
 _CHECKED = 100
 """Files to check one by one if every listing lacks all files."""
 _LISTING_THREADS = 32
+_ABSENT = "nan", "<na>", "n/a", "#n/a"
+"""What pandas and spreadsheets write, in any case, where there is no label."""
 _FEW = 20
 """Fractions that may be classes, and missing class indices that are named."""
 
@@ -52,10 +55,11 @@ class FileList(LabeledFiles):
             "dogs/big, brown.jpg",dog
             s3://bucket/3.jpg,cat
 
-        Path and label are separated by a tab if the first line contains one, else by a comma. If the first line has
-        neither, the label follows the last space, and is a number or one word, as in Caffe's lists. A path that
-        contains the separator is in double quotes, as in CSV. Spaces around a field or its quotes and empty lines are
-        ignored. The text is UTF-8, with or without a byte order mark, and with any line ends.
+        Path and label are separated by a tab if the first line contains one, else by a comma, else by a semicolon if it
+        is a header, or if its last word contains one. Otherwise the label follows the last space, and is a number or
+        one word, as in Caffe's lists. A path that contains the separator is in double quotes, as in CSV. Spaces around
+        a field or its quotes and empty lines are ignored. The text is UTF-8, with or without a byte order mark, and
+        with any line ends.
 
         The first line is a header if its path is one word, with neither a dot nor a slash, no label is a number, and
         there is no such file. With `label_column` or `multi_label` a line may have more columns, and a path in a list
@@ -77,8 +81,9 @@ class FileList(LabeledFiles):
                 (N, C), and the classes are the columns' names.
 
         Raises:
-            UsageError: the list cannot be read or is empty; wrong lines, of which the first are named; none of the
-                local files exists; columns that do not exist, or among which the label's is not chosen.
+            UsageError: the list cannot be read or is empty; wrong lines, of which the first are named; a file with
+                different labels; a label that stands for none, such as nan; none of the local files exists; columns
+                that do not exist, or among which the label's is not chosen.
         """
         path = absolute(path)
         root = absolute(os.path.dirname(path) if root is None else root)
@@ -86,7 +91,8 @@ class FileList(LabeledFiles):
         lines = read_lines(path, root, Wanted(tuple(classes or columns) if multi_label else columns, multi_label))
         labels, found = _targets(path, lines, warns=classes is None) if multi_label else _labels(path, lines, classes)
         missing, twice = _missing(lines, root)
-        lines.hashes = array("q")  # a fifth of the memory
+        if not twice:
+            lines.hashes = array("q")  # a fifth of the memory
         files = cls(*lines.paths.packed(), labels=labels, classes=found, missing=tuple(missing))
         if len(missing) == len(files):
             if len(lines.first) > 2:
@@ -96,6 +102,8 @@ class FileList(LabeledFiles):
                 f"{_remedy(root, files.path(0).removeprefix(f'{root}/'), next(iter(lines.names), ''))}"
             )
         if twice:
+            if file_rules.are_newest():
+                _require_one_label(path, lines, files)
             _log.warning("%s repeats files in %s", path, plural(twice, "line"))
         return files
 
@@ -118,6 +126,14 @@ def _targets(path: str, lines: Lines, warns: bool) -> tuple[NDArray[np.uint8], t
 
 def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The class of each line, and the classes."""
+    absent = [place for name, place in lines.names.items() if name.lower() in _ABSENT]
+    if absent and classes is None and file_rules.are_newest():
+        without = np.flatnonzero(np.isin(np.frombuffer(lines.labels, np.int32), absent)).tolist()
+        names = [*map(repr, lines.names)]
+        raise UsageError(
+            f"{path}: {len(without)} of {plural(len(lines.labels), 'line')} have no class "
+            f"({lines.shown(without, lambda id: names[lines.labels[id]])}): give these lines one, or remove them"
+        )
     found = tuple(classes) if classes is not None else _classes(path, {*lines.names}, len(lines.labels))
     places = {name: place for place, name in enumerate(found)}
     of_names = np.array([places.get(name, -1) for name in lines.names])
@@ -132,11 +148,33 @@ def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDA
     return of_names[np.frombuffer(lines.labels, np.int32)], found
 
 
+def _require_one_label(path: str, lines: Lines, files: LabeledFiles) -> None:
+    """Refuse a file with different labels in its lines."""
+    hashes = np.frombuffer(lines.hashes, np.int64)
+    order = np.argsort(hashes, kind="stable")
+    labels = files.labels[order].reshape(len(order), -1)
+    pairs = np.flatnonzero((hashes[order][1:] == hashes[order][:-1]) & (labels[1:] != labels[:-1]).any(1))
+    if len(pairs):
+        first, second = order[pairs[order[pairs].argmin()] + np.arange(2)].tolist()
+
+        def named(id: int) -> str:
+            own = np.flatnonzero(files.labels[id]) if files.one_each is None else [files.labels[id]]
+            return summarize((files.classes[label] for label in own), show=repr) or "no label"
+
+        columns = ", or write a column for each label and give --multi-label" if files.one_each is not None else ""
+        raise UsageError(
+            f"{path} gives {files.path(first)} different labels ({lines.shown([first, second], named)}): remove one "
+            f"line{columns}"
+        )
+
+
 def _remedy(root: str, first: str, label: str) -> str:
     """Say what is wrong with the first path, or which --root has this file, if one can be found nearby."""
     try:
         if (Path(root) / label).is_file():
             return f"{label} is a file, so that paths are in another column; write the path first in each line"
+        if "\\" in first and Path(root, first.replace("\\", "/")).is_file():
+            return f"{first} has backslashes, as on Windows; write slashes"
         if ending := next((each for each in (".jpg", ".png", ".jpeg") if Path(root, first + each).is_file()), None):
             return f"{first}{ending} exists; write paths with their endings"
         inside = sorted(each for each in Path(root).iterdir() if each.is_dir())[:_CHECKED]

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from raydali.data.sources import storage
+from raydali.data.sources.file_rules import is_ignored
 from raydali.data.sources.files import absolute
 from raydali.data.sources.idx import idx_folder
 from raydali.data.sources.parquet import parquet_folder
@@ -34,7 +35,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         if fraction is not None:
             raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
         return f"{name}/train", f"{name}/val"
-    if not there - {"data"} and (files := _split_files(data, fraction)):
+    if not there - {"data"} and (files := split_files(data, fraction)):
         return files
     training, validation = (
         sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
@@ -57,7 +58,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
     return None
 
 
-def _split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
+def split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
     """The Parquet or IDX files in a folder for training and validation; None if there are none, or only to be split.
 
     Raises:
@@ -102,7 +103,7 @@ def _check_place(data: str) -> None:
 
 
 def _folders(data: str) -> set[str]:
-    """The names of the folders in a folder, without hidden ones."""
+    """The names of the folders in a folder, without hidden ones and what other systems leave behind."""
     root = absolute(data)
     try:
         if "://" not in root:
@@ -114,7 +115,7 @@ def _folders(data: str) -> set[str]:
             names = {info.base_name for info in found if info.type == FileType.Directory}
     except OSError as error:
         raise UsageError(_unlisted(data, root, error)) from error
-    return {name for name in names if not name.startswith(".")}
+    return {name for name in names if not is_ignored(name)}
 
 
 def _unlisted(data: str, root: str, error: OSError) -> str:

@@ -23,6 +23,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
 from raydali.data.sources.labeled import warn_of_renumbering
 from raydali.data.sources.patterns import folder_entries
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -175,6 +176,8 @@ def _read(path: str, dimensions: int) -> Bytes:
     except OSError as error:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {storage.reason(error)}"
         raise UsageError(f"{path} {why}: give a folder with IDX files of images and of labels") from error
+    if pointer := why_pointer(raw):
+        raise UsageError(f"{path}: {pointer}")
     file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw.startswith(b"\x1f\x8b") else io.BytesIO(raw)
     try:
         head, magic = file.read(4 + 4 * dimensions), bytes((0, 0, 8, dimensions))

@@ -4,6 +4,7 @@ A list may have ten million lines: it is read in parts, which are packed at once
 """
 
 import io
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterator
@@ -14,13 +15,14 @@ from typing import IO
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, PathPacker
 from raydali.data.sources.list_columns import TARGETS, Columns, Wanted, label_columns
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
 LINES_SHOWN = 3
 _LETTERS_SHOWN = 60
 _CHARACTERS_AT_ONCE = 1 << 18
-_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t"}
+_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t;"}
 """A field with its separator: quoted, or plain."""
 _WORDS = re.compile(r'(?:"((?:[^"]|"")*)"|(\S+))\s+(.*)', re.DOTALL)
 """A path without spaces, or quoted, and columns after it."""
@@ -142,7 +144,8 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
     if wrong:
         raise UsageError(
             f"{path}: {wrong} of {plural(count, 'line')} cannot be read "
-            f"({summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}): write lines path,label"
+            f"({summarize(shown, LINES_SHOWN, total=wrong, separator='; ')}): write lines path,label, path;label "
+            "or with a tab"
         )
     return lines
 
@@ -154,6 +157,8 @@ def _parts(path: str) -> Iterator[tuple[int, list[str]]]:
         # Names of files need not be UTF-8: such bytes pass through, as everywhere in Python.
         with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape") as file:
             while part := file.readlines(_CHARACTERS_AT_ONCE):
+                if number == 1 and (pointer := why_pointer(os.fsencode(part[0]))):
+                    raise UsageError(f"{path}: {pointer}")
                 if "\0" in "".join(part):
                     raise UsageError(f"{path} is not UTF-8 text, since it has NUL bytes: save it as UTF-8 text")
                 yield number, part
@@ -167,9 +172,15 @@ def _opened(path: str) -> IO[bytes]:
 
 
 def _separator(line: str) -> str:
+    """The separator of a list's fields, by its first line."""
     if "\t" in line:
         return "\t"
-    return " " if "," not in line and len(line.split()) > 1 else ","
+    if "," in line:
+        return ","
+    words = line.split()
+    if ";" in words[-1] or (";" in line and "." not in line):  # else it is part of a path in a list with spaces
+        return ";"
+    return " " if len(words) > 1 else ","
 
 
 def _fields(line: str, separator: str, wanted: Wanted) -> list[str] | str:

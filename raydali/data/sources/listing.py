@@ -1,7 +1,7 @@
 """Lists the files in a tree of folders, on local disks, in `s3://` and in `gs://`.
 
-An unreadable folder is an error. Links are followed, except one to a folder above itself, which would be walked some
-forty times: it is left out, with a warning.
+An unreadable folder is an error, unless nothing in it would be read. Links are followed, except one to a folder above
+itself, which would be walked some forty times: it is left out, with a warning.
 """
 
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydali.data.sources import storage
+from raydali.data.sources.file_rules import is_ignored
 from raydali.errors import UsageError
 
 Listing = dict[str, list[str]]
@@ -61,6 +62,9 @@ def _list_files(root: str, of: str) -> Listing:
                             continue
                     pending.append((f"{folder}/{entry.name}".lstrip("/"), entry.path, below))
         except OSError as error:
+            if is_ignored(folder):  # a drive's lost+found is root's alone
+                del listing[folder]
+                continue
             raise UsageError(f"{path!r} cannot be listed: {error.strerror}; make it readable or move it") from error
     return listing
 

@@ -17,6 +17,7 @@ import numpy as np
 from raydali.data.sources import storage
 from raydali.data.sources.files import digest
 from raydali.data.sources.patterns import FoundFile
+from raydali.data.sources.pointers import why_pointer
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -87,7 +88,8 @@ def _opened(path: str) -> Iterator["ParquetFile"]:
         try:
             opened = ParquetFile(file, pre_buffer=not local)
         except pyarrow.ArrowInvalid as error:
-            raise ValueError("no Parquet file, or cut off: write it again") from error
+            why = why_pointer(file.read_at(64, 0)) or "no Parquet file, or cut off: write it again"
+            raise ValueError(why) from error
         yield opened
 
 

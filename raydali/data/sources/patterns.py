@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from raydali.data.sources import storage
+from raydali.data.sources.file_rules import LEFT_FILES, is_ignored
 from raydali.data.sources.files import absolute
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -83,7 +84,7 @@ def _listing(folder: str) -> dict[str, FoundFile]:
 
 
 def folder_entries(folder: str) -> Iterator[FoundFile | None]:
-    """The files in a folder, sorted by name; None for each folder in it.
+    """The files in a folder, sorted by name, and None for each folder, without what `file_rules.is_ignored`.
 
     Args:
         folder: from `files.absolute`.
@@ -95,7 +96,11 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
         from pyarrow.fs import FileSelector, FileType
 
         for info in storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2])):
-            yield None if info.type == FileType.Directory else FoundFile(info.base_name, info.size, info.mtime_ns or 0)
+            if info.type == FileType.Directory:
+                if not is_ignored(info.base_name):
+                    yield None
+            elif not info.base_name.startswith(LEFT_FILES):
+                yield FoundFile(info.base_name, info.size, info.mtime_ns or 0)
         return
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -104,7 +109,8 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
             except OSError:  # a link that cannot be followed, for example one to itself
                 continue
             if is_folder:
-                yield None
-            elif is_file:
+                if not is_ignored(entry.name):
+                    yield None
+            elif is_file and not entry.name.startswith(LEFT_FILES):
                 stat = entry.stat()
                 yield FoundFile(entry.name, stat.st_size, stat.st_mtime_ns)

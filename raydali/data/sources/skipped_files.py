@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from raydali.data.sources import file_rules
 from raydali.data.sources.listing import Listing
 from raydali.text import plural, summarize
 
 _EXPECTED = re.compile(
-    r"\..*|thumbs\.db|(readme|licen[cs]e|copying|makefile|_success|\w*sums?)(\.\w+)?"
+    r"\..*|(eh)?thumbs\.db|icon\r|.*:zone\.identifier|(readme|licen[cs]e|copying|makefile|_success|\w*sums?)(\.\w+)?"
     r"|.*\.(txt|md|rst|jsonl?|csv|tsv|xml|ya?ml|toml|ini|cfg|log|html?|url|lnk|py|sh|md5|sha\d+)",
     re.IGNORECASE | re.DOTALL,
 )
 """Names of files that are never samples."""
+LEFT = "left behind by other systems"
+"""What messages call such files."""
 _ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
 _KINDS_SHOWN = 5
 
@@ -77,20 +80,24 @@ def kind_of(name: str) -> str | None:
 def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing, SkippedFiles]:
     """Return the files with one of these extensions by folder, unordered, and the others.
 
-    Hidden folders such as .ipynb_checkpoints are ignored at any depth.
+    Hidden folders such as .ipynb_checkpoints, and what other systems leave behind, are ignored at any depth.
 
     Args:
         listing: from `list_tree`; it is emptied to save memory.
         extensions: in lower case; the files' own may be in any case.
     """
-    selected, skipped = Listing(), SkippedFiles()
+    selected, skipped, newest = Listing(), SkippedFiles(), file_rules.are_newest()
     while listing:
         folder, names = listing.popitem()
         chosen = [name for name in names if name.lower().endswith(extensions)]
-        if folder.startswith(".") or "/." in folder:
+        hidden = folder.startswith(".") or "/." in folder
+        if hidden or (newest and file_rules.is_ignored(folder)):
             if chosen:
-                skipped.add("in hidden folders", folder, len(chosen))
+                skipped.add("in hidden folders" if hidden else LEFT, folder, len(chosen))
             continue
+        if newest and (left := {name for name in chosen if name[0] == "." and name.startswith(file_rules.LEFT_FILES)}):
+            skipped.add(LEFT, folder, len(left))
+            chosen = [name for name in chosen if name not in left]
         selected[folder] = chosen
         if len(chosen) < len(names):
             for kind in map(kind_of, set(names).difference(chosen)):

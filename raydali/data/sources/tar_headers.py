@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from zlib import adler32
 
+from raydali.data.sources.pointers import why_pointer
 from raydali.data.sources.read_ahead import Read
 from raydali.data.sources.shard_index import Member
 
@@ -52,7 +53,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
     while True:
         header = read(position, BLOCK)
         if len(header) < BLOCK and position == 0:
-            raise ValueError(_NO_TAR)
+            raise ValueError(why_pointer(header) or _NO_TAR)
         if not ended and len(header) < BLOCK:
             raise ValueError(f"it is cut off after {size} bytes, since the zeros at its end are missing")
         if not any(header):

@@ -9,11 +9,12 @@ The label is the first of these that exists:
 
     .cls                    a whole number, 0 or more
     .json                   the number or the name under "label"
-    the key's first folder  a name, as in class folders
+    the key's first folder  a name, as in class folders; the second, if all keys begin with one such as train/
     .txt                    a name
 
 Other members of a key are ignored, and so are keys without an image, with a warning that counts them. A link counts as
-its target. Members of hidden folders, such as .ipynb_checkpoints, are ignored.
+its target. Members of hidden folders, such as .ipynb_checkpoints, and of folders that other systems leave behind, are
+ignored.
 """
 
 import json
@@ -21,19 +22,26 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
+from raydali.data.sources import file_rules
 from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.patterns import FoundFile
 from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
-from raydali.data.sources.skipped_files import kind_of
+from raydali.data.sources.skipped_files import LEFT, kind_of
 from raydali.data.sources.tar_headers import members
+from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
 _IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
+_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
+_LEFT_FOLDER = re.compile(file_rules.LEFT_BEHIND.encode(), re.IGNORECASE)
 
 
 def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
@@ -46,13 +54,33 @@ def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -
 
     Raises:
         UsageError: broken shards; samples without a label, with an invalid one, or with several images; numbers as
-            well as names for labels; no images. Names the first of them.
+            well as names for labels; no images. Names the first of them. Trees of several splits.
     """
-    kind = "tar" if labeled else "tar-unlabeled"
-    return shard_index(root, shards, partial(_part, labeled=labeled), kind=kind, needed=", ".join(EXTENSIONS))
+    newest = file_rules.are_newest()  # here, since other threads have a context of their own
+    kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
+    read = partial(_part, labeled=labeled, newest=newest)
+    index = shard_index(root, shards, read, kind=kind, needed=", ".join(EXTENSIONS))
+    return _in_split(f"{root}/{shards[0].name}", index) if labeled and newest else index
 
 
-def _part(path: str, size: int, *, labeled: bool = True) -> Part:
+def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
+    """The index by the class folders in train/ or another split, if all images are in such folders."""
+    first = os.fsdecode(index.label_names.tobytes()).split("\0")
+    if index.numbered or not {*map(str.lower, first)} <= _SPLITS:
+        return index
+    paths = [name.removeprefix("./").split("/") for name in os.fsdecode(index.names[:-1].tobytes()).split("\0")]
+    if any(len(path) < 3 or path[0] not in first for path in paths):
+        return index
+    if len(first) > 1:
+        raise UsageError(
+            f"{shard} has class folders in {summarize(first)}: pack each into an archive of its own, and give them as "
+            "--data and --val-data"
+        )
+    classes, labels = np.unique([path[1] for path in paths], return_inverse=True)
+    return replace(index, labels=labels, label_names=np.frombuffer(os.fsencode("\0".join(classes)), np.uint8))
+
+
+def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) -> Part:
     """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
@@ -70,6 +98,8 @@ def _part(path: str, size: int, *, labeled: bool = True) -> Part:
             is_image = extension.rpartition(b".")[2] in _IMAGES
             if _HIDDEN.search(folder):
                 skipped["in hidden folders"] += is_image
+            elif newest and _LEFT_FOLDER.search(folder):
+                skipped[LEFT] += is_image
             elif member.offset < 0:
                 skipped["linked to no file in their archive"] += is_image
             elif extension in _IMAGES:

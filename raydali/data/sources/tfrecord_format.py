@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from raydali.data.sources.pointers import why_pointer
+
 _HEADER, _FOOTER = 12, 4
 """Bytes before and after a record's data."""
 _COMPRESSED = b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"
@@ -42,7 +44,7 @@ def records(read: Callable[[int, int], bytes], size: int) -> Iterator[Span]:
                 raise ValueError(f"it is damaged in record {number}, at byte {position}: write it again")
             if head.startswith(_COMPRESSED):
                 raise ValueError("it is compressed, which prevents random access: write it without compression")
-            raise ValueError("it is not a TFRecord file: give only such files")
+            raise ValueError(why_pointer(head) or "it is not a TFRecord file: give only such files")
         end = position + _HEADER + length
         if len(head) < _HEADER or end + _FOOTER > size:
             raise ValueError(f"it is cut off in record {number}, at byte {position} of {size}: write it again")

@@ -2,12 +2,14 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterator
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.formats import source_kind
 from raydali.data.sources.listing import list_tree
+from raydali.data.sources.pointers import why_pointer
 from raydali.data.sources.skipped_files import select_files
 from raydali.errors import UsageError
 
@@ -46,7 +48,12 @@ def _listed(path: str) -> Iterator[str]:
         text = storage.read(path).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {storage.reason(error)}; give a list of paths") from error
-    separator = "\t" if "\t" in text.partition("\n")[0] else ","
+    if pointer := why_pointer(os.fsencode(text)):
+        raise UsageError(f"{path}: {pointer}")
+    first = text.partition("\n")[0]
+    separator = next((each for each in "\t," if each in first), None)
+    if separator is None:  # a lone path may contain the others
+        separator = ";" if ";" in first and ("." in first.partition(";")[0] or "." not in first) else ","
     for place, fields in enumerate(csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)):
         name = fields[0].strip() if fields else ""
         if name and (place or "." in name or "/" in name):

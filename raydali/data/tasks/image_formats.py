@@ -5,6 +5,8 @@ A format is recognised by a file's first bytes. Files of other formats are never
 
 from typing import NamedTuple
 
+from raydali.data.sources.pointers import why_pointer
+
 HEAD = 12
 """Number of first bytes that identify a file's format."""
 _REMEDY = "which is not read: convert it to JPEG or PNG"
@@ -51,6 +53,8 @@ def format_of(head: bytes) -> Format | None:
 
 def why_not_read(head: bytes) -> str:
     """Return the reason why a file with these first bytes is not supported."""
+    if pointer := why_pointer(head):
+        return pointer
     named = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
     if head[4:8] == b"ftyp":
         named += [_BRANDS.get(head[8:12], "a video or an image of the MP4 family")]

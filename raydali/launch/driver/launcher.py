@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
 from raydali.data.sources.source import Source, classes_of
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
@@ -76,7 +77,10 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     """
     options = with_loader(options, console.print)
     folder = RunFolder(options.storage, options.name or _new_name(job.name), console.warn)
-    data = job.open_data(options)
+    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS | getattr(options, "usual_inputs", {}))
+    rules = earlier.settings[FILE_RULES] if earlier is not None else NEWEST
+    with following(rules):
+        data = job.open_data(options)
     train, samples, labels = data.train, len(data.train), getattr(data.train, "one_each", None)
     classes = classes_of(train)
     if job.demo is not None and getattr(options, "data", None) is None:
@@ -84,7 +88,6 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     console.print(f"data: {job.describe(options, data)}")
     start_clock.mark("index")
     options = replace(options, name=folder.name, storage=folder.uri_of_storage)
-    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS | getattr(options, "usual_inputs", {}))
     changed: dict[str, tuple[Any, Any]] = {}
     sha256, weights = read_starting_weights(options, folder, earlier)
     of_weights = asdict(weights.preprocessing) if weights is not None else None
@@ -93,7 +96,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
         options = with_micro_batch(replace(options, global_batch_size=size), kept)
-        settings = _settings(options, train, sha256)
+        settings = _settings(options, train, rules, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
@@ -128,7 +131,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
         for warning in warnings_of(options, placement, cluster, samples, labels):
             console.warn(warning)
         check_imports(options, console.warn)
-        settings = _settings(options, train, sha256)
+        settings = _settings(options, train, rules, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
         write_model(folder, _model_facts(job, train, settings, matched))
@@ -216,5 +219,6 @@ def _model_facts(
     return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 
 
-def _settings(options: LaunchOptions, train: Source, sha256: str | None) -> dict[str, Any]:
-    return asdict(options) | {"samples": len(train), "fingerprint": train.fingerprint, SHA256: sha256}
+def _settings(options: LaunchOptions, train: Source, rules: int, sha256: str | None) -> dict[str, Any]:
+    of_data = {"samples": len(train), "fingerprint": train.fingerprint, FILE_RULES: rules}
+    return asdict(options) | of_data | {SHA256: sha256}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from raydali.data.sources.pointers import why_pointer
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -28,6 +29,8 @@ def read_state(content: bytes, where: str) -> tuple[State, str]:
     """
     if not content:
         raise UsageError(f"--weights {where} is empty: copy it again")
+    if pointer := why_pointer(content):
+        raise UsageError(f"--weights {where}: {pointer}")
     if where.endswith(".safetensors"):
         return _safetensors(content, where), ""
     return _state_in(_unpickled(content, where), where)

@@ -11,6 +11,7 @@ import pytest
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import train_and_val
 from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.file_rules import FIRST, following
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
@@ -77,6 +78,70 @@ def test_boxes_of_no_extent_are_left_out_and_counted(tmp_path: Path, caplog: pyt
     assert coco.boxes.tolist() == source(tmp_path).boxes.tolist()
 
 
+def test_ids_as_other_tools_write_them(tmp_path: Path) -> None:
+    images = [image | {"id": kind(image["id"])} for image, kind in zip(IMAGES, (str, float, int), strict=True)]
+    categories = [one | {"id": str(one["id"])} for one in CATEGORIES]
+    annotations = [
+        one | {"id": f"{i}e-uuid", "image_id": float(one["image_id"]), "category_id": str(one["category_id"])}
+        for i, one in enumerate(ANNOTATIONS)
+    ]
+    coco = source(tmp_path, images=images, annotations=annotations, categories=categories)
+    assert coco.fingerprint == source(tmp_path).fingerprint
+    largest = [IMAGES[0] | {"id": 2**63 - 1}, IMAGES[1] | {"id": -(2**63)}, IMAGES[2]]
+    assert source(tmp_path, images=largest, annotations=[]).image_ids.tolist() == [2**63 - 1, -(2**63), 55]
+
+
+def test_crowds_as_text(tmp_path: Path) -> None:
+    annotations = [one | {"iscrowd": flag} for one, flag in zip(ANNOTATIONS, ("0", "1", None), strict=True)]
+    assert source(tmp_path, annotations=annotations).fingerprint == source(tmp_path).fingerprint
+    with following(FIRST):
+        assert source(tmp_path, annotations=annotations).crowd.tolist() == [True, True, False]
+
+
+BOXES: dict[str, tuple[list[list[float]], str]] = {  # in an image of 60 x 40
+    "corners": ([[5, 5, 20, 30], [30, 20, 50, 38]], "annotation 11 [30, 20, 50, 38] 60x40 corners"),
+    "fractions": ([[0, 0, 1, 1], [0.25, 0.5, 0.5, 0.5]], "annotation 10 [0, 0, 1, 1] 60x40 fractions"),
+}
+
+
+@pytest.mark.parametrize("case", BOXES)
+def test_boxes_of_another_form(case: str, tmp_path: Path) -> None:
+    boxes, values = BOXES[case]
+    annotations = [ANNOTATIONS[1] | {"id": 10 + i, "bbox": box} for i, box in enumerate(boxes)]
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/boxes.json {values} x, y, width, height")):
+        source(tmp_path, annotations=annotations)
+    with following(FIRST):
+        assert len(source(tmp_path, annotations=annotations).boxes) == 2
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [[0, 0, 1, 1]],  # a pixel
+        [[0, 0, 60, 40], [1, 1, 59.9, 39.9], [30, 20, 30, 20]],  # a whole image, rounded
+        [[30, 20, 50, 38], [50, 30, 10, 10]],  # reaches past the image, and the other is no corner
+    ],
+)
+def test_boxes_that_may_be_right(boxes: list[list[float]], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    annotations = [ANNOTATIONS[1] | {"id": 10 + i, "bbox": box} for i, box in enumerate(boxes)]
+    assert len(source(tmp_path, annotations=annotations).boxes) == len(boxes) and not caplog.text
+
+
+def test_boxes_outside_of_their_image_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    boxes = [[1, 1, 9, 9], [60, 5, 20, 10], [-9, 5, 9, 10]]
+    annotations = [ANNOTATIONS[1] | {"id": 10 + i, "bbox": box} for i, box in enumerate(boxes)]
+    assert len(source(tmp_path, annotations=annotations).boxes) == 3
+    assert mentions(caplog.text, f"{tmp_path}/boxes.json 2 boxes annotation 11 [60, 5, 20, 10] 60x40")
+
+
+def test_two_categories_of_one_name(tmp_path: Path) -> None:
+    same = [*CATEGORIES, {"id": 9, "name": "cat"}]
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/boxes.json 3 9 'cat' rename")):
+        source(tmp_path, categories=same)
+    with following(FIRST):
+        assert source(tmp_path, categories=same).classes == ("cat", "dog", "cat")
+
+
 def test_another_place_is_the_same_data_and_another_box_is_not(tmp_path: Path) -> None:
     coco = source(tmp_path)
     assert coco.relocate("/elsewhere").fingerprint == coco.fingerprint == pickle.loads(pickle.dumps(coco)).fingerprint
@@ -103,6 +168,10 @@ WRONG = {
     "no-name": (content(images=[{"id": 5}]), '"file_name" image 5 missing'),
     "no-id": (content(categories=[{"name": "cat"}]), '"id" category None missing'),
     "id-of-a-word": (content(images=[{"id": "x", "file_name": "b.jpg"}]), "\"id\" image x 'x'"),
+    "id-too-large": (content(images=[IMAGES[0] | {"id": 2**63}]), f'"id" image {2**63} 64'),
+    "id-of-a-half": (changed(image_id=1.5), '"image_id" annotation 1 1.5'),
+    "crowd-of-a-word": (changed(iscrowd="some"), "\"iscrowd\" annotation 1 'some'"),
+    "backslashes": (content(images=[IMAGES[0] | {"file_name": "c\\b.jpg"}]), "boxes.json c\\b.jpg slashes"),
     "image-twice": (content(images=[IMAGES[0], *IMAGES]), "image 90"),
     "category-twice": (content(categories=[*CATEGORIES, CATEGORIES[0]]), "category 7"),
     "annotation-twice": (content(annotations=[*ANNOTATIONS, ANNOTATIONS[0]]), "annotation 1"),

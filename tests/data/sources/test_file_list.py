@@ -12,6 +12,7 @@ import pytest
 from raydali.commands.verify import Verify, main
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.file_list import FileList, is_list
+from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.errors import DataError, UsageError
 from tests.support.lists import Write
@@ -39,6 +40,8 @@ PLAIN = [("cat/1.jpg", "cat"), ("dog/a, b.jpg", "dog"), ("cat/2.jpg", "cat")]
         '  cat/1.jpg , cat\n "dog/a, b.jpg", dog\n"cat/2.jpg",cat\n',
         'cat/1.jpg,"cat"  \n"dog/a, b.jpg" , dog \n  cat/2.jpg , "cat"\n',
         'cat/1.jpg\tcat \n "dog/a, b.jpg" \tdog \n"cat/2.jpg"\t cat\n',
+        "cat/1.jpg;cat\ndog/a, b.jpg;dog\ncat/2.jpg;cat\n",
+        '\ufefffile name;the class\r\n"cat/1.jpg";"cat"\r\ndog/a, b.jpg;dog\r\n cat/2.jpg ; cat\r\n',
     ],
 )
 def test_the_same_list_in_many_dialects(text: str, write: Write, tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_what_a_header_is(first: str, is_header: bool, write: Write) -> None:
         (["0.0", "1.0", "10.0", "2.0"], ("0.0", "1.0", "2.0", "10.0"), "4 classes"),
         ([0, 1, "l"], ("0", "1", "l"), "3 classes"),
         (["7"], ("7",), "1 class '7'"),
-        (["nan", "inf"], ("inf", "nan"), ""),
+        (["none", "inf"], ("inf", "none"), ""),
         ([0, 1, 3], ("0", "1", "3"), "2 3 classes '0' '1' '3'"),
         ([0, "0.333", 1], ("0", "0.333", "1"), "3 classes '0' '0.333' '1'"),
         ([3, "cat"], ("3", "cat"), "'3' 'cat' numbers words"),
@@ -143,6 +146,32 @@ def test_labels(
 def test_measurements_are_no_labels(write: Write) -> None:
     with pytest.raises(UsageError, match=mentioning("list.csv 50 labels 50 lines '0.49' --label-column")):
         FileList.from_file(write("".join(f"cat/1.jpg,0.{i:02}\n" for i in range(50))))
+
+
+@pytest.mark.parametrize("absent", ["nan", "NaN", "<NA>", "#N/A"])
+def test_what_pandas_writes_without_a_label_is_no_class(absent: str, write: Write) -> None:
+    path = write(f"path,label\ncat/1.jpg,cat\ncat/2.jpg,{absent}\n")
+    with pytest.raises(UsageError, match=mentioning(f"{path} 1 2 lines line 3 {absent!r}")):
+        FileList.from_file(path)
+    with following(FIRST):
+        assert absent in FileList.from_file(path).classes
+
+
+def test_a_file_with_two_labels(write: Write, tmp_path: Path) -> None:
+    path = write("cat/1.jpg,cat\n\ncat/2.jpg,cat\ncat/2.jpg,cat\ncat/2.jpg,dog\ncat/1.jpg,cow\n")
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/cat/1.jpg line 1 'cat' line 6 'cow' --multi-label")):
+        FileList.from_file(path)
+    with following(FIRST):
+        assert len(FileList.from_file(path)) == 5
+    path = write("path,cat,dog\ncat/1.jpg,1,1\ncat/2.jpg,1,0\ncat/1.jpg,0,0\n")
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/cat/1.jpg line 2 'cat' 'dog' line 4 remove")):
+        FileList.from_file(path, multi_label=True)
+
+
+def test_a_list_with_spaces_may_have_semicolons_in_paths(tmp_path: Path) -> None:
+    grow(tmp_path, ["a;b.jpg"])
+    (tmp_path / "list.txt").write_text("a;b.jpg 3\n")
+    assert FileList.from_file(str(tmp_path / "list.txt")).classes == ("3",)
 
 
 def test_wrong_lines_are_told_together(write: Write) -> None:
@@ -182,7 +211,12 @@ def test_a_root_below_which_nothing_is(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("9,cat/1.jpg\n", "cat/1.jpg column first"), ("cat/1,x\n", "cat/1.jpg endings")]
+    ("text", "told"),
+    [
+        ("9,cat/1.jpg\n", "cat/1.jpg column first"),
+        ("cat/1,x\n", "cat/1.jpg endings"),
+        ("cat\\1.jpg,x\n", "cat\\1.jpg backslashes"),
+    ],
 )
 def test_paths_in_another_column_or_without_endings(text: str, told: str, write: Write) -> None:
     with pytest.raises(UsageError, match=mentioning(told)):
@@ -190,7 +224,7 @@ def test_paths_in_another_column_or_without_endings(text: str, told: str, write:
 
 
 def test_some_files_that_are_missing_can_be_left_out(write: Write, tmp_path: Path) -> None:
-    path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,1\n")
+    path = write("cat/1.jpg,0\ncat/3.jpg,0\n/no/1.jpg,1\ncat,1\ncat/2.jpg,1\ncat/3.jpg,0\n")
     files = FileList.from_file(path)
     assert files.missing == (1, 2, 3, 5) and files.drop([0, 2]).missing == (0, 1, 3)
     named = f"'{tmp_path}/cat/3.jpg', '/no/1.jpg', '{tmp_path}/cat' and 1 more"
@@ -257,7 +291,7 @@ def test_memory_of_many_lines(tmp_path: Path) -> None:
 
 
 def test_a_file_listed_twice_is_warned_about(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,1\n"))) == 3
+    assert len(FileList.from_file(write("cat/1.jpg,0\ncat/2.jpg,1\ncat/1.jpg,0\n"))) == 3
     assert mentions(caplog.text, "list.csv 1 line")
 
 

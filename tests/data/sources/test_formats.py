@@ -137,6 +137,14 @@ def test_a_file_that_is_not_text_is_no_list(tmp_path: Path, name: str, content: 
             index(data)
 
 
+def test_separators_of_lists_without_labels(tmp_path: Path) -> None:
+    for text in ("1.jpg,2\n", "1.jpg\t0.5\n", "1.jpg;1.0\n", "path;label\n1.jpg;2\n", "1.jpg\n"):
+        (tmp_path / "list.csv").write_text(text)
+        assert unlabeled_files(str(tmp_path / "list.csv"), None, (".jpg",)).path(0) == f"{tmp_path}/1.jpg"
+    (tmp_path / "list.csv").write_text("a;1.jpg\n")
+    assert unlabeled_files(str(tmp_path / "list.csv"), None, (".jpg",)).path(0) == f"{tmp_path}/a;1.jpg"
+
+
 def test_a_class_that_is_named_like_a_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, _ = train_and_val(str(grow(tmp_path, [f"{class_}/{i}.jpg" for class_ in ("cat", "test") for i in range(2)])))
     assert train.classes == ("cat", "test") and mentions(caplog.text, f"{tmp_path} 'test' class")

@@ -80,7 +80,7 @@ def test_an_index_beside_the_runs_serves_a_new_machine(
     first = TarShards.scan(f"s3://bucket/{data}")
     kept = {entry["Key"] for entry in client.list_objects_v2(Bucket="bucket")["Contents"]} - {f"{data}/0.tar"}
     kept |= {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").rglob("*.npz")}
-    assert [path.startswith(f"runs/{RUNS_CACHE}/tar/") for path in kept] == [True]
+    assert [path.startswith(f"runs/{RUNS_CACHE}/tar-2/") for path in kept] == [True]
     shutil.rmtree(tar_cache)
     sent, calls = flaky_s3.sent, flaky_s3.calls
     again = TarShards.scan(f"s3://bucket/{data}")
@@ -114,4 +114,4 @@ def test_a_job_keeps_indexes_in_its_storage(tmp_path: Path, monkeypatch: pytest.
     )
     config = parse(Config, demo=DIGITS)
     TarShards.scan(str(config.data))
-    assert len([*(tmp_path / "runs" / RUNS_CACHE / "tar").iterdir()]) == 1
+    assert len([*(tmp_path / "runs" / RUNS_CACHE / "tar-2").iterdir()]) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raydali.data.sources import tar_headers, tar_index
+from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.tar import TarShards
 from raydali.errors import UsageError
@@ -57,6 +58,21 @@ def test_numbers_are_classes_by_value(pack: Pack, caplog: pytest.LogCaptureFixtu
 )
 def test_which_label_counts(pack: Pack, members: Members, expected: str) -> None:
     assert TarShards.scan(str(pack("0.tar", members))).classes == (expected,)
+
+
+def test_class_folders_in_a_split(pack: Pack) -> None:
+    both = {"train/cat/1.jpg": b"1", "train/dog/deep/2.jpg": b"2", "val/dog/3.jpg": b"3"}
+    with pytest.raises(UsageError, match=mentioning("both.tar train val --data --val-data")):
+        TarShards.scan(str(pack("both.tar", both)))
+    with following(FIRST):
+        assert TarShards.scan(str(pack("both.tar", both))).classes == ("train", "val")
+    for split in ("train", "Validation"):
+        named = {f"./{split}/d\u00f6g/1.jpg": b"1", f"{split}/cat/2.jpg": b"2", f"{split}/d\u00f6g/3.jpg": b"3"}
+        shards = TarShards.scan(str(pack(f"{split}.tar", named)))
+        assert shards.classes == ("cat", "d\u00f6g") and shards.labels.tolist() == [1, 0, 1]
+    vehicles = {"train/steam/1.jpg": b"1", "train/2.jpg": b"2"}
+    assert TarShards.scan(str(pack("vehicles.tar", vehicles))).classes == ("train",)
+    assert TarShards.scan(str(pack("more.tar", {**both, "car/1.jpg": b"4"}))).classes == ("car", "train", "val")
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
+from raydali.data.sources.pointers import why_pointer
 
 if TYPE_CHECKING:
     import av
@@ -177,6 +179,9 @@ def open_video(path: str, *, has_header: bool = False) -> Iterator[tuple[Any, An
             yield container, container.streams.best("video")
     except (OSError, ValueError, av.FFmpegError) as error:
         reason = error.strerror if isinstance(error, av.FFmpegError) else error
+        if isinstance(error, av.InvalidDataError) and path.startswith("/"):
+            with Path(path).open("rb") as file:
+                reason = why_pointer(file.read(64)) or reason
         raise OSError(f"{path} cannot be read: {' '.join(str(reason).split())}") from error
 
 
