@@ -32,10 +32,14 @@ INPUTS: Mapping[str, Any] = {
     "interpolation": "bilinear",
 }
 """The inputs of a model, if neither an option nor the weights that it starts from say more."""
-OF_EARLIER_VERSIONS = {"shuffle_window": 0, "shuffle_apart": False, "fused": False, FILE_RULES: FIRST} | {
-    name: INPUTS[name] for name in ("mean", "std", "interpolation")
-}
-"""Settings of runs of earlier versions, which did not know these options."""
+OF_EARLIER_VERSIONS = {
+    "shuffle_window": 0,
+    "shuffle_apart": False,
+    "fused": False,
+    "video_rotation": "ignored",
+    FILE_RULES: FIRST,
+} | {name: INPUTS[name] for name in ("mean", "std", "interpolation")}
+"""Settings of runs of earlier versions, which did not know these options and facts."""
 
 Options = TypeVar("Options", bound=LaunchOptions)
 

@@ -31,6 +31,7 @@ from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.data.tasks.video_pyav import rgb_clip
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
+from tests.support.videos import ROTATIONS, moving, write_video
 
 OPTIONS = VideoBench(
     gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
@@ -117,6 +118,26 @@ def test_data_loaders_see_a_square_of_the_frames(folder: str, loader: str) -> No
         expected = interpolate(part, (32, 32), mode="bilinear", antialias=True)
         expected = expected.flip(-1) if square.mirrored else expected
         assert square.side == 72 and (seen.double() - expected.double()).abs().mean() < 3  # of 255
+
+
+@pytest.mark.parametrize("loader", ["pyav", "torchcodec"])
+def test_data_loaders_see_rotated_videos_upright(tmp_path: Path, loader: str) -> None:
+    if not VIDEO_LOADERS[loader].is_installed:
+        pytest.skip(f"{loader} is not installed")
+    for i, rotation in enumerate(ROTATIONS):
+        write_video(tmp_path / "a" / f"{i}.mov", moving(4, height=72, width=128), "mjpeg", rotation=rotation)
+    task = task_of(loader, str(tmp_path))
+    clips, (read, channels) = task.clips(), READERS[loader]
+    for id in range(len(clips)):
+        torch.manual_seed(id)
+        square = square_of(task, clips, id)
+        torch.manual_seed(id)
+        seen = read(task, clips, id).movedim(channels, 1)
+        whole = torch.from_numpy(rgb_clip(clips, id)).movedim(-1, 1)
+        part = whole[..., square.top : square.top + 72, square.left : square.left + 72]
+        expected = interpolate(part, (32, 32), mode="bilinear", antialias=True)
+        expected = expected.flip(-1) if square.mirrored else expected
+        assert (seen.double() - expected.double()).abs().mean() < 3, clips.path(id)  # of 255
 
 
 @pytest.mark.parametrize("pixels", ["uint8", "float32"])

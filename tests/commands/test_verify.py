@@ -25,7 +25,7 @@ from tests.support.messages import mentioning, mentions
 from tests.support.parquets import write_parquet
 from tests.support.pictures import photograph
 from tests.support.tars import packed, tar_cache  # noqa: F401 (a fixture)
-from tests.support.videos import moving, write_video
+from tests.support.videos import ROTATIONS, moving, write_video
 
 BROKEN = {2 * place + 1: kind for place, kind in enumerate(KINDS)}
 SAMPLES = 40
@@ -255,6 +255,13 @@ def test_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "1/1.webm").write_bytes(b"")
     said = _verified(data, "videos", {f"{data}/0/0.mp4", f"{data}/1/1.webm"}, capsys)
     assert mentions(said, "2 3 broken")
+
+
+def test_rotated_videos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i, rotation in enumerate(ROTATIONS):
+        write_video(tmp_path / "videos" / "a" / f"{i}.mp4", moving(20), "h264", rotation=rotation)
+    main(Verify(data=str(tmp_path / "videos"), kind="videos", workers=1))
+    assert mentions(capsys.readouterr().out, f"{len(ROTATIONS)} samples none broken")
 
 
 def test_transparent_pixels_are_counted(tmp_path: Path) -> None:

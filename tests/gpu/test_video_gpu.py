@@ -17,7 +17,16 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
-from tests.support.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
+from tests.support.videos import (
+    ROTATIONS,
+    Rotation,
+    alternate_references,
+    decoded_by_pyav,
+    moving,
+    uneven,
+    upright_by_ffmpeg,
+    write_video,
+)
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -84,6 +93,33 @@ def test_frames_that_are_decoded_and_never_shown(tmp_path: Path, codec: str) -> 
     clips = VideoClips.scan(str(tmp_path), sequence_length=4, step=3)
     straight = decoded_by_pyav(Path(path))[:, :, 8:152].astype(np.int64)
     assert_like(clips, straight, ValidationClips(image_size=HEIGHT, resize_size=HEIGHT))
+
+
+@pytest.mark.parametrize(("ending", "codec"), [("mp4", "h264"), ("mov", "mjpeg")], ids=["engines", "ffmpeg"])
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_rotated_frames_are_ffmpeg_s_upright_ones(tmp_path: Path, rotation: Rotation, ending: str, codec: str) -> None:
+    frames = moving(31, height=HEIGHT, width=WIDTH)
+    path = write_video(tmp_path / "a" / f"1.{ending}", frames, codec, keyframe_every=10, rotation=rotation)
+    clips = VideoClips.scan(str(tmp_path), sequence_length=4, step=3)
+    straight = upright_by_ffmpeg(path).astype(np.int64)
+    straight = straight[:, :, 56:200] if straight.shape[1] == HEIGHT else straight[:, 56:200]
+    assert_like(clips, straight, ValidationClips(image_size=HEIGHT, resize_size=HEIGHT))
+
+
+def test_crops_of_rotated_videos_are_the_cpu_s(tmp_path: Path) -> None:
+    for i, rotation in enumerate(ROTATIONS):
+        path = tmp_path / "a" / f"{i}.mp4"
+        write_video(path, moving(12, height=HEIGHT, width=WIDTH, start=9 * i), "h264", rotation=rotation)
+    clips = VideoClips.scan(str(tmp_path), sequence_length=4)
+    stream = Stream(samples=len(clips), epochs=2, batch_size=3, global_batch_size=3, seed=1)
+    augment = TrainClips(image_size=112, resize_size=128, seed=2)
+    with make_video_loader("dali", clips, augment, stream, device="cuda", threads=4) as loader:
+        for batch in loader:
+            for clip, id, epoch in zip(
+                batch["clips"], batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True
+            ):
+                theirs, _ = augment.sample(clips, id, epoch)
+                assert (clip.cpu().int() - theirs.int()).abs().float().mean() < MEAN_TOLERANCE, clips.path(id)
 
 
 def test_one_decoder_takes_videos_of_all_sizes(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST
 from tests.support.trained_runs import dealt_to, made_run
+from tests.support.videos import ROTATIONS, decoded_by_pyav, moving, upright_by_ffmpeg, write_video
 
 
 def evaluated(run: RunFolder, numbers: Sequence[int] = (1, 3), **given: Any) -> dict[str, Any]:
@@ -161,6 +162,21 @@ def test_restored_images(tmp_path: Path) -> None:
     assert found["samples"] == 45 == len(found["worst"])
     psnr = [float(each["predicted"].split()[1]) for each in found["worst"]]
     assert psnr == sorted(psnr) and np.mean(psnr) == pytest.approx(found["metrics"]["psnr"], abs=0.06)
+
+
+def test_rotated_videos_are_evaluated_as_upright_ones(tmp_path: Path) -> None:
+    run = made_run(tmp_path, video, video.DISCS, ["down", "left", "right", "up"])
+    for i, rotation in enumerate(ROTATIONS):
+        name = ("down", "left", "right", "up")[i % 4]
+        path = tmp_path / "rotated" / name / f"{i}.mp4"
+        write_video(path, moving(20, start=9 * i), "h264", rotation=rotation)
+        write_video(tmp_path / "upright" / name / f"{i}.mkv", upright_by_ffmpeg(path), "ffv1")
+        write_video(tmp_path / "stored" / name / f"{i}.mkv", decoded_by_pyav(path), "ffv1")
+    rotated, upright, stored = (
+        evaluated(run, [1], data=str(tmp_path / kind))["metrics"]["video_loss"]
+        for kind in ("rotated", "upright", "stored")
+    )
+    assert rotated == pytest.approx(upright, abs=2e-5) and rotated != pytest.approx(stored, abs=2e-4)
 
 
 def test_videos(tmp_path: Path) -> None:

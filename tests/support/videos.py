@@ -1,5 +1,6 @@
 """Small videos made on the spot, and the frames that PyAV decodes of them."""
 
+import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -14,6 +15,21 @@ from raydali.data.tasks.video_pyav import COLOURS
 
 Frames = NDArray[np.uint8]
 
+Rotation = tuple[int, bool, bool]
+"""Degrees counterclockwise, and whether the result is mirrored horizontally and vertically."""
+
+UPRIGHT: Rotation = (0, False, False)
+ROTATIONS: list[Rotation] = [
+    (90, False, False),
+    (-90, False, False),
+    (180, False, False),
+    (0, True, False),
+    (0, False, True),
+    (90, True, False),
+    (-90, True, False),
+]
+"""All of EXIF's orientations but the upright one."""
+
 ENCODERS: dict[str, tuple[str, str, dict[str, str]]] = {
     "vp8": ("libvpx", "yuv420p", {"deadline": "realtime", "cpu-used": "8", "b": "400k"}),
     "vp9": ("libvpx-vp9", "yuv420p", {"deadline": "realtime", "cpu-used": "8", "crf": "20", "b": "0"}),
@@ -21,6 +37,9 @@ ENCODERS: dict[str, tuple[str, str, dict[str, str]]] = {
     "h264": ("libx264", "yuv420p", {"preset": "veryfast", "crf": "20"}),
     "hevc": ("libx265", "yuv420p", {"preset": "ultrafast", "crf": "20", "x265-params": "log-level=none"}),
     "mpeg4": ("mpeg4", "yuv420p", {"q:v": "3"}),
+    "av1": ("libsvtav1", "yuv420p", {"preset": "12", "crf": "20"}),
+    "prores": ("prores_ks", "yuv422p10le", {}),
+    "ffv1": ("ffv1", "bgr0", {}),
 }
 """FFmpeg's name, pixel format and options of each codec's encoder."""
 
@@ -43,8 +62,9 @@ def write_video(
     milliseconds: Sequence[int] | None = None,
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
+    rotation: Rotation = UPRIGHT,
 ) -> Path:
-    """Encode frames, at 25 a second or at these times."""
+    """Encode frames, at 25 a second or at these times; players turn them by the rotation."""
     encoder, pixels, usual = ENCODERS[codec]
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
@@ -52,6 +72,8 @@ def write_video(
         stream.codec_context.thread_count = 1  # the same file each time
         stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pixels
         stream.gop_size = keyframe_every
+        if rotation != UPRIGHT:
+            stream.set_display_rotation(*rotation)
         stream.codec_context.time_base = Fraction(1, 25) if milliseconds is None else Fraction(1, 1000)
         if codec == "mjpeg":
             stream.color_range = 2
@@ -78,8 +100,36 @@ def uneven(frames: int) -> list[int]:
     return list(accumulate((40 if i % 3 else 120 for i in range(1, frames)), initial=0))
 
 
+def upright_by_ffmpeg(path: Path) -> Frames:
+    """All frames of a file, turned by FFmpeg's filters as ffplay and ffmpeg choose them (fftools/ffmpeg_filter.c)."""
+    with av.open(str(path)) as container:
+        first = next(container.decode(video=0))
+    side_data: Any = first.side_data
+    if (stored := side_data.get("DISPLAYMATRIX")) is None:
+        return decoded_by_pyav(path)
+    matrix = struct.unpack("9i", bytes(stored))
+    filters = {
+        90: [("transpose", "cclock_flip" if matrix[3] > 0 else "clock")],
+        180: [("hflip", "")] * (matrix[0] < 0) + [("vflip", "")] * (matrix[4] < 0),
+        270: [("transpose", "clock_flip" if matrix[3] < 0 else "cclock")],
+        0: [("vflip", "")] * (matrix[4] < 0),
+    }[-first.rotation % 360]
+    frames = []
+    for pixels in decoded_by_pyav(path):
+        graph: Any = av.filter.Graph()
+        height, width = pixels.shape[:2]
+        graph.link_nodes(
+            graph.add_buffer(width=width, height=height, format="rgb24", time_base=Fraction(1, 25)),
+            *(graph.add(name, arguments) for name, arguments in filters),
+            graph.add("buffersink"),
+        ).configure()
+        graph.push(av.VideoFrame.from_ndarray(pixels, format="rgb24"))
+        frames.append(graph.pull().to_ndarray())
+    return np.stack(frames)
+
+
 def decoded_by_pyav(path: Path) -> Frames:
-    """All frames of a file, straight through."""
+    """All frames of a file as they are coded, straight through."""
     with av.open(str(path)) as container:
         return np.stack(
             [frame.to_ndarray(format="rgb24", interpolation=COLOURS) for frame in container.decode(video=0)]

@@ -15,6 +15,7 @@ Each loader runs in its own process, so slow imports are inside the functions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 from raydali.bench.loader.contenders import (
@@ -181,7 +182,7 @@ def square_of(task: Any, clips: VideoClips, id: int) -> Square:
 
     ids = np.array([id])
     drawn = task.drawn().crops(clips, ids, torch.randint(EPOCHS, (1,)).numpy())
-    (shape,) = clips.shapes[clips.places(ids)[0]]
+    (shape,) = clips.upright_shapes[clips.places(ids)[0]]
     side = int(shape.min())
     top, left = (np.minimum(drawn.starts[0] * shape // drawn.resized[0], shape - side) // 2 * 2).tolist()
     return Square(top, left, side, bool(drawn.flips[0]))
@@ -204,6 +205,7 @@ def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
         graph: Any = av.filter.Graph()
         graph.link_nodes(
             graph.add_buffer(template=stream),
+            *map(graph.add, compress(("transpose", "vflip", "hflip"), clips.orientation(id))),
             graph.add("crop", f"{square.side}:{square.side}:{square.left}:{square.top}"),
             graph.add("scale", f"{side}:{side}:flags=bilinear"),
             graph.add("format", "rgb24"),

@@ -3,9 +3,9 @@
     RGB clips --> resize the crop --> flip
     starts, ends --------^       flips ^
 
-Clips are decoded before they enter the DALI graph: by FFmpeg (video_pyav.py), or by a GPU's video engines
-(video_gpu.py). `fn.decoders.video` of DALI 2.4.0 is not used: it decodes a file from its first frame, whichever frame
-is requested, and on a GPU it makes a decoder for each clip. This takes 0.1 s, one at a time for all GPUs of a host.
+Clips are decoded before they enter the DALI graph, by FFmpeg (video_pyav.py), or by a GPU's video engines
+(video_gpu.py), and turned upright. `fn.decoders.video` of DALI 2.4.0 is not used: it decodes a file from its first
+frame, and on a GPU it makes a decoder for each clip, which takes 0.1 s, one at a time for all GPUs of a host.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +51,7 @@ class Crops:
 
 @dataclass(frozen=True)
 class Regions:
-    """The parts of the frames of n clips that are kept, and the corners of the crops in them: float32 (n, 2) each."""
+    """The kept parts of the coded frames of n clips, and the crops' corners in them, upright: float32 (n, 2) each."""
 
     parts: list[Part]
     starts: NDArray[np.float32]
@@ -92,8 +92,8 @@ class Clips(Pipeline[VideoClips]):
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
         """Return decoded clips, the crops in them, flips and labels.
 
-        Clips are (sequence_length, height, width, 3) uint8 RGB, and contain only the part around the crop. Starts and
-        ends of the crops in them are (N, 2) float32, flips (N,) int32, labels (N,) int64.
+        Clips are (sequence_length, height, width, 3) uint8 RGB, upright, and contain only the part around the crop.
+        Starts and ends of the crops in them are (N, 2) float32, flips (N,) int32, labels (N,) int64.
 
         Raises:
             OSError: a video cannot be read or decoded.
@@ -137,15 +137,20 @@ class Clips(Pipeline[VideoClips]):
 
     def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
         """Return the parts of the decoded frames to keep: the crops with a margin."""
-        shapes = source.shapes[source.places(ids)[0]]
+        videos = source.places(ids)[0]
+        shapes, orientations = source.upright_shapes[videos], source.orientations[videos]
+        transposed, flipped = orientations[:, :1], orientations[:, 1:]
         scale = shapes / crops.resized
         starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
+        starts, ends = np.where(flipped, shapes - ends, starts), np.where(flipped, shapes - starts, ends)
         margin = _MARGIN * np.ceil(np.maximum(scale, 1))
         whole = np.maximum(shapes // 2 * 2, 1)
         first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
         last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
-        parts = [Part(*map(slice, low, high)) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
-        return Regions(parts, (starts - first).astype(np.float32), (ends - first).astype(np.float32))
+        lows, highs = (np.where(transposed, each[:, ::-1], each).tolist() for each in (first, last))
+        parts = [Part(*map(slice, low, high)) for low, high in zip(lows, highs, strict=True)]
+        starts, ends = np.where(flipped, last - ends, starts - first), np.where(flipped, last - starts, ends - first)
+        return Regions(parts, starts.astype(np.float32), ends.astype(np.float32))
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Return the crops of these clips: the centre, not mirrored."""
@@ -154,7 +159,7 @@ class Clips(Pipeline[VideoClips]):
         return Crops(resized, starts, np.zeros(len(ids), np.int32))
 
     def _resized(self, source: VideoClips, ids: Ids) -> NDArray[np.int64]:
-        shapes = source.shapes[source.places(ids)[0]]
+        shapes = source.upright_shapes[source.places(ids)[0]]
         resized: NDArray[np.int64] = self.shorter_side * shapes // shapes.min(1, keepdims=True)
         return resized
 

@@ -21,6 +21,7 @@ from nvidia.dali import fn, types
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
+from raydali.data.sources.video.orientation import Orientation
 from raydali.data.sources.video.packets import ClipPackets, Part
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.video import Clips, Ids
@@ -72,8 +73,8 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         """Return the decoded frames around the crops, and their conversions to RGB.
 
         These are luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2), uint8
-        on the GPU; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3) float32 of the
-        conversion to RGB; flips (N,) int32; labels (N,) int64.
+        on the GPU, upright; starts and ends of crops (N, 2) float32; matrices (N, 3, 3) and offsets (N, 3) float32 of
+        the conversion to RGB; flips (N,) int32; labels (N,) int64.
 
         Raises:
             OSError: a video cannot be read or decoded.
@@ -113,7 +114,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
             else:
                 for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
                     planes.put(place, frame)
-            luma, chroma = planes.parts()
+            luma, chroma = planes.parts(source.orientation(id))
             torch.cuda.current_stream(self.device).synchronize()
             return luma, chroma, colours
 
@@ -151,12 +152,14 @@ class Planes:
         """Copy a frame (height * 3 / 2, width), which has luma above chroma."""
         self._places[place].copy_(frame[:, self._part.columns], non_blocking=True)
 
-    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the kept luma, (frames, rows, columns, 1), and chroma, (frames, rows / 2, columns / 2, 2)."""
+    def parts(self, orientation: Orientation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the kept luma, (frames, height, width, 1), and chroma, (frames, height / 2, width / 2, 2), upright."""
         rows = self._part.rows
         luma = self._frames[:, rows, :, None]
-        chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2]
-        return luma.contiguous(), chroma.unflatten(2, (-1, 2)).contiguous()
+        chroma = self._frames[:, self._height + rows.start // 2 : self._height + rows.stop // 2].unflatten(2, (-1, 2))
+        if orientation.transposed:
+            luma, chroma = luma.swapaxes(1, 2), chroma.swapaxes(1, 2)
+        return luma.flip(orientation.reversed_axes).contiguous(), chroma.flip(orientation.reversed_axes).contiguous()
 
 
 def planes_graph(

@@ -11,7 +11,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
-from raydali.data.sources.source import Source, classes_of
+from raydali.data.sources.source import Source, TrainAndVal, classes_of
+from raydali.data.sources.video.clips import VideoClips
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
@@ -96,7 +97,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     if earlier is not None:
         size = options.global_batch_size or earlier.settings["global_batch_size"]
         options = with_micro_batch(replace(options, global_batch_size=size), kept)
-        settings = _settings(options, train, rules, sha256)
+        settings = _settings(options, data, rules, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
@@ -131,7 +132,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
         for warning in warnings_of(options, placement, cluster, samples, labels):
             console.warn(warning)
         check_imports(options, console.warn)
-        settings = _settings(options, train, rules, sha256)
+        settings = _settings(options, data, rules, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
         write_model(folder, _model_facts(job, train, settings, matched))
@@ -219,6 +220,9 @@ def _model_facts(
     return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 
 
-def _settings(options: LaunchOptions, train: Source, rules: int, sha256: str | None) -> dict[str, Any]:
-    of_data = {"samples": len(train), "fingerprint": train.fingerprint, FILE_RULES: rules}
-    return asdict(options) | of_data | {SHA256: sha256}
+def _settings(options: LaunchOptions, data: TrainAndVal[Any], rules: int, sha256: str | None) -> dict[str, Any]:
+    facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, FILE_RULES: rules, SHA256: sha256}
+    videos = [source for source in (data.train, data.val) if isinstance(source, VideoClips)]
+    if rotated := sum(int(source.orientations.any(1).sum()) for source in videos):
+        facts["video_rotation"] = f"applied to {plural(rotated, 'video')}"
+    return asdict(options) | facts

@@ -17,7 +17,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
 from raydali.errors import DataError, UsageError
 from tests.support.messages import mentioning
-from tests.support.videos import decoded_by_pyav, moving, uneven, write_video
+from tests.support.videos import ROTATIONS, Rotation, decoded_by_pyav, moving, uneven, upright_by_ffmpeg, write_video
 
 CENTRE = ValidationClips(image_size=32, resize_size=40)
 WHOLE = ValidationClips(image_size=48, resize_size=48)
@@ -90,6 +90,34 @@ def test_shapes_other_than_square(tmp_path: Path, shape: tuple[int, int]) -> Non
         assert theirs.shape == (3, 8, 32, 32) and label == 0
         inside = difference(all_clips(ordered(source, pipeline))[0], theirs)[..., 1:-1, 1:-1]
         assert inside.max() <= 2 and inside.float().mean() < 0.3
+
+
+@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_rotated_frames_are_ffmpeg_s_upright_ones(tmp_path: Path, rotation: Rotation, name: str) -> None:
+    path = write_video(tmp_path / "a" / "1.mp4", moving(8), "h264", rotation=rotation)
+    source = VideoClips.scan(str(tmp_path), sequence_length=8)
+    upright = upright_by_ffmpeg(path)
+    height, width = upright.shape[1:3]
+    upright = upright[:, (height - 48) // 2 :][:, :48, (width - 48) // 2 :][:, :, :48]
+    frames = all_clips(ordered(source, WHOLE, name))[0].permute(1, 2, 3, 0).numpy()
+    np.testing.assert_array_equal(frames, upright)
+
+
+@pytest.mark.parametrize("pipeline", [CENTRE, AUGMENT], ids=["centre", "augment"])
+@pytest.mark.parametrize("shape", [(48, 96), (97, 51)], ids=["wide", "odd"])
+def test_crops_and_flips_refer_to_the_upright_clip(tmp_path: Path, pipeline: Clips, shape: tuple[int, int]) -> None:
+    """Clips of rotated videos equal those of the same frames that are stored upright."""
+    for i, rotation in enumerate(ROTATIONS):
+        path = tmp_path / "rotated" / "a" / f"{i}.mov"
+        write_video(path, moving(12, height=shape[0], width=shape[1]), "mjpeg", rotation=rotation)
+        write_video(tmp_path / "upright" / "a" / f"{i}.mkv", upright_by_ffmpeg(path), "ffv1")
+    rotated, upright = (VideoClips.scan(str(tmp_path / name), sequence_length=4) for name in ("rotated", "upright"))
+    assert len(rotated) == len(upright) == 3 * len(ROTATIONS)
+    for name, limit in (("torch", 0), ("dali", 2)):
+        ours, theirs = (all_clips(ordered(source, pipeline, name)) for source in (rotated, upright))
+        apart = difference(ours, theirs)
+        assert apart.max() <= limit and apart.float().mean() < 0.3, name
 
 
 def test_random_crops_depend_on_seed_epoch_and_id_alone(clips: VideoClips) -> None:

@@ -14,7 +14,7 @@ from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
 from raydali.data.tasks.video_gpu import Colours, Planes, colours_of, nv12, planes_graph, to_rgb
 from raydali.data.tasks.video_pyav import decoded
-from tests.support.videos import moving, write_video
+from tests.support.videos import ROTATIONS, UPRIGHT, Rotation, moving, write_video
 
 SAME = {"mbtree": "0"}
 """With a macroblock tree, x264 writes other files each time, of which some are beyond the bound."""
@@ -38,6 +38,19 @@ def test_planes_become_the_baseline_s_crops(tmp_path: Path, name: str, pipeline:
     write_video(path, moving(12, height=144, width=192), codec, options=options)
     source = VideoClips.scan(str(tmp_path), sequence_length=4)
     ids, epochs = np.arange(3), np.array([0, 1, 2])
+    assert_baseline_s(pipeline, source, ids, epochs)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_planes_of_rotated_videos(tmp_path: Path, rotation: Rotation) -> None:
+    frames = moving(12, height=144, width=192)
+    write_video(tmp_path / "a" / "1.mp4", frames, "h264", options=SAME, rotation=rotation)
+    source = VideoClips.scan(str(tmp_path), sequence_length=4)
+    for pipeline in (ValidationClips(image_size=40, resize_size=48), TrainClips(image_size=40, resize_size=48, seed=3)):
+        assert_baseline_s(pipeline, source, np.arange(3), np.array([0, 1, 2]))
+
+
+def assert_baseline_s(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> None:
     ours = by_planes(pipeline, source, ids, epochs)
     for clip, id, epoch in zip(ours, ids.tolist(), epochs.tolist(), strict=True):
         theirs = pipeline.sample(source, id, epoch)[0].permute(1, 2, 3, 0).numpy().astype(int)
@@ -54,10 +67,10 @@ def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any
         with source.cut(id) as cut:
             colours = colours_of(cut)
             assert colours.pixels in ("yuv420p", "yuvj420p")
-            planes = Planes(source.sequence_length, 144, part, torch.device("cpu"))
+            planes = Planes(source.sequence_length, int(source.shapes[0, 0]), part, torch.device("cpu"))
             for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
                 planes.put(place, frame)
-        for all_of_them, found in zip(planes_of, planes.parts(), strict=True):
+        for all_of_them, found in zip(planes_of, planes.parts(source.orientation(id)), strict=True):
             all_of_them.append(found.numpy())
         matrix, offset = to_rgb(colours)
         matrices.append(matrix)
@@ -84,18 +97,21 @@ def test_matrices_are_the_standards(space: int, red: tuple[float, float, float])
         np.testing.assert_allclose(matrix @ np.array([coded, 128, 128], np.float32) + offset, [grey] * 3, atol=1e-3)
 
 
-def test_parts_hold_the_crop_and_what_antialiasing_sees(tmp_path: Path) -> None:
-    write_video(tmp_path / "a" / "1.avi", moving(4, height=150, width=250), "mjpeg")
+@pytest.mark.parametrize("rotation", [UPRIGHT, *ROTATIONS])
+def test_parts_hold_the_crop_and_what_antialiasing_sees(tmp_path: Path, rotation: Rotation) -> None:
+    write_video(tmp_path / "a" / "1.mov", moving(4, height=150, width=250), "mjpeg", rotation=rotation)
     source = VideoClips.scan(str(tmp_path), sequence_length=4)
     for seed in range(40):
         pipeline = TrainClips(image_size=32, resize_size=36, seed=seed)
         crops = pipeline.crops(source, np.array([0]), np.array([0]))
         regions = pipeline.regions(source, np.array([0]), crops)
-        for side, (part, start, end) in enumerate(
-            zip(regions.parts[0], regions.starts[0], regions.ends[0], strict=True)
-        ):
-            scale, size = source.shapes[0, side] / crops.resized[0, side], source.shapes[0, side]
+        transposed, *flipped = source.orientation(0)
+        parts = regions.parts[0][::-1] if transposed else regions.parts[0]
+        for side, (part, start, end) in enumerate(zip(parts, regions.starts[0], regions.ends[0], strict=True)):
+            size = source.upright_shapes[0, side]
+            scale = size / crops.resized[0, side]
             assert part.start % 2 == part.stop % 2 == 0 and 0 <= part.start < part.stop <= size
-            np.testing.assert_allclose(part.start + start, crops.starts[0, side] * scale, atol=1e-3)
-            assert start >= scale or part.start == 0
-            assert part.stop - part.start - end >= scale or part.stop == size
+            first, last = (size - part.stop, size - part.start) if flipped[side] else (part.start, part.stop)
+            np.testing.assert_allclose(first + start, crops.starts[0, side] * scale, atol=1e-3)
+            assert start >= scale or first == 0
+            assert last - first - end >= scale or last == size

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import digest
 from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.video.orientation import Orientation
 from raydali.data.sources.video.packets import ClipPackets, VideoInfo, read_clip_packets
 from raydali.data.sources.video.table import video_table
 from raydali.errors import UsageError
@@ -41,7 +42,8 @@ class VideoClips:
         stride: distance between the frames of a clip.
         step: distance between the first frames of consecutive clips.
         frames: int64 (V,), number of frames of each video.
-        shapes: int64 (V, 2), height and width in pixels.
+        shapes: int64 (V, 2), coded height and width in pixels.
+        orientations: bool (V, 3), see `Orientation`.
         codecs: FFmpeg's name of each video's codec, (V,).
         has_header: bool (V,), see `VideoInfo`.
         key_frames, keyframe_pts: see `VideoInfo`, those of all videos concatenated.
@@ -54,6 +56,7 @@ class VideoClips:
     step: int
     frames: NDArray[np.int64]
     shapes: NDArray[np.int64]
+    orientations: NDArray[np.bool_]
     codecs: NDArray[np.str_]
     has_header: NDArray[np.bool_]
     key_frames: NDArray[np.int64]
@@ -168,8 +171,17 @@ class VideoClips:
         return self.labels(np.arange(len(self)))
 
     @cached_property
+    def upright_shapes(self) -> NDArray[np.int64]:
+        """Height and width of each video as it is displayed, int64 (V, 2)."""
+        return np.where(self.orientations[:, :1], self.shapes[:, ::-1], self.shapes)
+
+    def orientation(self, id: int) -> Orientation:
+        """How the coded frames of a clip are turned to be upright."""
+        return Orientation(*self.orientations[self.places(np.array([id]))[0][0]].tolist())
+
+    @cached_property
     def largest(self) -> dict[str, tuple[int, int]]:
-        """The largest height and the largest width of all videos of a codec, in pixels."""
+        """The largest coded height and the largest coded width of all videos of a codec, in pixels."""
         by_codec = {str(codec): self.shapes[self.codecs == codec].max(0) for codec in np.unique(self.codecs)}
         return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
 
@@ -187,6 +199,7 @@ class VideoClips:
             frames=int(self.frames[video]),
             height=height,
             width=width,
+            orientation=Orientation(*self.orientations[video].tolist()),
             codec=str(self.codecs[video]),
             has_header=bool(self.has_header[video]),
             key_frames=self.key_frames[keys],

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.video.orientation import Orientation, read_orientation
 
 if TYPE_CHECKING:
     import av
@@ -50,7 +51,8 @@ class VideoInfo:
 
     Attributes:
         frames: number of displayed frames, from the container's table or, without one, from all packets.
-        height, width: coded size in pixels, without rotation or pixel aspect ratio.
+        height, width: coded size in pixels, before rotation, and without pixel aspect ratio.
+        orientation: how the coded frames are turned to be upright.
         codec: FFmpeg's name of the codec.
         has_header: whether the container's header describes its streams completely, as in MP4 and MOV: opening it
             then takes a fifth of the time.
@@ -61,6 +63,7 @@ class VideoInfo:
     frames: int
     height: int
     width: int
+    orientation: Orientation
     codec: str
     has_header: bool
     key_frames: NDArray[np.int64]
@@ -113,6 +116,7 @@ def read_video_info(path: str) -> VideoInfo:
             frames=frames,
             height=context.height,
             width=context.width,
+            orientation=read_orientation(stream),
             codec=context.codec.canonical_name,
             has_header=container.format.name in _WITH_HEADER,
             key_frames=before[is_key],

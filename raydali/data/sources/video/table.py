@@ -45,7 +45,8 @@ class VideoTable:
 
     Attributes:
         frames: int64 (V,).
-        shapes: int64 (V, 2), height and width in pixels.
+        shapes: int64 (V, 2), coded height and width in pixels.
+        orientations: bool (V, 3), see `Orientation`.
         codecs: FFmpeg's names, (V,).
         has_header: bool (V,).
         key_frames, keyframe_pts: int64, those of all videos concatenated.
@@ -54,6 +55,7 @@ class VideoTable:
 
     frames: Integers
     shapes: Integers
+    orientations: NDArray[np.bool_]
     codecs: NDArray[np.str_]
     has_header: NDArray[np.bool_]
     key_frames: Integers
@@ -67,6 +69,7 @@ class VideoTable:
         return cls(
             frames=np.array([info.frames for info in infos], np.int64),
             shapes=np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2),
+            orientations=np.array([info.orientation for info in infos], np.bool_).reshape(-1, 3),
             codecs=np.array([info.codec for info in infos], np.str_),
             has_header=np.array([info.has_header for info in infos], np.bool_),
             key_frames=np.concatenate([none, *(info.key_frames for info in infos)]),
@@ -96,6 +99,7 @@ class VideoTable:
         return type(self)(
             frames=self.frames[rows],
             shapes=self.shapes[rows],
+            orientations=self.orientations[rows],
             codecs=self.codecs[rows],
             has_header=self.has_header[rows],
             key_frames=self.key_frames[keys],

@@ -85,6 +85,19 @@ def test_an_index_of_an_earlier_version_is_made_anew(videos: Path, opened: list[
         assert {*opened} == opening
 
 
+def test_an_index_without_orientations_is_made_anew(videos: Path, opened: list[str], cache: Path) -> None:
+    write_video(videos / "b/1.mp4", moving(24), "h264", rotation=(90, False, False))
+    first = index(videos)
+    assert first.orientations.any(1).tolist() == [False, False, True, False]
+    (kept,) = cache.iterdir()
+    with np.load(kept) as held:
+        arrays = {name: held[name] for name in held.files if name != "orientations"}
+    np.savez(kept, **arrays)
+    opened.clear()
+    assert_same(index(videos), first)
+    assert {*opened} == {*LENGTHS}
+
+
 def test_what_is_new_or_changed_is_opened_alone(videos: Path, opened: list[str]) -> None:
     index(videos)
     opened.clear()
@@ -124,7 +137,8 @@ def test_a_damaged_cache_is_made_anew(videos: Path, opened: list[str], cache: Pa
     whole = index(videos)
     (file,) = cache.glob("*.npz")
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 255
+    middle = len(content) // 2
+    content[middle : middle + 200] = bytes(200)
     file.write_bytes(bytes(content) if damage is None else damage)
     opened.clear()
     assert_same(index(videos), whole)
