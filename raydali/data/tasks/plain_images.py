@@ -119,8 +119,8 @@ def _turned(height: int, width: int, orientation: int) -> Shape:
 
 
 def _jpeg(data: memoryview) -> Shape | None:
-    """8 bits, Huffman coding, at most one EXIF block, which is sound, and no other orientation."""
-    at, shape, orientation, in_xmp = 2, None, None, False
+    """8 bits, Huffman coding, not RGB as it is, at most one EXIF block, which is sound, and no other orientation."""
+    at, shape, orientation, in_xmp, is_rgb = 2, None, None, False, None
     while (marker := data[at + 1]) != 0xDA:
         length = data[at + 2] << 8 | data[at + 3]
         if data[at] != 0xFF or length < 2:
@@ -129,6 +129,9 @@ def _jpeg(data: memoryview) -> Shape | None:
             if shape is not None or data[at + 4] != 8 or data[at + 9] not in (1, 3, 4):
                 return None
             shape = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
+            is_coloured = data[at + 9] == 3
+            if is_rgb is None:
+                is_rgb = bytes(data[at + 10 : at + 19 : 3]) != b"\1\2\3"
         elif marker == 0xE1:
             block = data[at + 4 : at + 2 + length]
             if bytes(block[:4]) == b"Exif":
@@ -136,17 +139,24 @@ def _jpeg(data: memoryview) -> Shape | None:
                     return None
                 orientation = Directory(block[6:]).orientation()
             in_xmp = in_xmp or _XMP_ORIENTATION in bytes(block)
+        elif marker == 0xE0 and bytes(data[at + 4 : at + 8]) == b"JFIF":
+            is_rgb = False if is_rgb is None else is_rgb  # JFIF is YCbCr
+        elif marker == 0xEE and bytes(data[at + 4 : at + 9]) == b"Adobe":
+            is_rgb = data[at + 15] == 0
         elif not (marker in (0xC4, 0xDB, 0xDD, 0xFE) or 0xE0 <= marker <= 0xEF):
             return None
         at += 2 + length
-    if shape is None or (in_xmp and not orientation):
+    # GPUs take RGB for YCbCr.
+    if shape is None or (is_coloured and is_rgb) or (in_xmp and not orientation):
         return None
     return _turned(*shape, orientation or 0)
 
 
 def _png(data: memoryview) -> Shape | None:
-    """No animation, and no EXIF but one sound block before the pixels."""
-    width, height = struct.unpack_from(">II", data, 16)
+    """At least 8 bits, which GPUs need, no animation, and no EXIF but one sound block before the pixels."""
+    width, height, depth = struct.unpack_from(">IIB", data, 16)
+    if depth < 8:
+        return None
     at, orientation, pixels = 8, None, False
     while True:
         length, kind = struct.unpack_from(">I4s", data, at)
