@@ -130,10 +130,10 @@ def main(options: Verify) -> None:
         counts |= {"skipped": skipped, "decoders": asked, "printed": found.printed}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
-    if found.for_pillow:
-        also += f"; {found.for_pillow} that the DALI loader hands to Pillow"
     if found.transparent:
         also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
+    if found.for_pillow:
+        also += f"; {found.for_pillow} that the DALI loader hands to Pillow"
     if broken:
         remedy = f"a job leaves them out with --exclude {options.output}" if options.output else "-o FILE lists them"
         raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}; asked {asked}")
