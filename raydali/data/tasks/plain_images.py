@@ -10,6 +10,7 @@ list of what is plain is short; the list of the others has no end.
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from raydali.data.tasks.image_formats import (
@@ -32,6 +33,9 @@ _TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)
 """The length of a value of each type in a TIFF directory."""
 _SHORT, _LONG = 3, 4
 _PNM = re.compile(rb"P[56]\s(\d{1,6})\s(\d{1,6})\s255\s")
+_JP2_BOXES = {b"jP  ", b"ftyp", b"jp2h", b"jp2c"}
+_JP2_HEADER = {b"ihdr", b"colr", b"res ", b"bpcc"}
+"""The boxes of a JPEG 2000 without palette and alpha."""
 _XMP_ORIENTATION = b"tiff:Orientation"
 _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
 """The beginnings of the texts in a PNG in which Pillow looks for an orientation."""
@@ -109,7 +113,7 @@ def plain_shape(data: memoryview) -> Shape | None:
         return None
     try:
         shape = _SHAPES[format](data)
-    except (ValueError, IndexError, struct.error):  # the header is cut off, damaged, or of another kind
+    except (ValueError, LookupError, struct.error):  # the header is cut off, damaged, or of another kind
         return None
     return shape if shape is not None and min(shape) > 0 else None
 
@@ -162,13 +166,13 @@ def _png(data: memoryview) -> Shape | None:
         length, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
             return _turned(height, width, orientation or 0) if pixels else None
-        if kind == b"acTL":
+        if kind in (b"acTL", b"zTXt"):  # Pillow refuses images with very long texts
             return None
         if kind == b"eXIf":
             if orientation is not None or pixels:
                 return None
             orientation = Directory(data[at + 8 : at + 8 + length]).orientation()
-        elif kind in (b"tEXt", b"zTXt", b"iTXt") and bytes(data[at + 8 : at + 25]).startswith(_PILLOW_EXIF):
+        elif kind in (b"tEXt", b"iTXt") and bytes(data[at + 8 : at + 25]).startswith(_PILLOW_EXIF):
             return None
         pixels = pixels or kind == b"IDAT"
         at += 12 + length
@@ -226,9 +230,11 @@ def _tiff(data: memoryview) -> Shape | None:
 def _jpeg_2000(data: memoryview) -> Shape | None:
     """JP2 in grey or sRGB, of 8 bits and without palette, subsampling or a place on a canvas."""
     start = bytes(data[:4096])
-    at = start.find(b"\xff\x4f\xff\x51")
-    colours = start.find(b"colr\x01", 0, at)
-    if at < 0 or colours < 0 or b"pclr" in start[:at] or b"cdef" in start[:at]:
+    boxes = dict(_boxes(start, 0, len(start)))
+    header = dict(_boxes(start, *boxes[b"jp2h"]))
+    at, colours = boxes[b"jp2c"][0], header[b"colr"][0] - 4
+    plain = boxes.keys() == _JP2_BOXES and header.keys() <= _JP2_HEADER and start[colours + 4] == 1
+    if not plain or start[at : at + 4] != b"\xff\x4f\xff\x51":
         return None
     (space,) = struct.unpack_from(">I", start, colours + 7)
     width, height, left, top = struct.unpack_from(">IIII", start, at + 8)
@@ -236,6 +242,17 @@ def _jpeg_2000(data: memoryview) -> Shape | None:
     alike = start[at + 42 : at + 42 + 3 * components] == b"\x07\x01\x01" * components
     kind = {16: 3, 17: 1}.get(space)
     return (height, width) if alike and components == kind and not (left or top or tile_left or tile_top) else None
+
+
+def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Yield the kinds of boxes, with the begin and the end of their contents, up to that of the pixels."""
+    kind = b""
+    while at < end and kind != b"jp2c":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind != b"jp2c" and (length < 8 or at + length > end):
+            raise ValueError("a box outside of the file")
+        yield kind, (at + 8, at + length)
+        at += length
 
 
 _SHAPES = {
