@@ -1,23 +1,21 @@
 """Tells by a file's header whether DALI decodes it exactly as Pillow does, and then its size: it is plain.
 
-    plain          DALI decodes it: ordinary JPEG, PNG, WebP, BMP, PNM, TIFF and JPEG 2000 of 8 bits
+    plain          DALI decodes it: ordinary JPEG, PNG, WebP, BMP, PNM and TIFF of 8 bits
     all others     Pillow decodes them (pillow.py), for DALI too, which gets the pixels as PNM
 
-Only what is known to be alike is plain: what DALI decodes differently, or not at all, or does not survive, are the rare
-kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF. The
-list of what is plain is short; the list of the others has no end.
+Only what is known to be alike is plain. What DALI decodes differently, or not at all, or does not survive, are the rare
+kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF, and
+JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; that of the others has no end.
 """
 
 import re
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from raydali.data.tasks.image_formats import (
     BMP,
     HEAD,
     JPEG,
-    JPEG_2000,
     PNG,
     PNM,
     TIFF,
@@ -33,9 +31,6 @@ _TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)
 """The length of a value of each type in a TIFF directory."""
 _SHORT, _LONG = 3, 4
 _PNM = re.compile(rb"P[56]\s(\d{1,6})\s(\d{1,6})\s255\s")
-_JP2_BOXES = {b"jP  ", b"ftyp", b"jp2h", b"jp2c"}
-_JP2_HEADER = {b"ihdr", b"colr", b"res ", b"bpcc"}
-"""The boxes of a JPEG 2000 without palette and alpha."""
 _XMP_ORIENTATION = b"tiff:Orientation"
 _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
 """The beginnings of the texts in a PNG in which Pillow looks for an orientation."""
@@ -227,34 +222,6 @@ def _tiff(data: memoryview) -> Shape | None:
     return _turned(height, width, held.orientation()) if plain else None
 
 
-def _jpeg_2000(data: memoryview) -> Shape | None:
-    """JP2 in grey or sRGB, of 8 bits and without palette, subsampling or a place on a canvas."""
-    start = bytes(data[:4096])
-    boxes = dict(_boxes(start, 0, len(start)))
-    header = dict(_boxes(start, *boxes[b"jp2h"]))
-    at, colours = boxes[b"jp2c"][0], header[b"colr"][0] - 4
-    plain = boxes.keys() == _JP2_BOXES and header.keys() <= _JP2_HEADER and start[colours + 4] == 1
-    if not plain or start[at : at + 4] != b"\xff\x4f\xff\x51":
-        return None
-    (space,) = struct.unpack_from(">I", start, colours + 7)
-    width, height, left, top = struct.unpack_from(">IIII", start, at + 8)
-    tile_left, tile_top, components = struct.unpack_from(">IIH", start, at + 32)
-    alike = start[at + 42 : at + 42 + 3 * components] == b"\x07\x01\x01" * components
-    kind = {16: 3, 17: 1}.get(space)
-    return (height, width) if alike and components == kind and not (left or top or tile_left or tile_top) else None
-
-
-def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Yield the kinds of boxes, with the begin and the end of their contents, up to that of the pixels."""
-    kind = b""
-    while at < end and kind != b"jp2c":
-        length, kind = struct.unpack_from(">I4s", data, at)
-        if kind != b"jp2c" and (length < 8 or at + length > end):
-            raise ValueError("a box outside of the file")
-        yield kind, (at + 8, at + length)
-        at += length
-
-
 _SHAPES = {
     JPEG: _jpeg,
     PNG: _png,
@@ -262,5 +229,4 @@ _SHAPES = {
     BMP: _bmp,
     PNM: _pnm,
     TIFF: _tiff,
-    JPEG_2000: _jpeg_2000,
 }

@@ -1,0 +1,109 @@
+"""A supervised child process: results, errors, deaths, and an end with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raydali.errors import UsageError
+from raydali.host.child import Child, ChildDiedError, Children, take_output
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child(seconds=60)
+    yield made
+    made.close()
+
+
+def own_process() -> int:
+    return os.getpid()
+
+
+def half(number: int) -> int:
+    if number % 2:
+        raise UsageError(f"{number} is odd")
+    return number // 2
+
+
+def die(number: int) -> int:
+    print("the last words", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV if number else signal.SIGKILL)
+    return number
+
+
+def printed() -> str:
+    os.write(2, b"a decoder's warning")
+    return take_output()
+
+
+def test_results_and_errors_come_as_they_are(child: Child) -> None:
+    assert child.call(half, 8) == 4
+    with pytest.raises(UsageError, match="7 is odd"):
+        child.call(half, 7)
+    assert child.call(own_process) == child.call(own_process) != os.getpid()
+    assert child.call(printed) == "a decoder's warning" and child.call(printed) == "a decoder's warning"
+
+
+def test_a_death_is_told_and_the_next_call_works(child: Child) -> None:
+    with pytest.raises(ChildDiedError, match="SIGSEGV") as died:
+        child.call(die, 1)
+    assert died.value.signal == signal.SIGSEGV and child.said == "the last words\n"
+    assert child.call(half, 4) == 2
+
+
+def test_a_call_that_does_not_end_is_ended() -> None:
+    child = Child(seconds=0.5)
+    with pytest.raises(ChildDiedError, match=r"did not end within 0\.5 s"):
+        child.call(time.sleep, 600)
+    child.close()
+
+
+def test_many_children_answer_in_order() -> None:
+    children = Children(2)
+    found = children.map(half, [0, 1, 2, 4])
+    assert found[0] == 0 and isinstance(found[1], UsageError) and found[2:] == [1, 2]
+    assert isinstance(children.map(die, [1])[0], ChildDiedError)
+    children.close()
+
+
+def test_it_ends_with_its_parent_in_the_midst_of_a_call() -> None:
+    code = (
+        "import time, threading; from raydali.host.child import Child; from tests.host.test_child import own_process\n"
+        "child = Child(); print(child.call(own_process), flush=True); child.call(time.sleep, 600)"
+    )
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    ) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        process.wait(timeout=60)
+
+
+def _in_fork(answer: "object") -> None:
+    from raydali.data.tasks.pillow import decoded
+    from tests.support.odd_pictures import SOUND
+
+    answer.put(decoded(SOUND["animated.png"]).size)  # type: ignore[attr-defined]
+
+
+def test_a_forked_process_has_children_of_its_own() -> None:
+    from raydali.data.tasks.pillow import decoded
+    from tests.support.odd_pictures import SOUND
+
+    assert decoded(SOUND["animated.png"]).size == (48, 32)
+    context = get_context("fork")
+    answer = context.Queue()
+    process = context.Process(target=_in_fork, args=(answer,))
+    process.start()
+    assert answer.get(timeout=60) == (48, 32)
+    process.join()
