@@ -113,7 +113,6 @@ def test_a_batch_of_every_kind_of_file(tmp_path: Path, pipeline: Images) -> None
     assert_close(images, by_pillow(pipeline, source), mean=1.0, most=4.5, names=made)
 
 
-@pytest.mark.xfail(reason="nvJPEG takes JPEGs that store RGB instead of YCbCr, which are rare, for YCbCr")
 @pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])
 def test_jpegs_that_store_rgb(tmp_path: Path, pipeline: Images) -> None:
     source = files(tmp_path, rgb=encoded(pictures()[0].resize((240, 160)), keep_rgb=True))
