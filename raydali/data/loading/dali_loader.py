@@ -99,7 +99,7 @@ class DaliLoader(Loader):
         """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
         self._end_iteration()
         self._assign()
-        self._ahead = FirstBatch(self._load(self.assigned), self.device)
+        self._ahead = FirstBatch(self._begin(self.assigned), self.device)
 
     def __iter__(self) -> Iterator[Batch]:
         first = self._ahead.wait() if self._ahead is not None else None

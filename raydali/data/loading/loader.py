@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydali.data.loading.in_flight import InFlight
 from raydali.data.loading.quarantine import REMEDY, KnowsBroken, Quarantine
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
@@ -87,6 +88,7 @@ class Loader(ABC):
             sample is an error.
 
     Attributes:
+        in_flight: the note of the samples that are being loaded.
         waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
         python: CPU time of the pipeline's Python in this process, outside the training thread.
         assigned: the micro-batches of the newest iteration; those of a Stream are an Assignment, which may get more.
@@ -115,6 +117,7 @@ class Loader(ABC):
         self.device, self.threads = torch.device(device), max(1, threads)
         known: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
         self.quarantine = known.bound_to(source, pipeline)
+        self.in_flight = InFlight(self.quarantine.noted_in)
         self.waits = WaitTimer()
         self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
@@ -128,10 +131,19 @@ class Loader(ABC):
         self._end_iteration()
         self._consumed = None
         self._assign()
-        self._batches = self._load(self.assigned)
+        self._batches = self._begin(self.assigned)
         return self._hand_out(self._batches, self.assigned)
 
+    def _begin(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
+        """Return the batches of these micro-batches, each of which is noted as in flight once it is taken."""
+        return self._load(map(self._noted, micro_batches))
+
+    def _noted(self, micro_batch: MicroBatch) -> MicroBatch:
+        self.in_flight.begin(micro_batch.number, micro_batch.ids)
+        return micro_batch
+
     def _assign(self) -> None:
+        self.in_flight.clear()
         self.assigned = self.order.micro_batches(self.rank, self.world_size, start=self.start)
         if isinstance(self.assigned, Assignment):
             self.assigned.changes = [*self.changes]
@@ -175,8 +187,9 @@ class Loader(ABC):
                 more = next(assigned, None) if assigned is self.assigned else None
                 if more is None:
                     return
-                batches = self._batches = self._load(chain([more], assigned))
+                batches = self._batches = self._begin(chain([more], assigned))
                 continue
+            self.in_flight.end(batch.micro_batch.number)
             self._consumed = batch.micro_batch
             Loader.batches_taken += 1
             with self.waits.on("gpu decode" if self.device.type == "cuda" else "cpu decode"):
@@ -235,6 +248,7 @@ class Loader(ABC):
     def close(self) -> None:
         """Free threads, processes and memory. The loader cannot be used afterwards; batches in use stay good."""
         self._end_iteration()
+        self.in_flight.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,16 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.loading.read_errors import describe_error, may_pass, of_storage, refusal
-from raydali.data.sources.retry import Patience, with_retry
+from raydali.data.sources.retry import Patience, folder_away, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.pillow import apart
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
@@ -88,6 +90,7 @@ class Quarantine:
         sound: bool (N,), samples that were suspicious, were read as a whole, and are not broken.
         for_pillow: samples with files that DALI refuses, and Pillow decodes.
         in_flight_at_death: samples that a process was decoding when it was killed: their decoder may be the cause.
+        noted_in: the beginning of the path of the file in which a loader notes what it has in flight (in_flight.py).
     """
 
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
@@ -96,6 +99,7 @@ class Quarantine:
         self.sound = np.zeros(samples, np.bool_)
         self.for_pillow: set[int] = set()
         self.in_flight_at_death: set[int] = set()
+        self.noted_in: Path | None = None
         self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
@@ -155,7 +159,8 @@ class Quarantine:
         return {id: error for id, error in errors.items() if error is not None}
 
     def _refusal(self, id: int) -> Exception | None:
-        return self.read(id, partial(refusal, partial(self._load, id)))
+        with apart(id in self.in_flight_at_death):
+            return self.read(id, partial(refusal, partial(self._load, id)))
 
     def read(self, id: int, call: Callable[[], T]) -> T:
         """Return the result of a call that reads a sample; it is retried while the storage does not answer.
@@ -171,7 +176,9 @@ class Quarantine:
             if not of_storage(error):
                 raise
             kind = StorageAway if may_pass(error) else DataError
-            raise kind(f"the storage did not give sample {id}: {error}") from error
+            away = folder_away(error)
+            why = f"{error}" if away is None else f"the folder {away} is missing or empty: mount or restore it"
+            raise kind(f"the storage did not give sample {id}: {why}") from error
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Record a sample that the device's decoder refuses."""
@@ -252,6 +259,8 @@ class Quarantine:
             return None
         for attempt in range(SUBSTITUTES_TRIED):
             other = substitute(self.seed, epoch, id, attempt, self.samples)
+            if id in self.in_flight_at_death:
+                self.in_flight_at_death.add(other)
             # Not `examine`, which would record it: whether a sample is broken must not depend on which one it replaces.
             if other not in self.known and (self.sound[other] or not self.refusals([other])):
                 self._first_stand_in(id, other)

@@ -20,7 +20,7 @@ from raydali.data.loading.prefetch import InputPrefetcher, InputsError
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
-from raydali.data.tasks.pillow import decoded
+from raydali.data.tasks.pillow import apart, decoded
 from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.errors import DataError, StorageAway, UsageError
 
@@ -79,6 +79,8 @@ class ResidentLoader(Loader):
         with ThreadPoolExecutor(self.threads) as threads:
             for first in range(0, len(self.source), DECODED_AT_ONCE):
                 ids = range(first, min(first + DECODED_AT_ONCE, len(self.source)))
+                self.in_flight.clear()
+                self.in_flight.begin(first, np.array(ids))
                 sound = {
                     id: image
                     for id, image in zip(ids, threads.map(self._decode, ids), strict=True)
@@ -112,7 +114,8 @@ class ResidentLoader(Loader):
             return None
         source: Any = self.source  # a LabeledSource
         try:
-            return self.quarantine.read(id, lambda: np.asarray(decoded(source.read(id))))
+            with apart(id in self.quarantine.in_flight_at_death):
+                return self.quarantine.read(id, lambda: np.asarray(decoded(source.read(id))))
         except StorageAway:
             raise
         except Exception as error:

@@ -127,22 +127,25 @@ class Screening:
 
     def _try_first(self, read: Read) -> None:
         """Try files that DALI has not decoded, if it has failed often, or if one of them may have killed a process."""
-        untried = ~self._tried[read.ids]
-        if self._failures <= FAILURES:
+        untried, alone = ~self._tried[read.ids], self._failures <= FAILURES
+        if alone:
             suspected = self._quarantine.in_flight_at_death
             untried &= np.array([id in suspected for id in read.ids.tolist()], np.bool_) if suspected else False
         if untried.any():
-            self._try(read, untried)
+            self._try(read, untried, alone=alone)
 
-    def _try(self, read: Read, chosen: NDArray[np.bool_]) -> bool:
-        """Have DALI decode the chosen files (N,) in a child process; return whether it refuses any."""
+    def _try(self, read: Read, chosen: NDArray[np.bool_], *, alone: bool = False) -> bool:
+        """Have DALI decode the chosen files (N,) in a child process; return whether it refuses any.
+
+        If `alone`, it gets one file after the other: whether damage to memory ends it may depend on other files.
+        """
         places = [
             (column, int(place))
             for column, files in enumerate(read.files)
             for place in np.flatnonzero(chosen)
             if plain_shape(files[place].data) is not None and int(read.ids[place]) not in self._quarantine.known
         ]
-        refused = self._refused([bytes(read.files[column][place]) for column, place in places])
+        refused = self._refused([bytes(read.files[column][place]) for column, place in places], alone=alone)
         self._tried[read.ids[chosen]] = True
         for number, reason in refused.items():
             id = int(read.ids[places[number][1]])
@@ -153,12 +156,13 @@ class Screening:
                 self._quarantine.examine([id], again=True)
         return bool(refused)
 
-    def _refused(self, files: list[bytes]) -> dict[int, str | ChildDiedError]:
+    def _refused(self, files: list[bytes], *, alone: bool) -> dict[int, str | ChildDiedError]:
         """Return why DALI refuses files, by their place; a ChildDiedError for one that ends its process."""
         from raydali.data.tasks.dali_trial import refused
 
         found: dict[int, str | ChildDiedError] = {}
-        waiting = [range(len(files))] if files else []
+        size = 1 if alone else max(1, len(files))
+        waiting = [range(first, first + size) for first in range(0, len(files), size)]
         while waiting:
             part = waiting.pop()
             try:

@@ -5,7 +5,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
+from multiprocessing.connection import wait
 from typing import Any, Unpack
 
 import numpy as np
@@ -20,6 +23,7 @@ from raydali.data.sources.read_timing import Cause, reading_seconds
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
+from raydali.data.tasks.pillow import apart
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
@@ -28,6 +32,8 @@ Key = tuple[int, int, int]
 Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample], list[Outage]]
 """A sample, the id it was read from, what was found to be broken on the way, and when the storage was away; None for
 one that is left out."""
+_DEATH_SECONDS = 1.0
+"""A process has ended at most so long after its connections are closed."""
 Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample], list[Outage]]
 
 
@@ -52,13 +58,7 @@ class TorchLoader(Loader):
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._plan.start(micro_batches)
-        collects = gc.isenabled()
-        gc.disable()  # in the workers too, until `_keep_inherited`
-        try:
-            loaded = iter(self._loader)
-        finally:
-            if collects:
-                gc.enable()
+        loaded = self._start_workers()
         while True:
             try:
                 with self.waits.by(self._split_wait):
@@ -69,12 +69,42 @@ class TorchLoader(Loader):
                 # The DataLoader puts the worker's traceback before the message, which may have several lines.
                 message = re.split(rf"(?m)^raydali\.errors\.{type(error).__name__}: ", str(error))[-1]
                 raise type(error)(message.rstrip()) from error
+            except (RuntimeError, OSError, EOFError):
+                if not self._suspects_batches():
+                    raise
+                with suppress(RuntimeError):  # again of torch's handler
+                    self._end_workers()
+                self._plan.start(chain([*self._plan.under_way], self._plan.micro_batches))
+                loaded = self._start_workers()
+                continue
             self.quarantine.record(broken)
             OUTAGES.add(outages)
             micro_batch = _as_read(self._plan.under_way.popleft(), read)
             if len(micro_batch.ids):
                 named = zip(self.pipeline.outputs, tensors, strict=True)
                 yield Batch({name: self._to_device(tensor) for name, tensor in named}, micro_batch)
+
+    def _start_workers(self) -> Iterator[Collated]:
+        collects = gc.isenabled()
+        gc.disable()  # in the workers too, until `_keep_inherited`
+        try:
+            return iter(self._loader)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _suspects_batches(self) -> bool:
+        """Suspect the samples in flight if a worker has died; return whether any was not suspected before."""
+        suspects = {id for micro_batch in self._plan.under_way for id in micro_batch.ids.tolist()}
+        workers: Any = self._loader._iterator
+        try:
+            has_died = bool(wait([each.sentinel for each in workers._workers], _DEATH_SECONDS))
+        except RuntimeError:  # of torch's handler of SIGCHLD
+            has_died = True
+        if not has_died or not self.pipeline.image_files or suspects <= self.quarantine.in_flight_at_death:
+            return False
+        self.quarantine.in_flight_at_death |= suspects
+        return True
 
     def _split_wait(self, seconds: float) -> dict[Cause, float]:
         read, whole = self._times.sum(0).tolist()
@@ -90,8 +120,12 @@ class TorchLoader(Loader):
     def close(self) -> None:
         """End the worker processes."""
         super().close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         # To drop the DataLoader is not enough: an error's traceback may keep its iterator alive for long.
         workers: Any = self._loader._iterator
+        self._loader._iterator = None
         if workers is not None:
             workers._shutdown_workers()
 
@@ -116,7 +150,8 @@ class _Samples(Dataset[Loaded]):
         patience = self.quarantine.patience()
         while used is not None and sample is None:
             try:
-                sample = self.pipeline.in_epoch(counts_to).sample(self.source, used, epoch)
+                with apart(used in self.quarantine.in_flight_at_death):
+                    sample = self.pipeline.in_epoch(counts_to).sample(self.source, used, epoch)
             except Exception as error:
                 if not self.quarantine.examine([used], again=True):
                     if isinstance(error, OSError) and patience.pause(error):

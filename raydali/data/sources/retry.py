@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -46,8 +47,25 @@ def is_transient(error: BaseException) -> bool:
     if not isinstance(error, OSError):
         return False
     if (number := errno_of(error)) is not None:
-        return number in STORAGE_ERRNOS
+        return number in STORAGE_ERRNOS or folder_away(error) is not None
     return not isinstance(error, FileNotFoundError | PermissionError) and not _REFUSALS.search(str(error))
+
+
+def folder_away(error: BaseException) -> str | None:
+    """Return the missing or empty folder of a local file that was not found; None if the file alone is missing.
+
+    The storage of such a folder is not mounted, or the folder is moved. A file that is there again counts, too.
+    """
+    error = _innermost(error)
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
+        return None
+    path = Path(os.fsdecode(error.filename).removeprefix("file:")).absolute()  # FFmpeg has this prefix
+    try:
+        is_away = next(path.parent.iterdir(), None) is None
+    except OSError:
+        is_away = True
+    # The file is looked for last: the folder may have come back meanwhile, with the file.
+    return str(path.parent) if is_away or path.exists() else None
 
 
 def errno_of(error: Exception) -> int | None:
@@ -202,6 +220,7 @@ def short(error: BaseException) -> str:
     """A storage's error without the name of the file, so that it is the same on every rank."""
     error = _innermost(error)
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        away = folder_away(error)
+        return error.strerror if away is None else f"the folder {away} is missing or empty"
     found = _ANSWERS.search(str(error))
     return found[0] if found else type(error).__name__

@@ -1,7 +1,7 @@
 """Decoding of image files by Pillow. It defines which files are readable, and how, for all decoders.
 
-A plain image (plain_images.py) is decoded in this process. All others are decoded in a child process, which may die of
-them: the libraries for rare kinds are those with faults.
+A plain image (plain_images.py) is decoded in this process, unless it is suspected (`apart`). All others are decoded in
+a child process, which may die of them: the libraries for rare kinds are those with faults.
 """
 
 import io
@@ -9,8 +9,9 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,17 @@ _LARGEST_FLOAT = 2.0
 """Floats are read as 0 to 1. Filters may make them a little larger; those of a larger scale would all be white."""
 
 Pixels = NDArray[np.uint8]
+_APART: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart(when: bool = True) -> Iterator[None]:
+    """Decode plain images in child processes, too, in this context and thread: one of them may have ended a process."""
+    token = _APART.set(when)
+    try:
+        yield
+    finally:
+        _APART.reset(token)
 
 
 def decoded(data: bytes) -> Image.Image:
@@ -63,7 +75,7 @@ def decoded(data: bytes) -> Image.Image:
     Raises:
         DataError, Exception: see `opened`; or Pillow cannot decode it.
     """
-    if format_of(data[:HEAD]) is None or plain_shape(memoryview(data)) is not None:
+    if format_of(data[:HEAD]) is None or (plain_shape(memoryview(data)) is not None and not _APART.get()):
         return _decoded_here(data)
     (pixels,) = decoded_apart([data])
     if isinstance(pixels, Exception):

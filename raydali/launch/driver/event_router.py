@@ -10,7 +10,7 @@ from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
-from raydali.run.events import Event, GroupEnded, Hang, Left, Replaced, Started
+from raydali.run.events import Event, GroupEnded, Hang, Left, Quarantined, Replaced, Started
 from raydali.run.messages import (
     HEARTBEAT_SECONDS,
     EpochEnded,
@@ -83,6 +83,8 @@ class EventRouter:
                 self._epoch_reported = None
                 self._groups.started(message.step)
                 self._watch.training_started()
+            case Quarantined():
+                self._groups.learnt()
             case Left():
                 self._groups.left()
             case Replaced():

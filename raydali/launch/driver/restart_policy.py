@@ -4,7 +4,8 @@ the storage does not answer        continue after 30 s, doubling to 5 min, for -
 a node lacks the samples           continue without the node; not counted
 the same error twice at one step   on one node: continue without it, if others suffice; otherwise the run ends
 the same node twice in a row       continue without it, if others suffice, and for as long as they do
-any failure                        is counted up to --max-failures, with growing pauses
+any failure                        is counted up to --max-failures, with growing pauses, until the next checkpoint or
+                                   the next broken sample that is found
 """
 
 import re
@@ -76,6 +77,10 @@ class RestartPolicy:
         self._outages = 0
         if step > self._start:
             self._start, self._without_progress = step, 0
+
+    def made_progress(self) -> None:
+        """Note that the next start will go better, for example because a broken sample was found."""
+        self._without_progress = 0
 
     def lost(self, step: int, errors: Sequence[WorkerError]) -> str | None:
         """Judge a loss of ranks that others survive. Return why the run ends; None if it goes on.

@@ -73,6 +73,10 @@ class WorkerGroups:
         self._policy.group_started(step)
         self._pending.stop()
 
+    def learnt(self) -> None:
+        """The workers have found a broken sample, and will not fail because of it again."""
+        self._policy.made_progress()
+
     def left(self) -> None:
         """The workers have saved a checkpoint and left."""
         self.has_left = True

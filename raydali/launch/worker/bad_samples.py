@@ -4,14 +4,20 @@ Each rank finds and replaces broken samples independently (data/loading/quaranti
 their findings. Only the merged result is compared with the limit, so all ranks stop at the same step.
 """
 
+import hashlib
+import os
+import shutil
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from raydali.data.loading.in_flight import left_in_flight
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source
@@ -43,7 +49,10 @@ class BrokenSamples:
 
     def __init__(self, options: TrainingOptions, session: Session, *, samples: int) -> None:
         self._options, self._session = options, session
-        self._quarantines = {TRAINING: Quarantine(samples, seed=options.seed)}
+        run = hashlib.sha256(str(session.folder).encode()).hexdigest()[:16]
+        self._notes = Path(tempfile.gettempdir(), f"raydali-in-flight-{os.getuid()}", run)
+        self._suspects: dict[str, set[int]] = defaultdict(set)
+        self._quarantines = {TRAINING: self._new_quarantine(TRAINING, samples, options.seed)}
         self._agreed: dict[str, dict[int, BrokenSample]] = defaultdict(dict, {TRAINING: {}})
         self._sources: dict[str, list[Source]] = {TRAINING: [], VALIDATION: []}
         self._reported: set[tuple[str, int]] = set()
@@ -64,9 +73,33 @@ class BrokenSamples:
         index = [_is_same(known, source) for known in sources].index(True)
         name = f"{kind} {index + 1}" if index else kind
         if name not in self._quarantines:
-            self._quarantines[name] = Quarantine(order.samples, seed=seed)
+            self._quarantines[name] = self._new_quarantine(name, order.samples, seed)
             self._quarantines[name].add(self._agreed[name].values())
         return self._quarantines[name]
+
+    def _new_quarantine(self, name: str, samples: int, seed: int | None) -> Quarantine:
+        made = Quarantine(samples, seed=seed)
+        made.noted_in, made.in_flight_at_death = self._notes / name, self._suspects[name]
+        return made
+
+    def suspects(self) -> dict[str, list[int]]:
+        """Return what crashed processes of this run had in flight on this node, and what other ranks told of it."""
+        self.suspect([left_in_flight(self._notes)])
+        return {name: sorted(ids) for name, ids in self._suspects.items() if ids}
+
+    def suspect(self, found: Iterable[Mapping[str, Sequence[int]]]) -> None:
+        """Have samples tried in a child process before they are decoded; their decoder may have crashed a process.
+
+        Args:
+            found: what `suspects` returned on each rank.
+        """
+        for of_rank in found:
+            for name, ids in of_rank.items():
+                self._suspects[name].update(ids)
+
+    def finish(self) -> None:
+        """Remove the notes of this run on this node, since it is complete."""
+        shutil.rmtree(self._notes, ignore_errors=True)
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Restore the broken samples of a checkpoint, before loaders are made. No recorded event is repeated."""
@@ -108,7 +141,8 @@ class BrokenSamples:
         worker = self._session.worker
         news = sum(quarantine.has_news() for quarantine in self._quarantines.values()) + len(OUTAGES)
         worker.counts.mine[BROKEN] = news
-        is_due = worker.counts.sums[BROKEN] and not steps % EXCHANGE_STEPS
+        may_crash = any(self._suspects.values())  # on all ranks
+        is_due = worker.counts.sums[BROKEN] and (may_crash or not steps % EXCHANGE_STEPS)
         if is_due or (worker.world_size == 1 and news):
             self.exchange()
 

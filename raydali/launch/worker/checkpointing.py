@@ -89,6 +89,7 @@ class RunState:
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
+            self._broken.suspect(self._worker.exchange(self._broken.suspects()))
             if self._worker.rank == 0:
                 self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 drop_samples(self._folder, self._cursor.start)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from raydali.data.loading.loader import Loader
 from raydali.data.stream.assignment import Assignment, Change
 from raydali.host import start_clock
+from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import Stateful
 from raydali.train.batchnorm import RunningStatistics
 from raydali.train.checkpoint_file import State
@@ -42,6 +43,7 @@ class Recovery:
         parts: the parts of the run's state, by their names in checkpoints.
         run: what only a replacement takes over.
         statistics: the model's running statistics, which ranks share in each step.
+        broken: the broken samples, and those that may have crashed a rank; None if nothing is known of any.
 
     Attributes:
         assignment: what this rank's loader loads, once it does.
@@ -54,9 +56,11 @@ class Recovery:
         parts: Mapping[str, Stateful],
         run: Stateful,
         statistics: RunningStatistics,
+        broken: BrokenSamples | None = None,
     ) -> None:
         self._worker, self._membership = worker, membership
         self._parts, self._run, self._statistics = {**parts, "counts": worker.counts}, run, statistics
+        self._broken = broken
         self.assignment: Assignment[Any]
         self._finished: int | None = None
         self._begun: int | None = None
@@ -198,7 +202,10 @@ class Recovery:
     def _agree(self, step: int, settles: bool, loaded: int, known: Sequence[Change]) -> tuple[int, list[Change], bool]:
         while True:
             report = {"step": step, "settles": settles, "loaded": loaded, "changes": [*map(astuple, known)]}
+            report["suspects"] = self._broken.suspects() if self._broken is not None else {}
             reports, groups = self._membership.agree(report)
+            if self._broken is not None:
+                self._broken.suspect(each["suspects"] for each in reports)
             members = self._membership.members
             self._worker.regroup(members.index(self._membership.rank), len(members), groups)
             steps = [each["step"] for each in reports]

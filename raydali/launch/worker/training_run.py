@@ -156,7 +156,9 @@ class TrainingRun:
         )
         if self.worker.membership is not None:
             self._context.backup = UpdateBackup()
-            self._context.recovery = Recovery(self.worker, self.worker.membership, self._parts, self._state, statistics)
+            self._context.recovery = Recovery(
+                self.worker, self.worker.membership, self._parts, self._state, statistics, self._broken
+            )
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
         start_clock.mark("model")
 
@@ -246,6 +248,7 @@ class TrainingRun:
         ):
             self._val_loader = val_loader
             yield loader, val_loader
+        self._broken.finish()
 
     # The training loop.
 

@@ -180,12 +180,14 @@ def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: L
         list(loader)
 
 
-def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: LoaderName) -> None:
-    gone = source.relocate("/nowhere")
+def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: LoaderName, tmp_path: Path) -> None:
+    gone = source.relocate(str(tmp_path))
+    for id in range(SAMPLES):
+        Path(gone.path(id)).with_name("others").mkdir(parents=True, exist_ok=True)
     quarantine = Quarantine(SAMPLES, seed=0)
     with (
         make_loader(name, gone, TRAIN, STREAM, quarantine=lambda _: quarantine) as loader,
-        pytest.raises(DataError, match=mentioning("100 /nowhere/ verify")),
+        pytest.raises(DataError, match=mentioning(f"100 {tmp_path}/ verify")),
     ):
         list(loader)
 

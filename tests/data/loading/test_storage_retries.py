@@ -3,10 +3,13 @@
 import errno
 import logging
 import os
+import re
 import time
 import urllib.request
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -14,9 +17,11 @@ import torch
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
+from raydali.data.loading.read_errors import may_pass
 from raydali.data.sources import retry
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.retry import OUTAGES, retries
+from raydali.data.sources.video.packets import read_video_info
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 from raydali.errors import StorageAway
@@ -90,6 +95,64 @@ def test_one_that_stays_away_is_no_sample_s_fault(
             if batch.micro_batch.number == 2:
                 disk.fail(errno.ESTALE)
     assert not quarantine.known
+
+
+def unmounted(root: Path) -> None:
+    """An empty folder in the place of this one, as an unmounted storage leaves it."""
+    root.rename(root.with_name("away"))
+    root.mkdir()
+
+
+@pytest.mark.parametrize("take_away", [lambda root: root.rename(root.with_name("away")), unmounted])
+def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
+    tmp_path: Path, name: LoaderName, take_away: Callable[[Path], object]
+) -> None:
+    """A sample that is deleted alone is broken."""
+    root = tmp_path / "data"
+    source, quarantine = folder(root, SAMPLES, {}), Quarantine(SAMPLES, seed=3)
+    alone = ids_of(STREAM)[-1]
+    OUTAGES.take()
+    seen = list[int]()
+
+    def bring_back() -> None:
+        if take_away is unmounted:
+            root.rmdir()
+        root.with_name("away").rename(root)
+        Path(source.path(alone)).unlink()
+
+    with make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader:
+        for batch in loader:
+            if batch.micro_batch.number == 2:
+                take_away(root)
+                timer = Timer(2.0, bring_back)
+                timer.start()
+            seen += batch.ids.tolist()
+    timer.join()
+    assert seen == ids_of(STREAM)
+    assert [*quarantine.known] == [alone] and quarantine.known[alone].replaced_by is not None
+    outages = OUTAGES.take()
+    assert outages and all(each.storage == str(root) and "missing or empty" in each.reason for each in outages)
+
+
+def test_a_folder_that_stays_away_is_named(tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "SECONDS", 1.0)
+    source, quarantine = folder(tmp_path / "data", SAMPLES, {}), Quarantine(SAMPLES, seed=3)
+    with (
+        make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader,
+        pytest.raises(StorageAway, match=re.escape(f"the folder {tmp_path}/data/1 is missing")),
+    ):
+        for batch in loader:
+            if batch.micro_batch.number == 2:
+                (tmp_path / "data" / "1").rename(tmp_path / "elsewhere")  # at once, unlike a deletion
+    assert not quarantine.known
+
+
+def test_a_video_in_a_folder_that_is_away(tmp_path: Path) -> None:
+    for path, is_away in ((tmp_path / "gone" / "a.mp4", True), (tmp_path / "a.mp4", False)):
+        (tmp_path / "other.txt").touch()
+        with pytest.raises(OSError, match="cannot be read") as found:
+            read_video_info(str(path))
+        assert may_pass(found.value) is is_away
 
 
 def test_a_ceiling_is_not_measured_on_a_storage_that_is_away(
