@@ -311,14 +311,16 @@ class DaliLoader(Loader):
         if not self.source.dali_reads:
             return [[*column] for column in files]
 
-        def contents(path: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        def contents(id: int, path: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+            name = os.fsdecode(path.tobytes().rstrip(b"\0"))
             try:
-                return np.frombuffer(storage.read(os.fsdecode(path.tobytes().rstrip(b"\0"))), np.uint8)
+                return np.frombuffer(self.quarantine.read(id, partial(storage.read, name)), np.uint8)
             except OSError:
                 return None
 
+        ids = micro_batch.read_ids.tolist()
         with self.waits.on("storage"), ThreadPoolExecutor(READING_THREADS) as threads:
-            read = [[*threads.map(contents, column)] for column in files]
+            read = [[*threads.map(contents, ids, column)] for column in files]
             missing = np.array([[each is None or not len(each) for each in column] for column in read]).any(0)
             self.quarantine.examine(micro_batch.read_ids[missing], again=True)
         return None if missing.any() else read
