@@ -29,6 +29,8 @@ MAX_PIXELS = 178_956_970
 """Pixels of an image. Pillow refuses larger ones as decompression bombs (twice PIL.Image.MAX_IMAGE_PIXELS)."""
 FAILURES = 3
 """Errors of DALI after which files are tried before DALI gets them."""
+TRIES = 8
+"""How often a file is tried that may have killed a process: damage to memory does not always end it."""
 _TAIL = 16
 """Number of last bytes among which the end of most JPEGs is."""
 
@@ -161,19 +163,20 @@ class Screening:
         from raydali.data.tasks.dali_trial import refused
 
         found: dict[int, str | ChildDiedError] = {}
-        size = 1 if alone else max(1, len(files))
+        size, times = (1, TRIES) if alone else (max(1, len(files)), 1)
         waiting = [range(first, first + size) for first in range(0, len(files), size)]
         while waiting:
             part = waiting.pop()
             try:
-                reasons = self._child.call(refused, [files[place] for place in part], self._gpu, self._threads)
+                tried = [files[place] for place in part for _ in range(times)]
+                reasons = self._child.call(refused, tried, self._gpu, self._threads)
             except ChildDiedError as died:
                 if len(part) == 1:
                     found[part[0]] = died
                 else:
                     waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
             else:
-                found.update((part[place], reason) for place, reason in reasons.items())
+                found.update((part[place // times], reason) for place, reason in reasons.items())
         return found
 
     def close(self) -> None:
