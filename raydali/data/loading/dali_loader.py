@@ -301,6 +301,8 @@ class DaliLoader(Loader):
                     contents: Sequence[Any] = self._reader.run()
                     return contents
             except RuntimeError:
+                if not self._being_read:
+                    raise
                 self._discard_reader()
                 self._unread = len(self._being_read)
         self._unread -= 1

@@ -95,16 +95,17 @@ def left_in_flight(folder: Path) -> dict[str, list[int]]:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         for path in [*folder.glob("*.*.*")]:
             name, process, _ = path.name.rsplit(".", 2)
-            if int(process) == os.getpid() or not path.stat().st_size:  # or just made by another process
+            if int(process) == os.getpid():
                 continue
-            with suppress(BlockingIOError), path.open("r+b") as file:
+            with suppress(OSError), path.open("r+b") as file:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while the process is alive
-                noted, ended, *slots = np.frombuffer(file.read(), np.int64).tolist()
+                if not (contents := file.read()):  # just made by another process
+                    continue
+                noted, ended, *slots = np.frombuffer(contents, np.int64).tolist()
                 ids = [slots[place % len(slots)] for place in range(max(ended, noted - len(slots)), noted)]
                 crash = folder / f"{process}{_CRASH}"
                 if not (ids and crash.exists() and crash.stat().st_size):
                     path.unlink()
                     continue
                 left[name] += ids
-                path.write_bytes(np.array([len(ids), 0, *ids]).tobytes())
     return left

@@ -177,7 +177,7 @@ class Quarantine:
                 raise
             kind = StorageAway if may_pass(error) else DataError
             away = folder_away(error)
-            why = f"{error}" if away is None else f"the folder {away} is missing or empty: mount or restore it"
+            why = f"{error}" if away is None else f"the folder {away} is missing: mount or restore it"
             raise kind(f"the storage did not give sample {id}: {why}") from error
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:

@@ -1,7 +1,7 @@
 """Screens the image files of a batch before DALI decodes them: which ones Pillow decodes, and which ones are broken.
 
     not plain (plain_images.py)             -->  decoded by Pillow in a child process; DALI gets the pixels as PNM
-    plain, DALI refused it or died of it    -->  the same, from now on
+    plain, but DALI refused it              -->  the same, from now on
     seems cut off, or is too large          -->  read as a whole by Pillow, once in a run (quarantine.py)
     all others                              -->  decoded by DALI
 
@@ -129,7 +129,7 @@ class Screening:
 
     def _try_first(self, read: Read) -> None:
         """Try files that DALI has not decoded, if it has failed often, or if one of them may have killed a process."""
-        untried, alone = ~self._tried[read.ids], self._failures <= FAILURES
+        untried, alone = ~self._tried[read.ids], self._failures < FAILURES
         if alone:
             suspected = self._quarantine.in_flight_at_death
             untried &= np.array([id in suspected for id in read.ids.tolist()], np.bool_) if suspected else False

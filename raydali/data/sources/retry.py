@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -52,20 +51,17 @@ def is_transient(error: BaseException) -> bool:
 
 
 def folder_away(error: BaseException) -> str | None:
-    """Return the missing or empty folder of a local file that was not found; None if the file alone is missing.
+    """Return the missing folder of a local file that was not found; None if the file alone is missing.
 
     The storage of such a folder is not mounted, or the folder is moved. A file that is there again counts, too.
     """
     error = _innermost(error)
     if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
         return None
-    path = Path(os.fsdecode(error.filename).removeprefix("file:")).absolute()  # FFmpeg has this prefix
-    try:
-        is_away = next(path.parent.iterdir(), None) is None
-    except OSError:
-        is_away = True
+    path = os.path.abspath(os.fsdecode(error.filename).removeprefix("file:"))  # FFmpeg has this prefix
+    folder = os.path.dirname(path)
     # The file is looked for last: the folder may have come back meanwhile, with the file.
-    return str(path.parent) if is_away or path.exists() else None
+    return folder if not os.path.exists(folder) or os.path.exists(path) else None
 
 
 def errno_of(error: Exception) -> int | None:
@@ -221,6 +217,6 @@ def short(error: BaseException) -> str:
     error = _innermost(error)
     if isinstance(error, OSError) and error.strerror:
         away = folder_away(error)
-        return error.strerror if away is None else f"the folder {away} is missing or empty"
+        return error.strerror if away is None else f"the folder {away} is missing"
     found = _ANSWERS.search(str(error))
     return found[0] if found else type(error).__name__

@@ -120,7 +120,7 @@ def _turned(height: int, width: int, orientation: int) -> Shape:
 def _jpeg(data: memoryview) -> Shape | None:
     """8 bits, Huffman coding, not RGB as it is, at most one EXIF block, which is sound, and no other orientation."""
     at, shape, orientation, in_xmp, is_rgb = 2, None, None, False, None
-    while (marker := data[at + 1]) != 0xDA:
+    while (marker := data[at + 1]) != 0xDA or data[at] != 0xFF:
         length = data[at + 2] << 8 | data[at + 3]
         if data[at] != 0xFF or length < 2:
             return None

@@ -80,7 +80,7 @@ class RestartPolicy:
 
     def made_progress(self) -> None:
         """Note that the next start will go better, for example because a broken sample was found."""
-        self._without_progress = 0
+        self._without_progress, self._last_nodes = 0, set()
 
     def lost(self, step: int, errors: Sequence[WorkerError]) -> str | None:
         """Judge a loss of ranks that others survive. Return why the run ends; None if it goes on.

@@ -131,7 +131,7 @@ def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
     assert seen == ids_of(STREAM)
     assert [*quarantine.known] == [alone] and quarantine.known[alone].replaced_by is not None
     outages = OUTAGES.take()
-    assert outages and all(each.storage == str(root) and "missing or empty" in each.reason for each in outages)
+    assert outages and all(each.storage == str(root) and "is missing" in each.reason for each in outages)
 
 
 def test_a_folder_that_stays_away_is_named(tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch) -> None:
