@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.loading.read_errors import describe_error, may_pass, of_storage, refusal
-from raydali.data.sources.retry import Patience, folder_away, with_retry
+from raydali.data.sources.retry import FolderAwayError, Patience, folder_away, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
@@ -90,6 +90,7 @@ class Quarantine:
         sound: bool (N,), samples that were suspicious, were read as a whole, and are not broken.
         for_pillow: samples with files that DALI refuses, and Pillow decodes.
         in_flight_at_death: samples that a process was decoding when it was killed: their decoder may be the cause.
+        waits_for_folders: whether files that are missing together with their folder are storage that is away.
         noted_in: the beginning of the path of the file in which a loader notes what it has in flight (in_flight.py).
     """
 
@@ -100,6 +101,7 @@ class Quarantine:
         self.for_pillow: set[int] = set()
         self.in_flight_at_death: set[int] = set()
         self.noted_in: Path | None = None
+        self.waits_for_folders = False
         self._sound_news: list[int] = []
         self._news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
@@ -160,7 +162,7 @@ class Quarantine:
 
     def _refusal(self, id: int) -> Exception | None:
         with apart(id in self.in_flight_at_death):
-            return self.read(id, partial(refusal, partial(self._load, id)))
+            return self.read(id, partial(refusal, partial(self.noticing, partial(self._load, id))))
 
     def read(self, id: int, call: Callable[[], T]) -> T:
         """Return the result of a call that reads a sample; it is retried while the storage does not answer.
@@ -171,14 +173,22 @@ class Quarantine:
             Exception: any other error of the call.
         """
         try:
-            return with_retry(call, self._storage, worth=may_pass)
+            return with_retry(partial(self.noticing, call), self._storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
             kind = StorageAway if may_pass(error) else DataError
-            away = folder_away(error)
-            why = f"{error}" if away is None else f"the folder {away} is missing: mount or restore it"
-            raise kind(f"the storage did not give sample {id}: {why}") from error
+            raise kind(f"the storage did not give sample {id}: {error}") from error
+
+    def noticing(self, call: Callable[[], T]) -> T:
+        """Return the result of a call; a file that is missing with its folder is an error of the storage, if asked."""
+        try:
+            return call()
+        except Exception as error:
+            away = folder_away(error) if self.waits_for_folders else None
+            if away is None:
+                raise
+            raise FolderAwayError(f"the folder {away} is missing: mount or restore it") from None
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Record a sample that the device's decoder refuses."""

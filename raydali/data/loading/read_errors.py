@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 
-from raydali.data.sources.retry import STORAGE_ERRNOS, folder_away, is_transient
+from raydali.data.sources.retry import STORAGE_ERRNOS, FolderAwayError, is_transient
 from raydali.data.sources.storage import StoreError
 
 
 def why_broken(load: Callable[[], object]) -> str | None:
     """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
-    try:
-        error = refusal(load)
-    except FileNotFoundError as missing:  # with its folder, which who asks may have named wrongly
-        error = missing
+    error = refusal(load)
     return None if error is None else describe_error(error)
 
 
@@ -44,9 +41,9 @@ def describe_error(error: Exception) -> str:
 def of_storage(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, is the storage's."""
     while error is not None:
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError | FolderAwayError):
             return True
-        if isinstance(error, OSError) and (error.errno in STORAGE_ERRNOS or folder_away(error) is not None):
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
             return True
         error = error.__cause__
     return False

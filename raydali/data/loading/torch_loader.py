@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from multiprocessing.connection import wait
 from typing import Any, Unpack
@@ -151,7 +152,8 @@ class _Samples(Dataset[Loaded]):
         while used is not None and sample is None:
             try:
                 with apart(used in self.quarantine.in_flight_at_death):
-                    sample = self.pipeline.in_epoch(counts_to).sample(self.source, used, epoch)
+                    pipeline = self.pipeline.in_epoch(counts_to)
+                    sample = self.quarantine.noticing(partial(pipeline.sample, self.source, used, epoch))
             except Exception as error:
                 if not self.quarantine.examine([used], again=True):
                     if isinstance(error, OSError) and patience.pause(error):

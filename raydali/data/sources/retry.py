@@ -46,8 +46,12 @@ def is_transient(error: BaseException) -> bool:
     if not isinstance(error, OSError):
         return False
     if (number := errno_of(error)) is not None:
-        return number in STORAGE_ERRNOS or folder_away(error) is not None
+        return number in STORAGE_ERRNOS
     return not isinstance(error, FileNotFoundError | PermissionError) and not _REFUSALS.search(str(error))
+
+
+class FolderAwayError(OSError):
+    """The folder of a file that was indexed is missing: its storage is not mounted, or it was moved."""
 
 
 def folder_away(error: BaseException) -> str | None:
@@ -216,7 +220,8 @@ def short(error: BaseException) -> str:
     """A storage's error without the name of the file, so that it is the same on every rank."""
     error = _innermost(error)
     if isinstance(error, OSError) and error.strerror:
-        away = folder_away(error)
-        return error.strerror if away is None else f"the folder {away} is missing"
+        return error.strerror
+    if isinstance(error, FolderAwayError):
+        return str(error)
     found = _ANSWERS.search(str(error))
     return found[0] if found else type(error).__name__

@@ -79,6 +79,7 @@ class BrokenSamples:
 
     def _new_quarantine(self, name: str, samples: int, seed: int | None) -> Quarantine:
         made = Quarantine(samples, seed=seed)
+        made.waits_for_folders = True
         made.noted_in, made.in_flight_at_death = self._notes / name, self._suspects[name]
         return made
 

@@ -17,10 +17,9 @@ import torch
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.loading.read_errors import may_pass
 from raydali.data.sources import retry
 from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.retry import OUTAGES, retries
+from raydali.data.sources.retry import OUTAGES, folder_away, retries
 from raydali.data.sources.video.packets import read_video_info
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
@@ -110,6 +109,7 @@ def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
     """A sample that is deleted alone is broken."""
     root = tmp_path / "data"
     source, quarantine = folder(root, SAMPLES, {}), Quarantine(SAMPLES, seed=3)
+    quarantine.waits_for_folders = True  # as in training
     alone = ids_of(STREAM)[-1]
     OUTAGES.take()
     seen = list[int]()
@@ -137,6 +137,7 @@ def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
 def test_a_folder_that_stays_away_is_named(tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "SECONDS", 1.0)
     source, quarantine = folder(tmp_path / "data", SAMPLES, {}), Quarantine(SAMPLES, seed=3)
+    quarantine.waits_for_folders = True
     with (
         make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader,
         pytest.raises(StorageAway, match=re.escape(f"the folder {tmp_path}/data/1 is missing")),
@@ -152,7 +153,7 @@ def test_a_video_in_a_folder_that_is_away(tmp_path: Path) -> None:
         (tmp_path / "other.txt").touch()
         with pytest.raises(OSError, match="cannot be read") as found:
             read_video_info(str(path))
-        assert may_pass(found.value) is is_away
+        assert (folder_away(found.value) is not None) is is_away
 
 
 def test_a_ceiling_is_not_measured_on_a_storage_that_is_away(
