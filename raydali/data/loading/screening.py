@@ -165,6 +165,7 @@ class Screening:
         found: dict[int, str | ChildDiedError] = {}
         size, times = (1, TRIES) if alone else (max(1, len(files)), 1)
         waiting = [range(first, first + size) for first in range(0, len(files), size)]
+        before: list[int] = []  # what this child process has decoded
         while waiting:
             part = waiting.pop()
             try:
@@ -172,12 +173,29 @@ class Screening:
                 reasons = self._child.call(refused, tried, self._gpu, self._threads)
             except ChildDiedError as died:
                 if len(part) == 1:
-                    found[part[0]] = died
+                    found[self._culprit(files, [part[0], *reversed(before)])] = died
                 else:
                     waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
+                before = []
             else:
                 found.update((part[place // times], reason) for place, reason in reasons.items())
+                before += part
         return found
+
+    def _culprit(self, files: list[bytes], places: list[int]) -> int:
+        """Return which of these files ends a new child process; the first one if none does.
+
+        A file may damage memory, of which the process dies later, while it decodes another file.
+        """
+        from raydali.data.tasks.dali_trial import refused
+
+        for place in places:
+            self._child.close()
+            try:
+                self._child.call(refused, [files[place]] * TRIES, self._gpu, self._threads)
+            except ChildDiedError:
+                return place
+        return places[0]
 
     def close(self) -> None:
         """End the child process."""
