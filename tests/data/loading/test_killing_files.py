@@ -105,7 +105,11 @@ def test_a_worker_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pyt
 def assert_found(quarantine: Quarantine, source: ImageFolder) -> None:
     assert {*quarantine.known} == {*KILLERS}
     for id, broken in quarantine.known.items():
-        assert broken.path == source.path(id) and "SIGSEGV" in broken.reason and broken.replaced_by is not None
+        assert (
+            broken.path == source.path(id)
+            and "was ended by it (SIG" in broken.reason
+            and broken.replaced_by is not None
+        )
 
 
 def test_a_worker_process_that_dies_for_another_reason_is_an_error(
