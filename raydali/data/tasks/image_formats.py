@@ -48,6 +48,8 @@ _BRANDS = {b"avif": "an AVIF", b"avis": "an AVIF", b"heic": "a HEIC", b"heix": "
 
 def format_of(head: bytes) -> Format | None:
     """Return the format of a file by its first HEAD bytes; None if it is not supported."""
+    if head.startswith(JPEG.magics):  # most files are
+        return JPEG
     return next((each for each in FORMATS if head.startswith(each.magics)), None)
 
 

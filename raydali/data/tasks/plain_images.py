@@ -30,6 +30,9 @@ ORIENTATION = 274
 _TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)
 """The length of a value of each type in a TIFF directory."""
 _SHORT, _LONG = 3, 4
+_SEGMENT = struct.Struct(">BBH").unpack_from
+_HARMLESS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+"""Markers of a JPEG's segments that no decoder takes for another picture."""
 _PNM = re.compile(rb"P[56]\s(\d{1,6})\s(\d{1,6})\s255\s")
 _XMP_ORIENTATION = b"tiff:Orientation"
 _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
@@ -120,11 +123,15 @@ def _turned(height: int, width: int, orientation: int) -> Shape:
 def _jpeg(data: memoryview) -> Shape | None:
     """8 bits, Huffman coding, not RGB as it is, at most one EXIF block, which is sound, and no other orientation."""
     at, shape, orientation, in_xmp, is_rgb = 2, None, None, False, None
-    while (marker := data[at + 1]) != 0xDA or data[at] != 0xFF:
-        length = data[at + 2] << 8 | data[at + 3]
-        if data[at] != 0xFF or length < 2:
+    while True:
+        mark, marker, length = _SEGMENT(data, at)
+        if mark != 0xFF or length < 2:
             return None
-        if 0xC0 <= marker <= 0xC2:
+        if marker == 0xDA:
+            break
+        if marker in (0xC4, 0xDB):  # tables, which most segments are
+            pass
+        elif 0xC0 <= marker <= 0xC2:
             if shape is not None or data[at + 4] != 8 or data[at + 9] not in (1, 3, 4):
                 return None
             shape = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
@@ -142,7 +149,7 @@ def _jpeg(data: memoryview) -> Shape | None:
             is_rgb = False if is_rgb is None else is_rgb  # JFIF is YCbCr
         elif marker == 0xEE and bytes(data[at + 4 : at + 9]) == b"Adobe":
             is_rgb = data[at + 15] == 0
-        elif not (marker in (0xC4, 0xDB, 0xDD, 0xFE) or 0xE0 <= marker <= 0xEF):
+        elif marker not in _HARMLESS:
             return None
         at += 2 + length
     # GPUs take RGB for YCbCr.
