@@ -1,4 +1,4 @@
-"""What DALI and Pillow say of image files: the code of `raydali verify` that runs in child processes.
+"""Asks DALI and Pillow about image files: the code of `raydali verify` that runs in child processes.
 
     plain, JPEG    DALI decodes it, Pillow at an eighth of its size; if these differ, Pillow decodes it as a whole
     plain, other   DALI and Pillow decode it
@@ -31,7 +31,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass
 class Seen:
-    """What the decoders say of a file.
+    """The findings of the decoders about a file.
 
     Attributes:
         shape: height and width of the upright image; None if it is broken.

@@ -28,7 +28,7 @@ _CHECKED = 100
 """Files to check one by one if every listing lacks all files."""
 _LISTING_THREADS = 32
 _ABSENT = "nan", "<na>", "n/a", "#n/a"
-"""What pandas and spreadsheets write, in any case, where there is no label."""
+"""The texts, in lower case, that pandas and spreadsheets write where there is no label."""
 _FEW = 20
 """Fractions that may be classes, and missing class indices that are named."""
 

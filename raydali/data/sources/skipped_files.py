@@ -22,7 +22,7 @@ _EXPECTED = re.compile(
 )
 """Names of files that are never samples."""
 LEFT = "left behind by other systems"
-"""What messages call such files."""
+"""The name of such files in messages."""
 _ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
 _KINDS_SHOWN = 5
 
