@@ -26,7 +26,7 @@ from raydali.errors import DataError
 
 SECONDS = 120.0
 """How long a call may take. What takes longer never ends."""
-_SAID_BYTES = 10_000
+_PRINTED_BYTES = 10_000
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,13 +47,10 @@ class Child:
 
     Args:
         seconds: how long a call may take.
-
-    Attributes:
-        said: what the process wrote to its standard output and standard error in the last call.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds, self.said = seconds, ""
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
@@ -74,38 +71,29 @@ class Child:
             error, result = pickle.loads(self._channel.recv_bytes())
         except (EOFError, ConnectionError) as lost:
             code = self._process.wait()
-            self._read_output()
             self.close()
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             died = ChildDiedError(f"the decoder's process was ended by it ({cause})")
             died.signal = max(0, -code)
             raise died from lost
-        self._read_output()
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         code = f"from raydali.host.child import serve; serve({there.fileno()})"
         path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             pass_fds=[there.fileno()],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         there.close()
         self._channel = Connection(here.detach())
-
-    def _read_output(self) -> None:
-        self._output.seek(0)
-        self.said = self._output.read(_SAID_BYTES).decode(errors="replace")
-        self._output.truncate(0)
-        self._output.seek(0)  # for the child process, too
 
     def close(self) -> None:
         """End the process."""
@@ -114,7 +102,6 @@ class Child:
             self._process.kill()
             self._process.wait()
             self._process = None
-            self._output.close()
 
 
 class Children:
@@ -164,7 +151,11 @@ def serve(handle: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
     channel = Connection(handle)
+    with tempfile.TemporaryFile() as output:  # what decoders print must not reach the user's terminal
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
     while True:
+        take_output()
         try:
             module, name, args = pickle.loads(channel.recv_bytes())
         except (EOFError, ConnectionError):
@@ -195,9 +186,9 @@ def _sendable(error: Exception) -> Exception:
 
 
 def take_output() -> str:
-    """Return what this process, a child, wrote to its standard output and error since the last call."""
+    """Return what this process, a child, wrote to its standard output and error since it was last asked."""
     length = os.lseek(2, 0, os.SEEK_END)
-    text = os.pread(2, min(length, _SAID_BYTES), 0)
+    text = os.pread(2, min(length, _PRINTED_BYTES), 0)
     os.ftruncate(2, 0)
     os.lseek(2, 0, os.SEEK_SET)
     return text.decode(errors="replace")

@@ -34,7 +34,6 @@ def half(number: int) -> int:
 
 
 def die(number: int) -> int:
-    print("the last words", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV if number else signal.SIGKILL)
     return number
 
@@ -55,7 +54,7 @@ def test_results_and_errors_come_as_they_are(child: Child) -> None:
 def test_a_death_is_told_and_the_next_call_works(child: Child) -> None:
     with pytest.raises(ChildDiedError, match="SIGSEGV") as died:
         child.call(die, 1)
-    assert died.value.signal == signal.SIGSEGV and child.said == "the last words\n"
+    assert died.value.signal == signal.SIGSEGV
     assert child.call(half, 4) == 2
 
 
