@@ -1,12 +1,10 @@
 """The DALI loader: each rank has a DALI pipeline that reads and one that decodes, fed with inputs from Python."""
 
 import gc
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,17 +16,17 @@ from numpy.typing import NDArray
 from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
+from raydali.data.loading.batch_reader import BatchReader
 from raydali.data.loading.dali_recovery import Keys, Once, failing, keys_of
 from raydali.data.loading.first_batch import FirstBatch
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.prefetch import InputPrefetcher, InputsError, PreparedInputs
+from raydali.data.loading.prefetch import InputPrefetcher, InputsError
 from raydali.data.loading.python_timing import timed_python
 from raydali.data.loading.screening import Read, Screening
-from raydali.data.sources import storage
 from raydali.data.sources.read_timing import Cause
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
-from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, reading_graph
+from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs
 from raydali.data.tasks.dali_trial import cause_of
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
@@ -41,9 +39,6 @@ PREFETCHED_BATCHES = 4
 """Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 """The operator that reads files, as DALI's errors name it. Its failure in a graph is no sign of broken contents."""
-READ_BATCHES = 2
-"""Batches whose files are read ahead of their decoding."""
-READING_THREADS = 4
 _DEFINING = threading.Lock()
 """Held to define a graph: meanwhile DALI's module has other functions (python_timing.py)."""
 
@@ -51,8 +46,8 @@ _DEFINING = threading.Lock()
 class DaliLoader(Loader):
     """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
 
-        micro-batches --> inputs (threads) --> read, shapes (DALI) --> crops (Python) --> decode, augment (DALI)
-                          (prefetch.py)         READ_BATCHES                               PREFETCHED_BATCHES
+        micro-batches --> inputs (threads) --> read (DALI) -----> screen, crop (Python) --> decode, augment (DALI)
+                          (prefetch.py)        (batch_reader.py)  (screening.py)            PREFETCHED_BATCHES
 
     Pipelines without image files have no reading step. On a GPU the outputs are used on torch's current stream with no
     copy and no synchronization: DALI reuses their memory after the work queued on that stream is done.
@@ -85,10 +80,15 @@ class DaliLoader(Loader):
         self._prefetcher = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
         gpu = (self.device.index or 0) if self._dali_device == "gpu" else None
         self._screening = Screening(self.quarantine, gpu, self.threads)
-        self._being_read: deque[PreparedInputs] = deque()
+        self._reader = BatchReader(
+            self._prefetcher,
+            self.quarantine,
+            self.waits,
+            files=pipeline.image_files,
+            threads=self.threads,
+            dali_reads=self.source.dali_reads,
+        )
         self._under_way: deque[tuple[MicroBatch, Read | None]] = deque()
-        self._reader: dali.Pipeline | None = None
-        self._unread = 0  # batches being read whose reader failed
         self._dali: dali.Pipeline | None = None
         self._batch_size = 0
         self._in_python = 0.0
@@ -168,9 +168,7 @@ class DaliLoader(Loader):
                     raise StorageAway(f"DALI cannot read the data: {cause_of(error)}") from error
             elif not self._find_failing(keys, error):
                 raise error
-        in_flight = [*(batch for batch, _ in batches), *(prepared.micro_batch for prepared in self._being_read)]
-        self._discard()
-        self._prefetcher.requeue(in_flight)
+        self._prefetcher.requeue([*(batch for batch, _ in batches), *self._discard()])
 
     def _find_failing(self, keys: Keys, error: RuntimeError) -> bool:
         """Record the samples on which the graph fails; return whether there are any."""
@@ -180,18 +178,15 @@ class DaliLoader(Loader):
             self.quarantine.mark_broken(id, f"Pillow can decode it, DALI's graph fails on it: {cause_of(error)}")
         return bool(blamed)
 
-    def _discard(self) -> None:
+    def _discard(self) -> list[MicroBatch]:
+        """End DALI's pipelines, and return the batches that were read ahead."""
         self._dali = None
         self._under_way.clear()
-        self._being_read.clear()
-        self._unread = 0
-        self._discard_reader()
-
-    def _discard_reader(self) -> None:
-        self._reader = None
+        ahead = self._reader.discard()
         # DALI's graph is a reference cycle that keeps the last batch, and through it DALI's threads, alive. A loader
         # that does not recover was created just now: collecting the young generations suffices and is much faster.
         gc.collect(2 if self._recovers else 1)
+        return ahead
 
     # The causes of waiting.
 
@@ -217,7 +212,7 @@ class DaliLoader(Loader):
         prepared = self._prefetcher.peek()
         files, feed, num_inputs = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
         if files:
-            self._reader = self._built_reader()
+            self._reader.build(self._batch_size)
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
             crops = self._crops(prepared.micro_batch, shapes, prepared.inputs)
             feed, num_inputs = self._next_read, files + len(crops)
@@ -238,19 +233,6 @@ class DaliLoader(Loader):
             )
         self._dali.build()
 
-    def _built_reader(self) -> dali.Pipeline:
-        reader = dali.Pipeline(
-            batch_size=self._batch_size,
-            num_threads=min(READING_THREADS, self.threads),
-            device_id=None,
-            prefetch_queue_depth=READ_BATCHES,
-        )
-        with reader:
-            reads = self.source.dali_reads
-            reader.set_outputs(*reading_graph(self._next_files, self.pipeline.image_files, reads=reads))
-        reader.build()
-        return reader
-
     def _add_python(self, seconds: float) -> None:
         self._in_python += seconds
 
@@ -261,24 +243,18 @@ class DaliLoader(Loader):
         self._under_way.append((prepared.micro_batch, None))
         return prepared.inputs
 
-    def _next_files(self) -> Inputs:
-        prepared = self._prefetcher.take()
-        self._being_read.append(prepared)
-        return prepared.inputs[: self.pipeline.image_files]
-
     def _next_read(self) -> tuple[Any, ...]:
         """Return the next batch from the reader, with its crops; broken samples are replaced first, or left out."""
-        contents = self._read_by_dali()
-        prepared = self._being_read.popleft()
+        prepared, contents = self._reader.take()
         while True:
             micro_batch, inputs, _ = prepared
-            count = self.pipeline.image_files
-            files = self._read_here(micro_batch, inputs[:count]) if contents is None else contents
-            if files is not None:
-                read = Read(micro_batch.read_ids, files)
+            if contents is None:
+                contents = self._reader.read_here(prepared)
+            if contents is not None:
+                read = Read(micro_batch.read_ids, contents)
                 shapes = self._screening.shapes(read)
                 if shapes is not None:
-                    unfit = self.pipeline.unfit(shapes, inputs[count:])
+                    unfit = self.pipeline.unfit(shapes, inputs[self.pipeline.image_files :])
                     if not (unfit.any() and self.quarantine.examine(read.ids[unfit])):
                         break
             contents, prepared = None, self._prefetcher.again(micro_batch)
@@ -287,45 +263,6 @@ class DaliLoader(Loader):
         self._under_way.append((micro_batch, read))
         with self.waits.on("python"):
             return (*read.for_dali, *self._crops(micro_batch, shapes, inputs))
-
-    def _read_by_dali(self) -> Sequence[Any] | None:
-        """Return the contents of the next batch, for each image file; None if they must be read without DALI.
-
-        DALI's reader ends with an error if a file is missing. The batches that it was reading are then read here.
-        """
-        if not self._unread:
-            if self._reader is None:
-                self._reader = self._built_reader()
-            try:
-                with self.waits.on("storage"):
-                    contents: Sequence[Any] = self._reader.run()
-                    return contents
-            except RuntimeError:
-                if not self._being_read:
-                    raise
-                self._discard_reader()
-                self._unread = len(self._being_read)
-        self._unread -= 1
-        return None
-
-    def _read_here(self, micro_batch: MicroBatch, files: Inputs) -> list[list[Any]] | None:
-        """Return the contents of a batch's files; None if a sample is broken, which the quarantine then knows."""
-        if not self.source.dali_reads:
-            return [[*column] for column in files]
-
-        def contents(id: int, path: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-            name = os.fsdecode(path.tobytes().rstrip(b"\0"))
-            try:
-                return np.frombuffer(self.quarantine.read(id, partial(storage.read, name)), np.uint8)
-            except OSError:
-                return None
-
-        ids = micro_batch.read_ids.tolist()
-        with self.waits.on("storage"), ThreadPoolExecutor(READING_THREADS) as threads:
-            read = [[*threads.map(contents, ids, column)] for column in files]
-            missing = np.array([[each is None or not len(each) for each in column] for column in read]).any(0)
-            self.quarantine.examine(micro_batch.read_ids[missing], again=True)
-        return None if missing.any() else read
 
     def _crops(self, micro_batch: MicroBatch, shapes: list[NDArray[np.int64]], inputs: Inputs) -> Inputs:
         pipeline = self.pipeline.in_epoch(micro_batch.counts_to)
@@ -340,8 +277,7 @@ class DaliLoader(Loader):
         except StopIteration:
             self._under_way.clear()
             pipeline.reset()
-            if self._reader is not None:
-                self._reader.reset()
+            self._reader.reset()
         except Exception:  # the failed batch is discarded anyway; if it is needed later, it fails again
             self._discard()
 
