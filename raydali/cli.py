@@ -44,6 +44,7 @@ from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
+from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
 from raydali.output import mark_warnings, parse_options
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _parse(given: list[str]) -> "DataclassInstance":
+    refuse_removed_command(given, COMMANDS)
     words = 2 if given[:1] in (["bench"], ["cluster"]) else 1
     name, rest, style = " ".join(given[:words]), given[words:], (tyro.conf.DisallowNone,)
     options: DataclassInstance
@@ -118,6 +120,7 @@ def _parse(given: list[str]) -> "DataclassInstance":
         preview, of_job = tyro.cli(Preview, prog="raydali preview", args=rest, config=style, return_unknown_args=True)
         return replace(preview, of_job=tuple(of_job))
     if name in COMMANDS:
+        refuse_removed_options(rest, COMMANDS[name], name)
         options = parse_options(COMMANDS[name], rest, f"raydali {name}")
         return options
     if len(given) >= words and not given[words - 1].startswith("-"):

@@ -21,6 +21,7 @@ from raydali.launch.driver.job_file import PROGRAM
 from raydali.launch.driver.job_help import show_help
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
+from raydali.launch.removed_options import refuse_removed_options
 from raydali.output import mark_warnings, parse_options
 from raydali.report.console import Console
 from raydali.train.recipes.published import find_recipe
@@ -48,13 +49,14 @@ def parse(
     With `--recipe`, if the job has this option, the recipe's settings are the defaults instead.
 
     Raises:
-        UsageError: an argument holds a key, or there is no such recipe.
+        UsageError: an argument holds a key or an option that was removed, or there is no such recipe.
     """
     start_clock.mark("imports")
     mark_warnings()
     args, prog = sys.argv[1:] if args is None else args, prog or os.environ.pop(PROGRAM, f"python {sys.argv[0]}")
     for argument in args:
         refuse_secrets(argument)
+    refuse_removed_options(args, config)
     if {"-h", "--help"} & {*args}:
         show_help(config, prog)
     args = ["--help" if argument == "--help-all" else argument for argument in args]
