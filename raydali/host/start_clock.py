@@ -3,7 +3,6 @@
     driver    imports, index, cluster
     rank 0    workers, worker start, process group, model, compile, capture, ceiling, validation, first batch,
               first step
-    a replacement of a lost rank has join, too; the phases of a spare begin with it
 
 The marks belong to the process, since the driver has begun before any object exists. They are wall-clock times, so that
 those of two processes can be joined; clocks of two nodes may differ.
@@ -36,11 +35,6 @@ def join(before: Sequence[Mark]) -> None:
     """Put the marks of the driver before those of this worker. In between is the phase `workers`."""
     if before and _marks:
         _marks[:] = [*before, ("workers", _marks[0][1]), *_marks[1:]]
-
-
-def restart() -> None:
-    """Forget the marks: the next phase begins now."""
-    _marks[:] = [("", time.time())]
 
 
 def phases() -> dict[str, float]:

@@ -25,8 +25,6 @@ PLACEMENT_OPTIONS = {
     "storage",
     "data",
     "max_failures",
-    "replace",
-    "spares",
     "hang_timeout",
     "storage_timeout",
     "start_timeout",
@@ -89,13 +87,6 @@ class LaunchOptions:
     max_failures: int = 3
     """Maximum consecutive failures without a new checkpoint, except preemptions and storage outages; -1: no limit. An
     error that would recur ends the run at once."""
-    replace: bool | None = None
-    """Replace a worker whose process has died while the others train on; otherwise all restart. Only for a fixed number
-    of workers, without --sync-bn. Default: on CPUs, and with --spares; on GPUs each step would take longer, because
-    gradients are summed after the backward pass."""
-    spares: int = 0
-    """Number of further workers, which start like the others and then wait. One of them takes the place of a worker
-    that has died at the next step, without the time of a start."""
     hang_timeout: float = 600
     """Seconds without progress after which a run restarts from its newest checkpoint; 0: no limit."""
     storage_timeout: float = 21600
@@ -121,13 +112,6 @@ class LaunchOptions:
         if self.shuffle_window and not self.shuffle_block:
             raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: give --shuffle-block too")
         require(self, "max_failures", least=-1)
-        require(self, "spares", least=0)
-        if (self.spares or self.replace) and (other := self._without_replacement):
-            asked = f"--spares {self.spares}" if self.spares else "--replace"
-            raise UsageError(
-                f"{asked} needs workers that are replaced while the others train on, which {other} excludes: leave one "
-                "of them out"
-            )
         require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
             require(self, name, least=0)
@@ -136,24 +120,6 @@ class LaunchOptions:
                     f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
                     "workers report progress every 2 s"
                 )
-
-    @property
-    def _without_replacement(self) -> str | None:
-        """The option with which all workers restart when one is lost."""
-        if self.replace is False:
-            return "--no-replace"
-        if self.max_failures == 0:
-            return "--max-failures 0"
-        if self.sync_bn:
-            return "--sync-bn"
-        if self.worker_range is not None and self.worker_range[0] != self.worker_range[1]:
-            return f"--workers {self.workers}"
-        return None
-
-    def replaces(self, *, gpu: bool) -> bool:
-        """Return whether a lost worker is replaced while the others train on, by whether each worker has a GPU."""
-        wanted = self.spares > 0 or self.replace or (self.replace is None and not gpu)
-        return wanted and self._without_replacement is None
 
     @cached_property
     def worker_range(self) -> tuple[int, int] | None:

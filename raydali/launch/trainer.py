@@ -29,7 +29,6 @@ class Training:
     Attributes:
         name, storage: the run's name, and the folder of the runs, as a URI.
         workers: the number of workers, or the least and the most.
-        replaces: see `controller.scaling.Trainer`.
         gpu: whether each worker has a GPU.
         cpus: CPU cores of each worker.
         timeout: of the process group.
@@ -40,7 +39,6 @@ class Training:
     name: str
     storage: str
     workers: int | tuple[int, int]
-    replaces: int
     gpu: bool
     cpus: int
     timeout: timedelta
@@ -74,7 +72,6 @@ def _fit(training: Training, config: dict[str, Any], channel: DriverChannel, set
     trainer = Trainer(
         run_worker,
         channel=channel,
-        replaces=training.replaces,
         start_timeout=training.start_timeout,
         train_loop_config=config,
         torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),

@@ -5,7 +5,7 @@ A value that was not measured is None.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
 from typing import Any
 
@@ -36,10 +36,6 @@ class RankRecord:
 
     replaced: int = 0
     """Number of broken samples that were replaced."""
-    images_of_all: int = 0
-    """Images of all ranks in the steps of this rank, also of ranks that are lost; 0 if it is not known."""
-    loss_sum_of_all: float = 0.0
-    """Training loss, added up over these images."""
 
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
@@ -101,8 +97,12 @@ Segment = Sequence[RankRecord]
 
 
 def segment_of(rows: Iterable[Mapping[str, Any]]) -> list[RankRecord]:
-    """Return the records of these rows, which come from checkpoints and from other ranks."""
-    return [RankRecord(**row) for row in rows]
+    """Return the records of these rows, which come from checkpoints and from other ranks.
+
+    What another version of raydali has measured besides is passed over.
+    """
+    known = {each.name for each in fields(RankRecord)}
+    return [RankRecord(**{name: value for name, value in row.items() if name in known}) for row in rows]
 
 
 def epoch_record(
@@ -143,7 +143,7 @@ def epoch_record(
         return sum(fmean(getattr(record, name) for record in segment) for segment in segments)
 
     records = [record for segment in segments for record in segment]
-    images, loss_sum = map(sum, zip(*map(_images_and_loss, segments), strict=True))
+    images, loss_sum = sum(record.images for record in records), sum(record.loss_sum for record in records)
     wall = sum(max(record.seconds for record in segment) for segment in segments)
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
@@ -190,15 +190,6 @@ def epoch_record(
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line
-
-
-def _images_and_loss(segment: Segment) -> tuple[int, float]:
-    """Return the images of all ranks and their loss; the record of a rank that is lost is missing."""
-    longest = max(segment, key=lambda record: record.images_of_all)
-    images = sum(record.images for record in segment)
-    if longest.images_of_all > images:
-        return longest.images_of_all, longest.loss_sum_of_all
-    return images, sum(record.loss_sum for record in segment)
 
 
 def _utilisation(segments: Sequence[Segment], flops: float) -> float | None:

@@ -16,11 +16,8 @@ from raydali.run.events import (
     Preemption,
     Quarantined,
     Rehearsed,
-    Rejoined,
-    Replaced,
     Resize,
     Resumed,
-    SpareReady,
     Started,
     StorageRetried,
 )
@@ -123,15 +120,6 @@ class Console:
                 self._show_failure(event)
             case Resize():
                 self.print(f"continuing with {plural(event.workers, 'worker')} from the newest checkpoint")
-            case Replaced():
-                lost = [numbered("rank", event.ranks)] * bool(event.ranks)
-                lost += [plural(event.spares, "spare")] * bool(event.spares)
-                others = plural(event.remaining, "worker")
-                self.warn(f"{event.error}; training continues on {others}, and {' and '.join(lost)} will be replaced")
-            case SpareReady():
-                self.print(f"a spare is ready on node {event.node}")
-            case Rejoined():
-                self.print(f"rank {event.rank} was replaced, and joined at step {event.step}")
             case Preemption():
                 self.warn("a node is being taken away: continuing from the newest checkpoint")
             case Hang():

@@ -29,13 +29,6 @@ class Attempt:
     driver: str = field(default_factory=lambda: secrets.token_hex(8))
     group: int = 0
 
-    @classmethod
-    def newest(cls, folder: RunFolder) -> "Attempt":
-        """Return the worker group that owns the folder, for a worker that joins it."""
-        with folder.must_answer():
-            owner: Any = folder.read_json(ATTEMPT)
-        return cls(owner["driver"], owner["group"])
-
     def take(self, folder: RunFolder) -> None:
         """Take over the folder: earlier attempts can no longer write from now on.
 

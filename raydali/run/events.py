@@ -10,7 +10,7 @@ END_EVENTS = ("finish", "stop", "interrupt")
 """The events with which a driver ends."""
 GROUP_END_EVENTS = ("failure", "preemption", "resize")
 """The events with which a worker group ends early. Another group starts unless the driver ends."""
-Notice = Literal["preemption", "stop", "resize", "replace"]
+Notice = Literal["preemption", "stop", "resize"]
 """Why workers leave between two steps, after a checkpoint."""
 WorkerAddress = tuple[str, int]
 """Node id and process id of a worker."""
@@ -225,57 +225,6 @@ class Resize(GroupEnded):
 
     event = "resize"
     workers: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replaced(Event):
-    """Workers were lost. The others train on, and Ray Train starts replacements.
-
-    Attributes:
-        ranks: the ranks that were lost.
-        spares: number of workers that were lost without having a rank.
-        remaining: number of ranks that train on.
-        error: why they were lost.
-        places: node and process id of each lost worker, by its rank; those of spares have negative numbers.
-        step: added by the driver: the last completed step that it knows.
-    """
-
-    event = "replace"
-    _unrecorded = ("places",)
-    ranks: Sequence[int]
-    spares: int = 0
-    remaining: int
-    error: str
-    places: Mapping[int, WorkerAddress] = field(default_factory=dict)
-    step: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpareReady(Event):
-    """A spare is prepared, and waits until a rank is lost.
-
-    Attributes:
-        phases: see `Started`.
-    """
-
-    event = "spare"
-    node: str
-    phases: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejoined(Event):
-    """The replacement of a lost rank, or a spare, has completed its first step with the others.
-
-    Attributes:
-        step: the step in which it joined.
-        phases: see `Started`; those of a spare begin with the loss of the rank.
-    """
-
-    event = "rejoin"
-    rank: int
-    step: int
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ SCHEMA = pa.schema(
 )
 
 
-_NUMBERS = ["step", "micro_batch"]
 _FILE = r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?"
 
 
@@ -35,13 +34,10 @@ class SampleTrace:
     A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, replaced_by (null unless
     the sample is broken), and repeat (how often the id came before in its cycle of epochs). The rows of a micro-batch
     have the order of the stream.
-
-    Attributes:
-        rank: this rank, which a spare knows only once it joins the others.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
-        self._folder, self.rank = folder, rank
+        self._folder, self._rank = folder, rank
         self._micro_batches: list[MicroBatch] = []
 
     def add(self, micro_batch: MicroBatch) -> None:
@@ -62,7 +58,7 @@ class SampleTrace:
         columns: list[Any] = [
             np.repeat([batch.step for batch in batches], sizes),
             np.concatenate([batch.epochs for batch in batches]),
-            np.full(len(ids), self.rank, np.int32),
+            np.full(len(ids), self._rank, np.int32),
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
             _replaced_by(batches),
@@ -71,7 +67,7 @@ class SampleTrace:
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
         first, last = batches[0].step, batches[-1].step
-        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self.rank:05d}.parquet", sink.getvalue())
+        self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
         self._micro_batches = []
 
 
@@ -80,31 +76,6 @@ def _replaced_by(batches: Sequence[MicroBatch]) -> pa.Array:
     ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
     joined = np.concatenate(ids)
     return pa.array(joined, pa.int64(), mask=joined == none)
-
-
-def write_missing(folder: RunFolder, of_ranks: Iterable[tuple[int, MicroBatch]], start: int) -> None:
-    """Write the rows of lost ranks that nobody has written, as these ranks would have.
-
-    Args:
-        folder: the run's folder.
-        of_ranks: what lost ranks have trained on, each with its rank, in global batches from `start` on.
-        start: see `of_ranks`.
-
-    Raises:
-        OSError: a file cannot be read or written; the next call tries again.
-    """
-    missing = {(each.step, each.index): (rank, each) for rank, each in of_ranks}
-    for file in folder.files("samples") if missing else ():
-        match = re.fullmatch(_FILE, file)
-        if match is not None and int(match[2]) >= start and not match[3]:
-            rows = parquet.read_table(io.BytesIO(folder.read(f"samples/{file}")), columns=_NUMBERS)
-            for written in set(zip(*(rows[name].to_pylist() for name in _NUMBERS), strict=True)):
-                missing.pop(written, None)
-    traces = {rank: SampleTrace(folder, rank) for rank, _ in missing.values()}
-    for rank, each in missing.values():
-        traces[rank].add(each)
-    for trace in traces.values():
-        trace.flush()
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:

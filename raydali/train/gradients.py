@@ -1,11 +1,8 @@
 """The sum of gradients over all ranks: one all-reduce after a step's last backward pass.
 
-DistributedDataParallel all-reduces parts of the gradients during this pass instead. Where ranks can be lost, the sum is
-apart from the pass: this has no communication, so it cannot fail because another rank is lost, a CUDA graph of it stays
-valid when the number of ranks changes, and this rank's own gradients are still there if the all-reduce fails.
-
-Where the GPUs have fast connections, the sum is faster, too, as the last part of the pass's CUDA graph: DDP's copies of
-gradients into its buckets, each with a kernel of its own, take longer than the whole all-reduce.
+DistributedDataParallel all-reduces parts of the gradients during this pass instead. On CPUs, the all-reduce then takes
+the cores from the pass. Where GPUs have fast connections, one all-reduce as the last part of the pass's CUDA graph is
+faster: DDP's copies of gradients into its buckets, each with a kernel of its own, take longer than the all-reduce.
 """
 
 from collections.abc import Sequence
@@ -36,10 +33,7 @@ def ddp_is_slower(parameters: Sequence[nn.Parameter], worker: Worker) -> bool:
 
 
 class FlatSums:
-    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it.
-
-    If ranks can be lost, `Worker.queued` tells when a GPU has them.
-    """
+    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -52,20 +46,13 @@ class FlatSums:
 
         Args:
             tensors: tensors of the same shapes, strides, dtypes and devices in each call.
-
-        Raises:
-            RankLostError: ranks were lost; `forget` must be next.
         """
         if not self._flat:
             self._allocate(tensors)
         torch._foreach_copy_(self._views, tensors)
         for flat in self._flat:
-            self._worker.all_reduce(flat, waits=False)
+            self._worker.all_reduce(flat)
         return self._views
-
-    def forget(self) -> None:
-        """Use other buffers from now on, since an all-reduce that a lost rank has ended may still run."""
-        self._flat = []
 
     def _allocate(self, like: list[torch.Tensor]) -> None:
         self._views = [torch.empty(0)] * len(like)
@@ -89,43 +76,22 @@ class GradientSums:
         worker.broadcast([*model.parameters(), *model.buffers()])
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
-        self._sums, self._worker = FlatSums(worker), worker
-        self._own: list[torch.Tensor | None] = []
+        self._sums = FlatSums(worker)
 
-    def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """Set each gradient to its sum over ranks, and return the sums of the others, valid until the next call.
-
-        If ranks can be lost, `Worker.queued` tells when a GPU has the sums. A gradient of None counts as zeros, and
-        stays None if it is None on all ranks.
-
-        Args:
-            others: tensors that are summed together with the gradients, alike in each call.
-
-        Raises:
-            RankLostError: ranks were lost; `undo` must be next.
-        """
-        self._own = gradients = [parameter.grad for parameter in self._parameters]
+    def all_reduce(self) -> None:
+        """Set each gradient to its sum over ranks. None counts as zeros, and stays None if it is None on all ranks."""
+        gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         has_gradient = self._has_gradient.clone()
         if missing:
             has_gradient[missing] = 0  # the host waits for the device
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
-        sums = self._sums([*given, has_gradient, *others])
-        ranks, of_others = sums[len(given)], sums[len(given) + 1 :]
-        if missing:
-            self._worker.queued()()
-        for parameter, gradient in zip(self._parameters, sums, strict=False):
+        *sums, ranks = self._sums([*given, has_gradient])
+        for parameter, gradient in zip(self._parameters, sums, strict=True):
             parameter.grad = gradient
         for index in missing:
             if not ranks[index]:  # a device's value: the host waits for it only where a gradient is None
                 self._parameters[index].grad = None
-        return of_others
-
-    def undo(self) -> None:
-        """Set the gradients to those of this rank again, after a loss."""
-        self._sums.forget()
-        for parameter, gradient in zip(self._parameters, self._own, strict=True):
-            parameter.grad = gradient
 
 
 def _like(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

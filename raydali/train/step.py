@@ -1,11 +1,12 @@
 """The forward and backward pass of a micro-batch; on a GPU one CUDA graph, so that no kernel waits for the host."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from raydali.host.hardware import OVERLAP_PAYS
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
 from raydali.train.compilation import compile_function
@@ -37,14 +38,13 @@ class ForwardBackward:
         graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs steps
             of one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the
             default one. A loss that cannot be captured runs without a graph, which is logged.
-        overlap: whether the gradients are summed in the backward pass or in its CUDA graph; otherwise `all_reduce` sums
-            them apart from it, see gradients.py. None: what is faster on this device.
+        overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
+            gradients.py. None: what is faster on this device.
 
     Attributes:
         loss: see the argument.
         warm_up_steps: number of eager steps before the capture.
-        apart: whether `all_reduce` sums the gradients apart from the backward pass.
-        allreduce: the timer of an all-reduce that is not apart; None if there is none.
+        allreduce: the timer of the all-reduce; None for one rank.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ForwardBackward:
         overlap: bool | None = None,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.apart = worker.world_size > 1 and not (worker.overlap_pays if overlap is None else overlap)
-        follows = self.apart or (worker.world_size > 1 and graph and ddp_is_slower(self._parameters, worker))
+        if worker.world_size > 1 and overlap is None:
+            overlap = worker.device.type in OVERLAP_PAYS and not (graph and ddp_is_slower(self._parameters, worker))
+        follows = worker.world_size > 1 and not overlap
         self._sums = GradientSums(model, worker) if follows else None
         self._parallel = None if follows else worker.parallel(_Loss(model, loss))
         is_short = self._parallel is None and not precision.scaler.is_enabled()
         self.warm_up_steps = WARM_UP_STEPS if is_short else WARM_UP_STEPS_OF_DDP
-        is_timed = worker.world_size > 1 and not self.apart
-        self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if is_timed else None
+        self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if worker.world_size > 1 else None
         self.loss, forward = loss, self._parallel or loss
         self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
@@ -85,28 +85,6 @@ class ForwardBackward:
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
-        loss = self._local(*inputs, last=last)
-        if last and self.apart:
-            self.all_reduce()
-        return loss
-
-    def all_reduce(self, others: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """Sum the gradients of a step over ranks, if they are summed apart from the backward pass.
-
-        Returns:
-            The sums of the other tensors, valid until the next call; empty if the gradients are summed already.
-
-        Raises:
-            RankLostError: see GradientSums; `undo_all_reduce` must be next.
-        """
-        return self._sums.all_reduce(others) if self._sums is not None and self.apart else []
-
-    def undo_all_reduce(self) -> None:
-        """Set the gradients to those of this rank again, after a loss."""
-        if self._sums is not None:
-            self._sums.undo()
-
-    def _local(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1
@@ -117,19 +95,10 @@ class ForwardBackward:
                 return self._run(*inputs, last=False)
         for captured, given in zip(self._inputs, inputs, strict=True):
             captured.copy_(given)
-        # Those of an earlier micro-batch of this step, which lost ranks have left: a replay overwrites them.
-        earlier = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
         self._graph.replay()  # first, because the GPU may wait for it
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        if earlier:
-            torch._foreach_add_([gradient for gradient in self._gradients if gradient is not None], earlier)
         return self._loss
-
-    @property
-    def like(self) -> torch.Tensor:
-        """A tensor of the dtype and on the device of most gradients."""
-        return self._parameters[0]
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
-from raydali.train.membership import RankLostError
 from raydali.train.precision import Precision
 from raydali.train.snapshot import snapshot
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -68,10 +67,7 @@ def warm_up(
                 start_clock.mark("capture" if index else "compile")
         if not measures_ceiling:
             return Ceiling()
-        try:
-            measured = yield from _measured(take, worker, images, seconds_of_step=time.perf_counter() - began)
-        except RankLostError as error:
-            return Ceiling(why=str(error), void=True)
+        measured = yield from _measured(take, worker, images, seconds_of_step=time.perf_counter() - began)
         return measured
 
 

@@ -185,8 +185,8 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
     assert process.wait(600) == 0, (tmp_path / "log").read_text()
     events = events_of(folder)
-    assert kinds(events) == ["chosen", "rehearsal", "start", "replace", "rejoin", "finish"]
-    assert len(events[3]["ranks"]) == 1
+    assert kinds(events) == ["chosen", "rehearsal", "start", "failure", "resume", "finish"]
+    assert len(events[3]["killed"]) == 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)
     assert_whole(folder, config.stream(1437))
 

@@ -35,32 +35,11 @@ def test_ranges_without_workers(workers: str) -> None:
         ({"cpus_per_worker": 0}, "--cpus-per-worker 1 0"),
         ({"cpus_per_worker": -3}, "--cpus-per-worker 1 -3"),
         ({"max_failures": -2}, "--max-failures -1 -2"),
-        ({"spares": -1}, "--spares 0 -1"),
-        ({"spares": 1, "workers": "2:4"}, "--spares 1 --workers 2:4"),
-        ({"spares": 1, "replace": False}, "--spares 1 --no-replace"),
-        ({"spares": 2, "sync_bn": True}, "--spares 2 --sync-bn"),
-        ({"spares": 2, "max_failures": 0}, "--spares 2 --max-failures 0"),
-        ({"replace": True, "sync_bn": True}, "--replace --sync-bn"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
         LaunchOptions(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "on_cpus", "on_gpus"),
-    [
-        ({}, True, False),
-        ({"replace": True}, True, True),
-        ({"replace": False}, False, False),
-        ({"spares": 1}, True, True),
-        ({"sync_bn": True}, False, False),
-    ],
-)
-def test_where_lost_workers_are_replaced(options: dict[str, Any], on_cpus: bool, on_gpus: bool) -> None:
-    asked = LaunchOptions(**options)
-    assert (asked.replaces(gpu=False), asked.replaces(gpu=True)) == (on_cpus, on_gpus)
 
 
 def test_fused_layers_need_compilation() -> None:

@@ -1,12 +1,12 @@
 """Epoch records against numbers worked out by hand, and against the names that other programs rely on."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from raydali.measure.records import RankRecord, epoch_record
+from raydali.measure.records import RankRecord, epoch_record, segment_of
 from tests.support.messages import mentioning
 from tests.support.records import rank_record
 
@@ -73,12 +73,9 @@ def test_several_segments_of_several_ranks_merge() -> None:
     assert record["ranks"][1]["step_seconds"] == 7.0
 
 
-def test_images_of_a_lost_rank_count() -> None:
-    """It was replaced in the middle: the others know what all have done; the replacement knows its own steps."""
-    survivor = rank_record(1, 2, images=60, loss_sum=90.0, images_of_all=100, loss_sum_of_all=200.0)
-    replacement = rank_record(0, 2, images=10, loss_sum=5.0, images_of_all=30, loss_sum_of_all=20.0)
-    record = epoch_record([[survivor, replacement]], **FACTS)
-    assert (record["images"], record["loss"]) == (100, 2.0)
+def test_what_another_version_has_measured_besides_is_passed_over() -> None:
+    row = asdict(rank_record(images=60)) | {"images_of_all": 100, "loss_sum_of_all": 200.0}
+    assert segment_of([row]) == [rank_record(images=60)]
 
 
 def test_one_rank_is_its_own_mean() -> None:

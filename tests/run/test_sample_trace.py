@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import SCHEMA, SampleTrace, drop_samples, read_samples, write_missing
+from raydali.run.sample_trace import SCHEMA, SampleTrace, drop_samples, read_samples
 from tests.support.messages import mentioning
 
 STREAM = Stream(samples=50, epochs=3, batch_size=4, global_batch_size=24, seed=5)  # 6 steps, the third across a seam
@@ -87,20 +87,6 @@ def test_a_flush_writes_only_what_came_since_the_last(folder: RunFolder) -> None
         "step-000000001-000000002-rank-00007.parquet",
     ]
     assert len(read_samples(folder)) == 72
-
-
-def test_rows_of_lost_ranks_are_written_unless_these_have(folder: RunFolder) -> None:
-    """In steps 2 to 4, rank 1 was lost after it had written its rows, rank 2 before; so was rank 1 in steps 0 and 1."""
-    trace(folder, range(0, 2), world_size=3)
-    folder.remove("samples/step-000000000-000000001-rank-00001.parquet")
-    trace(folder, range(2, 5), world_size=3)
-    folder.remove("samples/step-000000002-000000004-rank-00002.parquet")
-    lost = [(rank, batch) for batch in BATCHES if batch.step < 5 and (rank := batch.index % 3)]
-    for _ in range(2):
-        write_missing(folder, iter(lost), 0)
-    table = read_samples(folder)
-    np.testing.assert_array_equal(table["id"].to_numpy(), np.concatenate([batch.ids for batch in BATCHES[:30]]))
-    assert table["rank"].to_pylist() == [batch.index % 3 for batch in BATCHES[:30] for _ in batch.ids]
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (2, 2), (4, 4), (6, 6)])

@@ -109,8 +109,6 @@ def steps_of_rank(pattern: str, micro_batches: int) -> tuple[Arrays, Arrays]:
             statistics.begin_micro_batch(index)
             run(*micro_batch(step * micro_batches + number), last=number == mine[-1])
             statistics.end_micro_batch(index)
-        statistics.set_means()
-        statistics.end_step()
         optimizer.step()
         optimizer.zero_grad()
         statistics.average(worker)

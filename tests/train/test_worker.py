@@ -1,14 +1,11 @@
-"""Ranks tell each other JSON and bytes of any size, and unpickle nothing. Only those that have joined await sums."""
+"""Ranks tell each other JSON and bytes of any size, and unpickle nothing."""
 
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raydali.train.membership import Membership, RankLostError
-from raydali.train.roster import announce_loss
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -72,21 +69,3 @@ def test_tensors_of_the_first_come_with_their_strides() -> None:
 def test_what_only_a_pickle_could_hold_is_refused(call: Any) -> None:
     with pytest.raises(TypeError):
         call(Worker.join(CPU, cpus=1, node=""), object())
-
-
-def test_only_those_that_have_joined_wait_for_sums() -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def connect() -> TCPStore:
-        return TCPStore("127.0.0.1", store.port, is_master=False)
-
-    membership = Membership(connect, 0, 2, name="a replacement")
-    announce_loss(store, "1")
-    with membership._changed:
-        membership._changed.wait_for(membership._is_lost, timeout=60)
-    membership.wait_for(lambda: True)  # the sum was there before
-    with pytest.raises(RankLostError):
-        membership.wait_for(lambda: False)
-    # Its warm-up steps go on, although a rank is lost.
-    gpu = torch.device("cuda", 0)
-    Worker(rank=1, world_size=2, device=gpu, cpus=1, node="", membership=membership, joined=False).queued()()

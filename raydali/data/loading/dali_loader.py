@@ -98,15 +98,14 @@ class DaliLoader(Loader):
     def begin_ahead(self) -> None:
         """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
         self._end_iteration()
-        self._assign()
-        self._ahead = FirstBatch(self._begin(self.assigned), self.device)
+        self._ahead = FirstBatch(self._begin(), self.device)
 
     def __iter__(self) -> Iterator[Batch]:
         first = self._ahead.wait() if self._ahead is not None else None
         if self._ahead is None or first is None:
             return super().__iter__()
         self._consumed, self._batches, self._ahead = None, self._ahead.batches, None
-        return self._hand_out(chain([first], self._batches), self.assigned)
+        return self._hand_out(chain([first], self._batches))
 
     def wait_until_begun(self) -> None:
         """Wait until the first batch of `begin_ahead` is there, if it was called."""

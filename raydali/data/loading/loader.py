@@ -13,10 +13,9 @@ the copying, and compiled it costs the step nothing.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -28,7 +27,6 @@ from raydali.data.loading.in_flight import InFlight
 from raydali.data.loading.quarantine import REMEDY, KnowsBroken, Quarantine
 from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
-from raydali.data.stream.assignment import Assignment, Change
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
@@ -91,8 +89,6 @@ class Loader(ABC):
         in_flight: the note of the samples that are being loaded.
         waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
         python: CPU time of the pipeline's Python in this process, outside the training thread.
-        assigned: the micro-batches of the newest iteration; those of a Stream are an Assignment, which may get more.
-        changes: the changes of ranks before the next iteration of a Stream; `start` is after the last of them.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
         on_batch: is told of each batch before it is handed out.
     """
@@ -121,8 +117,6 @@ class Loader(ABC):
         self.waits = WaitTimer()
         self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
-        self.assigned: Iterator[MicroBatch] = iter(())
-        self.changes: Sequence[Change] = ()
         self.on_batch: Callable[[Batch], object] | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
@@ -130,65 +124,26 @@ class Loader(ABC):
     def __iter__(self) -> Iterator[Batch]:
         self._end_iteration()
         self._consumed = None
-        self._assign()
-        self._batches = self._begin(self.assigned)
-        return self._hand_out(self._batches, self.assigned)
+        self._batches = self._begin()
+        return self._hand_out(self._batches)
 
-    def _begin(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
-        """Return the batches of these micro-batches, each of which is noted as in flight once it is taken."""
+    def _begin(self) -> Generator[Batch, None, None]:
+        """Return the batches of an iteration; each micro-batch is noted as in flight once it is taken."""
+        self.in_flight.clear()
+        micro_batches = self.order.micro_batches(self.rank, self.world_size, start=self.start)
         return self._load(map(self._noted, micro_batches))
 
     def _noted(self, micro_batch: MicroBatch) -> MicroBatch:
         self.in_flight.begin(micro_batch.number, micro_batch.ids)
         return micro_batch
 
-    def _assign(self) -> None:
-        self.in_flight.clear()
-        self.assigned = self.order.micro_batches(self.rank, self.world_size, start=self.start)
-        if isinstance(self.assigned, Assignment):
-            self.assigned.changes = [*self.changes]
-
-    def by_step(self, first: int | None = None) -> Iterator[Batch]:
-        """Iterate over the batches of one global batch after the other. Those that arrive early wait for their turn.
-
-        What the rank takes over from a lost one is loaded late. It is yielded last in its global batch.
-
-        Args:
-            first: the first global batch. Default: `start`.
-
-        Raises:
-            TypeError: the order is no Stream.
-        """
-        batches = iter(self)
-        if not isinstance(self.order, Stream) or not isinstance(self.assigned, Assignment):
-            raise TypeError(f"only a Stream has steps, not {type(self.order).__name__}")
-        steps = range(self.start if first is None else first, self.order.steps)
-        return self._in_order(batches, steps, self.order, self.assigned)
-
-    def _in_order(
-        self, batches: Iterator[Batch], steps: range, stream: Stream, assigned: Assignment[MicroBatch]
-    ) -> Iterator[Batch]:
-        early: dict[int, Batch] = {}
-        for step in steps:
-            first, done = step * stream.micro_batches_per_step, set[int]()
-            while left := [index for index in assigned.of_step(step) if index not in done]:
-                while not (ready := [index for index in left if first + index in early]):
-                    batch = next(batches)
-                    early[batch.micro_batch.number] = batch
-                done.add(ready[0])
-                yield early.pop(first + ready[0])
-
-    def _hand_out(self, batches: Iterator[Batch], assigned: Iterator[MicroBatch]) -> Iterator[Batch]:
+    def _hand_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             if self.device.type == "cuda":
                 self._keep_pace()
             batch = next(batches, None)
             if batch is None:
-                more = next(assigned, None) if assigned is self.assigned else None
-                if more is None:
-                    return
-                batches = self._batches = self._begin(chain([more], assigned))
-                continue
+                return
             self.in_flight.end(batch.micro_batch.number)
             self._consumed = batch.micro_batch
             Loader.batches_taken += 1

@@ -6,7 +6,7 @@
     step       |  0    |   1    |  |  2    |   3    |  4 |      G = 4: a global batch may cross the seam
     micro-batch  0 1     2 3        4 5      6 7                batch_size = 2, so A = G / 2 = 2 a global batch
 
-Rank r of W takes micro-batches r, r + W, ... of every global batch (assignment.py). Nothing but the settings and the
+Rank r of W takes micro-batches r, r + W, ... of every global batch. Nothing but the settings and the
 number of samples consumed is needed to go on, on any number of workers.
 """
 
@@ -18,7 +18,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.stream.assignment import Assignment
 from raydali.data.stream.permutation import ApartPermutation, BlockPermutation, Permutation
 from raydali.data.stream.repeats import Passes, draw_keys
 from raydali.errors import UsageError
@@ -235,10 +234,11 @@ class Stream:
             counts_to=self.epoch_of(step),
         )
 
-    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Assignment[MicroBatch]:
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
         """Return an iterator of the rank's micro-batches, from global batch `start` to the end of the run."""
         self.micro_batches_of(rank, world_size)
-        return Assignment(self.micro_batch, self.steps, self.micro_batches_per_step, rank, world_size, start)
+        indices = range(rank, self.micro_batches_per_step, world_size)
+        return (self.micro_batch(step, index) for step in range(start, self.steps) for index in indices)
 
     def state(self, steps: int) -> dict[str, int]:
         """Return the state after `steps` global batches, which checkpoints keep: it is valid at every world size."""

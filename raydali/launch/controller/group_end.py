@@ -11,7 +11,7 @@ from ray.train.v2._internal.execution.controller.state import (
 )
 
 from raydali.launch.channel import Interrupted
-from raydali.run.events import Failure, Preemption, Resize, WorkerAddress
+from raydali.run.events import Failure, Preemption, WorkerAddress
 from raydali.text import error_line
 
 
@@ -21,7 +21,7 @@ def only_waits(state: TrainControllerState) -> bool:
     return isinstance(state, ReschedulingState) and isinstance(cause, WorkerGroupStartupTimeoutError)
 
 
-def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> Failure | Preemption | Resize | None:
+def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> Failure | Preemption | None:
     """Return the early end of a worker group that led to this state, or None.
 
     None means that no group has ended, or that the driver requested the end.
@@ -45,8 +45,6 @@ def end_of(state: TrainControllerState, places: Mapping[int, WorkerAddress]) -> 
     notices = {cause.notice for cause in causes if isinstance(cause, Interrupted)}
     if "stop" in notices:
         return None
-    if "replace" in notices:
-        return Resize(workers=len(places))
     lines = "; ".join(sorted({error_line(error) for error in errors.values()} - {""})) or error_line(end)
     end_type = Preemption if notices or any(map(_is_preempted, causes)) else Failure
     return end_type(

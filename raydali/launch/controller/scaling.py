@@ -41,7 +41,6 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raydali.launch.channel import Board, DriverChannel
 from raydali.launch.controller.group_end import end_of, only_waits
-from raydali.launch.controller.replacement import Replacements
 from raydali.launch.controller.workers import Workers
 from raydali.run.events import GroupEnded, Resize, WorkerAddress
 from raydali.run.messages import Placed
@@ -70,16 +69,12 @@ class Trainer(TorchTrainer):
     The controller runs in this process: an actor of its own, as Ray Train starts it, takes a second to start.
 
     Args:
-        replaces: number of ranks of which single ones are replaced while the others train on, of a fixed number of
-            workers; the other workers are spares. 0: all workers restart.
         start_timeout: see `Workers`.
     """
 
-    def __init__(
-        self, *args: Any, channel: DriverChannel, replaces: int = 0, start_timeout: float = 0.0, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, channel: DriverChannel, start_timeout: float = 0.0, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._channel, self._replaces, self._start_timeout = channel, replaces, start_timeout
+        self._channel, self._start_timeout = channel, start_timeout
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         """Leave out what only starts further processes: for Ray's data sets, and to clean up after a controller.
@@ -92,8 +87,7 @@ class Trainer(TorchTrainer):
     def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
         of_ray = arguments["scaling_policy"]
         policy = ElasticPolicy if isinstance(of_ray, ElasticScalingPolicy) else FixedPolicy
-        arguments["scaling_policy"] = supervised = policy(of_ray.scaling_config, self._channel)
-        supervised.replaces = self._replaces
+        arguments["scaling_policy"] = policy(of_ray.scaling_config, self._channel)
         Workers.start_timeout = self._start_timeout
         arguments["failure_policy"] = _Retry(arguments["failure_policy"].failure_config)
         controller = _Controller(**arguments)
@@ -102,28 +96,10 @@ class Trainer(TorchTrainer):
 
 
 class _Controller(TrainController):
-    """A controller that ends a failed worker group at once; Ray's keeps its resources until the next start.
-
-    It may replace single workers instead.
-    """
+    """A controller that ends a failed worker group at once; Ray's keeps its resources until the next start."""
 
     worker_group_cls = Workers
-    _replacements: Replacements | None = None
     _worker_group: Workers | None
-
-    def _start_worker_group(self, *args: Any, **options: Any) -> None:
-        policy = self._scaling_policy
-        assert isinstance(policy, _Supervised)
-        self._replacements = Replacements(policy.channel, policy.replaces) if policy.replaces else None
-        super()._start_worker_group(*args, **options)
-
-    async def _poll_workers(self) -> "WorkerGroupPollStatus":
-        replacements = self._replacements
-        starting = replacements.starting if replacements is not None else ()
-        status = await super()._poll_workers()
-        if replacements is None or self._worker_group is None:
-            return status
-        return replacements.survived(self._worker_group, status, starting)
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
@@ -150,7 +126,6 @@ class _Supervised(ScalingPolicy):
         self._ends = 0
         self._places: dict[int, WorkerAddress] = {}
         self._resize_to: int | None = None
-        self.replaces = 0
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """See the base class; nothing starts unless the driver permits it."""

@@ -41,7 +41,7 @@ class Workers(WorkerGroup):
     def _create_workers(
         self, num_workers: int, placement_group: PlacementGroup, *args: Any, **options: Any
     ) -> list[Worker]:
-        if self.start_timeout and not self.has_started():  # others replace single ones of a group that trains
+        if self.start_timeout:
             self._limit = Timer(self.start_timeout, self._give_up, (placement_group,))
             self._limit.daemon = True
             self._limit.start()

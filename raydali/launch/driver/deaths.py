@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydali.run.events import WorkerAddress
-from raydali.text import numbered, plural
+from raydali.text import numbered
 
 POLL_SECONDS = 10.0
 """Timeout of the task that reads the log of the process on its node."""
@@ -29,7 +29,7 @@ def describe_deaths(
     """Describe which ranks died, where and why, as far as it is known; takes up to POLL_SECONDS per node.
 
     Args:
-        killed: the ranks; a negative number is a spare.
+        killed: the ranks.
         places: where they ran; the others are only described by `error`.
         error: Ray's description.
         hung: the processes that were killed because they held up the run.
@@ -41,11 +41,7 @@ def describe_deaths(
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     texts = []
     for node, ranks in nodes.items():
-        named = [rank for rank in ranks if rank >= 0]
-        texts_of_ranks = [numbered("rank", named)] * bool(named)
-        if len(named) < len(ranks):
-            texts_of_ranks.append(plural(len(ranks) - len(named), "spare"))
-        who = " and ".join(texts_of_ranks) + (f" (process {places[ranks[0]][1]})" if len(ranks) == 1 else "")
+        who = numbered("rank", ranks) + (f" (process {places[ranks[0]][1]})" if len(ranks) == 1 else "")
         if all(places[rank] in hung for rank in ranks):
             why = "killed, because it held up the run"
         else:

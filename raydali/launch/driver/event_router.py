@@ -10,7 +10,7 @@ from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
-from raydali.run.events import Event, GroupEnded, Hang, Left, Quarantined, Replaced, Started
+from raydali.run.events import Event, GroupEnded, Hang, Left, Quarantined, Started
 from raydali.run.messages import (
     HEARTBEAT_SECONDS,
     EpochEnded,
@@ -35,7 +35,6 @@ class EventRouter:
         self._channel, self._groups, self._watch = channel, groups, watch
         self._recorder, self._console = recorder, console
         self._warnings = WorkerWarnings()
-        self._epoch_reported: int | None = None
         self._began = time.time()
 
     def dispatch(self) -> None:
@@ -75,22 +74,14 @@ class EventRouter:
             case Progress():
                 self._groups.step = message.step
             case EpochEnded(record):
-                if record["step"] == self._epoch_reported:
-                    return  # by the successor of a rank 0 that had reported it
-                self._epoch_reported = record["step"]
                 self._recorder.epoch(record)
             case Started():
-                self._epoch_reported = None
                 self._groups.started(message.step)
                 self._watch.training_started()
             case Quarantined():
                 self._groups.learnt()
             case Left():
                 self._groups.left()
-            case Replaced():
-                for address in message.places.values():
-                    self._watch.forget(address)
-                message = self._groups.replaced(message)
             case GroupEnded():
                 self._watch.group_ended()
                 message = self._groups.ended(message)

@@ -156,8 +156,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
                     console.print(line)
             for line in recipe_lines(settings):
                 console.print(line)
-            spares = f" and {plural(placement.spares, 'spare')}" if placement.spares else ""
-            console.print(f"starting {plural(placement.reachable, 'worker')}{spares} of {placement}")
+            console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
             train_in_workers(run, console, track, interrupt)
 
 

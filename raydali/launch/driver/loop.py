@@ -222,12 +222,10 @@ def _train(run: Run, channel: "DriverChannel") -> None:
     variables = {**polls, **of_ray_train, **WORKER_ENVIRONMENT}
     if not placement.is_elastic:
         start_processes(placement, variables)
-    replaces = placement.can_replace and options.replaces(gpu=placement.gpu)
     training = trainer.Training(
         name=run.folder.name,
         storage=run.folder.uri_of_storage,
-        workers=(placement.minimum, placement.reachable) if placement.is_elastic else placement.needed,
-        replaces=placement.minimum if replaces else 0,
+        workers=(placement.minimum, placement.reachable) if placement.is_elastic else placement.minimum,
         gpu=placement.gpu,
         cpus=placement.cpus,
         timeout=options.group_timeout,

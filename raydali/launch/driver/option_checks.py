@@ -30,8 +30,6 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     global_batch_size = options.global_batch_size or options.batch_size * workers
     stream = replace(options, global_batch_size=global_batch_size).stream(samples)
     stream.micro_batches_of(0, workers)
-    if placement is not None and options.spares and not placement.can_replace:
-        raise UsageError(f"--spares {options.spares} needs 2 --workers or more: one alone is not replaced")
     if getattr(options, "optimizer", "") in ("lamb", "lars"):
         require_extra("timm", "timm", "LAMB and LARS")
     if not options.sync_bn:

@@ -43,7 +43,7 @@ class ClusterSnapshot:
 
 def describe(moment: ClusterSnapshot, asked: Placement, seconds: float = 0.0) -> str:
     """Describe what the job has waited for during these seconds; empty if everything is available."""
-    need, shape = asked.needed, (asked.cpus, asked.gpu)
+    need, shape = asked.minimum, (asked.cpus, asked.gpu)
     have = sum(fitting(c, g, *shape) for c, g in moment.free)
     if moment.placed:
         return ""

@@ -21,7 +21,6 @@ class Placement:
         minimum, maximum: a run of MIN:MAX workers is elastic.
         reachable: how many of `maximum` the cluster can ever hold, as far as known. An autoscaler adds nothing if more
             is requested than it may add.
-        spares: number of further workers, which wait until another one is lost.
     """
 
     minimum: int
@@ -29,22 +28,11 @@ class Placement:
     cpus: int
     gpu: bool
     reachable: int
-    spares: int = 0
-
-    @property
-    def needed(self) -> int:
-        """The number of workers without which the run does not start, spares included."""
-        return self.minimum + self.spares
 
     @property
     def is_elastic(self) -> bool:
         """True if the number of workers may change during the run."""
         return self.minimum < self.reachable
-
-    @property
-    def can_replace(self) -> bool:
-        """True if the other workers can train on without one."""
-        return self.minimum > 1 and not self.is_elastic
 
     def __str__(self) -> str:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
@@ -107,18 +95,16 @@ def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
     if gpu and not cluster.gpus and options.worker_range is None:
         raise UsageError(f"the cluster has no GPUs yet ({cluster}): give a number of --workers, or --no-gpu")
     minimum, maximum = options.worker_range or ((cluster.gpus,) * 2 if gpu else (DEFAULT_CPU_WORKERS,) * 2)
-    cpus = options.cpus_per_worker or _share(cluster, maximum + options.spares, gpu)
+    cpus = options.cpus_per_worker or _share(cluster, maximum, gpu)
     reachable = cluster.reachable(cpus, gpu)
-    spares = options.spares
-    if reachable < minimum + spares and cluster.growth.known:
-        placement = Placement(minimum, maximum, cpus, gpu, reachable, spares)
-        with_spares = f" and {plural(spares, 'spare')}" if spares else ""
+    if reachable < minimum and cluster.growth.known:
+        placement = Placement(minimum, maximum, cpus, gpu, reachable)
         raise UsageError(
-            f"the cluster ({cluster}) has room for {reachable} of {plural(minimum, 'worker')}{with_spares} of "
+            f"the cluster ({cluster}) has room for {reachable} of {plural(minimum, 'worker')} of "
             f"{placement}: {_what_would_fit(placement, cluster)}"
         )
     limited = bool(cluster.growth.groups)
-    return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum, spares)
+    return Placement(minimum, maximum, cpus, gpu, min(maximum, reachable) if limited else maximum)
 
 
 def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
@@ -141,16 +127,14 @@ def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
 
 def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
     most = "" if asked.minimum == asked.maximum else f":{asked.maximum}"
-    fitting_now = asked.reachable - asked.spares
-    if fitting_now > 0:
-        yield f"--workers {fitting_now}{most}"
+    if asked.reachable > 0:
+        yield f"--workers {asked.reachable}{most}"
     fewer = [(cpus, cluster.reachable(cpus, asked.gpu)) for cpus in range(asked.cpus - 1, 0, -1)]
-    enough = [cpus for cpus, workers in fewer if workers >= asked.needed]
+    enough = [cpus for cpus, workers in fewer if workers >= asked.minimum]
     if enough:
         yield f"--cpus-per-worker {enough[0]}"
-    elif fitting_now <= 0:
-        counts = ((cpus, workers - asked.spares) for cpus, workers in fewer)
-        yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in counts if n > 0), 1)
+    elif asked.reachable <= 0:
+        yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in fewer if n > 0), 1)
 
 
 def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
@@ -160,4 +144,4 @@ def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     shape = placement.cpus, placement.gpu
     have = sum(fitting(each.get("CPU", 0.0), each.get("GPU", 0.0), *shape) for each in alive)
-    return have + cluster.growth.fitting(*shape) >= placement.needed
+    return have + cluster.growth.fitting(*shape) >= placement.minimum

@@ -114,7 +114,7 @@ def start_processes(placement: Placement, variables: Mapping[str, str]) -> None:
         fit = fitting(has.get("CPU", 0.0), has.get("GPU", 0.0), placement.cpus, placement.gpu)
         places += [node["NodeID"]] * fit
     task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": dict(variables)})(lambda: None)
-    here = [NodeAffinitySchedulingStrategy(node, soft=True) for node in places[: placement.needed]]
+    here = [NodeAffinitySchedulingStrategy(node, soft=True) for node in places[: placement.minimum]]
     tasks = [task.options(scheduling_strategy=each).remote() for each in here]
     time.sleep(LEASE_SECONDS)
     for each in tasks:

@@ -97,7 +97,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
 
 def _own_cpus(options: LaunchOptions) -> int:
     cores = usable_cores()
-    workers = (options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS) + options.spares
+    workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
     cpus = options.cpus_per_worker or 1
     if workers * cpus > WORKERS_PER_CORE * cores:
         raise UsageError(
@@ -117,7 +117,7 @@ def _joined(options: LaunchOptions) -> Iterator[Cluster]:
     raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     try:
         if environment:
-            most = options.worker_range[1] + options.spares if options.worker_range else None
+            most = options.worker_range[1] if options.worker_range else None
             start_servers(path, most)
         yield _cluster()
     finally:

@@ -82,22 +82,6 @@ class RestartPolicy:
         """Note that the next start will go better, for example because a broken sample was found."""
         self._without_progress, self._last_nodes = 0, set()
 
-    def lost(self, step: int, errors: Sequence[WorkerError]) -> str | None:
-        """Judge a loss of ranks that others survive. Return why the run ends; None if it goes on.
-
-        Args:
-            step: the last completed step.
-            errors: those with which ranks failed; the processes of others have died.
-        """
-        for error in errors:
-            if why := self._recurs(error, {error.node_id}):
-                return why
-        self._losses = self._losses + 1 if step == self._lost_at else 1
-        self._lost_at = step
-        if 0 <= self._limit < self._losses:
-            return f"ranks were lost {self._losses} times in a row after step {step}: --max-failures is {self._limit}"
-        return None
-
     def failed(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
         """Judge the failure of a worker group.
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from raydali.launch.driver.pending_resources import PendingResources
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.run.events import Failure, GroupEnded, Replaced, StuckRank, WorkerAddress
+from raydali.run.events import Failure, GroupEnded, StuckRank, WorkerAddress
 from raydali.run.messages import Message, WorkerError, WorkerMessage
-from raydali.text import error_line
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
@@ -93,18 +92,6 @@ class WorkerGroups:
     def hung(self, ranks: Sequence[StuckRank]) -> None:
         """Remember ranks that are killed because they hold up the run."""
         self._hung |= {(each.node_id, each.pid) for each in ranks}
-
-    def replaced(self, loss: Replaced) -> Replaced:
-        """Decide whether the run goes on after a loss that others survive; return it with the event to record."""
-        failed = [each for each in self.errors if each.rank in loss.ranks]
-        self.stop_reason = self.stop_reason or self._policy.lost(self.step, failed)
-        if self.stop_reason is None:
-            self.errors = [each for each in self.errors if each not in failed]
-        texts = [f"rank {each.rank} on node {each.node_id[:8]} failed: {error_line(each.error)}" for each in failed]
-        if killed := [rank for rank in loss.places if rank not in {each.rank for each in failed}]:
-            texts.append(self._describe_deaths(killed, loss.places, loss.error, self._hung))
-        self.failure = "; ".join(texts)
-        return replace(loss, error=self.failure, step=self.step)
 
     def ended(self, end: GroupEnded) -> GroupEnded:
         """Decide what follows the end of a group; return it with the event to record."""

@@ -29,7 +29,7 @@ from raydali.launch.worker.session import Session
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 from raydali.text import summarize
-from raydali.train.step_counts import BROKEN
+from raydali.train.worker import BROKEN
 
 EXCHANGE_STEPS = 16
 """Interval at which ranks merge new findings, if any rank has some."""
@@ -156,8 +156,6 @@ class BrokenSamples:
         news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
-        counts = self._session.worker.counts
-        counts.mine[BROKEN] = counts.sums[BROKEN] = 0  # a replacement that joins before needs what they were
         self._report_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
         for _, sound, _ in exchanged:
             for name, ids in sound.items():

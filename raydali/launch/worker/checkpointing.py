@@ -1,7 +1,7 @@
 """The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -10,18 +10,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from raydali.data.sources.storage import reason
-from raydali.data.stream.stream import MicroBatch, Stream
+from raydali.data.stream.stream import Stream
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
-from raydali.run.sample_trace import SampleTrace, drop_samples, write_missing
+from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.train.checkpoint_file import is_finite
 from raydali.train.evaluation.reference import Reference
 from raydali.train.optim import load_optimizer
-from raydali.train.snapshot import Snapshot, Snapshots, snapshot
+from raydali.train.snapshot import Snapshot, Snapshots
 
 
 class Stateful(Protocol):
@@ -47,7 +47,6 @@ class RunState:
         ceiling: images per second of all ranks together; None if it is not known.
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
         before_update: call it before each update of the weights; see `Snapshots.before_update`.
-        of_lost_ranks: returns the micro-batches of a range of steps that lost ranks have trained on, with these ranks.
     """
 
     def __init__(
@@ -63,15 +62,11 @@ class RunState:
         self._ceiling_of = dict(ceiling_of)
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._traced = 0
         self._parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._snapshots = Snapshots(self._worker.device)
         self.before_update = self._snapshots.before_update
-        self.of_lost_ranks: Callable[[int, int], Iterable[tuple[int, MicroBatch]]] = lambda *_: ()
         self._best: float | None = None
-        self._best_of_others: BestWeights | None = None
-        self._uncommitted: Callable[[], None] | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
         self.flops_per_image: float | None = None
@@ -81,9 +76,9 @@ class RunState:
     def _resume(self) -> None:
         checkpoint = self._session.latest()
         self._cursor.resume(self._stream.steps_of(checkpoint["stream"]) if checkpoint is not None else 0)
-        self._traced = self._cursor.start
         if checkpoint is not None:
-            self._take(checkpoint)
+            self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
+            self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
             self._read = checkpoint["state"]
@@ -94,31 +89,6 @@ class RunState:
                 self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 drop_samples(self._folder, self._cursor.start)
         self._worker.barrier()
-
-    def _take(self, state: Mapping[str, Any]) -> None:
-        self._segments = [segment_of(rows) for rows in state["segments"]]
-        self._best = state["best"]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the replacement of a lost rank takes over, besides the parts."""
-        return {
-            "segments": _rows(self._segments),
-            "best": self._best,
-            "ceiling": self.ceiling,
-            "flops_per_image": self.flops_per_image,
-            "quarantine": self._broken.state(),
-            "saved": self._cursor.saved,
-            "traced": self._traced,
-            "unwritten": [*self._unwritten],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what another rank's `state_dict` returned."""
-        self._take(state)
-        self.ceiling, self.flops_per_image = state["ceiling"], state["flops_per_image"]
-        self._cursor.saved, self._traced = state["saved"], state["traced"]
-        self._unwritten = state["unwritten"]
-        self._broken.resume(state["quarantine"])
 
     @property
     def is_resumed(self) -> bool:
@@ -155,8 +125,9 @@ class RunState:
         return segments
 
     def add_epoch(self, record: dict[str, Any]) -> None:
-        """Keep an epoch's record until it is written before the next checkpoint; any rank may be rank 0 by then."""
-        self._unwritten.append(record)
+        """Keep an epoch's record until rank 0 has written it before the next checkpoint."""
+        if self._worker.rank == 0:
+            self._unwritten.append(record)
 
     def best_of(
         self, score: float, weights: nn.Module, *, metric: str, epoch: int, reference: Reference | None = None
@@ -185,75 +156,31 @@ class RunState:
         self._prepare()  # it may gather values from other ranks
         # Queued behind the last steps, before the host waits for these in `measured`.
         copy = self._copy(best) if self._worker.rank == 0 else None
-        why = self._flush_trace()
-        unwritten = min((row["step"] for row in [*self._unwritten]), default=done + 1)
-        gathered = self._worker.gather((asdict(measured()), why, self._traced, unwritten))
-        self._traced = max((traced for _, _, traced, _ in gathered), default=self._traced)
-        save_error = next((why for _, why, _, _ in gathered if why), "")
-        commit = partial(self._commit, done, segment_of(row for row, *_ in gathered), save_error, best, copy, reference)
-        if self._worker.rank == 0:  # known by now: the rank 0 of before may have been lost
-            commit()
-        else:
+        gathered = self._worker.gather((asdict(measured()), self._flush_trace()))
+        saved, self._cursor.saved = self._cursor.saved, done
+        if copy is None:
             self._session.commit(done, None)
-            self._keep(gathered[0][3] if gathered else done + 1, best)
-            self._uncommitted = commit
-        self._cursor.saved = done
-
-    def finish(self) -> None:
-        """Wait until rank 0 has saved the last checkpoint, or a successor that has become rank 0 since `save`.
-
-        Raises:
-            StorageError: see `Session.finish`.
-        """
-        while True:
-            is_first = self._worker.rank == 0
-            if is_first:
-                if self._uncommitted is not None:
-                    self._uncommitted()
-                self._session.finish()
-            if self._worker.from_first(is_first):  # False from a rank that became the first one in this call
-                return
-
-    def _commit(
-        self,
-        done: int,
-        partial_epoch: list[RankRecord],
-        save_error: str,
-        best: BestWeights | None,
-        copy: Snapshot | None,
-        reference: Reference | None,
-    ) -> None:
-        copy = copy or self._copy(best)
-        save_error = save_error or self._trace_lost_ranks(done)
+            return
+        partial_epoch = segment_of(row for row, _ in gathered)
         has_images = any(record.images for record in partial_epoch)
-        segments = [*self._segments, partial_epoch] if has_images else self._segments
         state = {
             "state": copy.state["state"],
             "stream": self._stream.state(done),
             "quarantine": self._broken.state(),
-            "segments": _rows(segments),
+            "segments": _rows([*self._segments, partial_epoch] if has_images else self._segments),
             "best": self._best,
             "ceiling": self.ceiling,
             "ceiling_of": self._ceiling_of,
         }
         if reference is not None:
             state["reference"] = reference.state
-        best = replace(best, state=copy.state["best"]) if best else self._best_of_others
-        self._best_of_others = self._uncommitted = None
-        complete = partial(self._complete, copy, done, self._cursor.saved)
-        self._session.commit(done, state, best=best, save_error=save_error, before_writing=complete)
-
-    def _keep(self, unwritten: int, best: BestWeights | None) -> None:
-        """Keep what rank 0 may not have written when it is lost, for its successor.
-
-        Args:
-            unwritten: the step of the first epoch that rank 0 had not written at the last exchange.
-            best: see `best_of`.
-        """
-        while self._unwritten and self._unwritten[0]["step"] < unwritten:
-            del self._unwritten[0]
-        if best is not None and self._worker.membership is not None:
-            self._best_of_others = replace(best, state=snapshot(dict(best.state)))
+        self._session.commit(
+            done,
+            state,
+            best=replace(best, state=copy.state["best"]) if best else None,
+            save_error=next((why for _, why in gathered if why), ""),
+            before_writing=partial(self._complete, copy, done, saved),
+        )
 
     def _copy(self, best: BestWeights | None) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
@@ -279,17 +206,9 @@ class RunState:
                 f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"
             )
-        written = self._written_by_others()
         while self._unwritten and self._unwritten[0]["step"] <= done:
-            if self._unwritten[0]["step"] not in written:
-                self._folder.append(EPOCHS, self._unwritten[0])
+            self._folder.append(EPOCHS, self._unwritten[0])
             del self._unwritten[0]
-
-    def _written_by_others(self) -> set[int]:
-        """Return the steps of the epochs that an earlier rank 0 may have written, if there was one."""
-        membership = self._worker.membership
-        was_first = membership is None or (membership.rank == 0 and not membership.joins)
-        return set() if was_first else {row["step"] for row in self._folder.rows(EPOCHS)}
 
     def _flush_trace(self) -> str:
         """Write the trace of samples before a checkpoint; return the error, or an empty text."""
@@ -298,19 +217,6 @@ class RunState:
                 self._trace.flush()
         except OSError as error:
             return reason(error)
-        return ""
-
-    def _trace_lost_ranks(self, done: int) -> str:
-        """Write what lost ranks have trained on and not written themselves; return the error, or an empty text.
-
-        All other ranks have written theirs.
-        """
-        try:
-            if self._trace is not None:
-                write_missing(self._folder, self.of_lost_ranks(self._traced, done), self._traced)
-        except OSError as error:
-            return reason(error)
-        self._traced = done
         return ""
 
 

@@ -1,6 +1,5 @@
 """Options that are chosen for the hardware of all workers: precision, compilation and fused BatchNorm."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +9,12 @@ from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import CONFIG, RunFolder
 
-POLL_SECONDS = 0.5
-
 
 def chosen(options: Options, session: Session, *, samples: int) -> Options:
     """Return the options with a value for each one that was left open. All ranks must call it.
 
     Values that are not in `config.json` yet are chosen for the hardware of all workers, written there and reported to
-    the driver before training begins. A later worker group therefore uses the same values, and so does a process that
-    prepares to replace a lost rank: it waits for them.
+    the driver before training begins. A later worker group therefore uses the same values.
 
     Raises:
         StorageAway: the storage did not answer for a minute.
@@ -27,11 +23,8 @@ def chosen(options: Options, session: Session, *, samples: int) -> Options:
     first, device = worker.rank == 0, worker.device.type
     bf16 = all(worker.exchange(has_bf16(worker.device)))
     if unchosen(options):
-        settings = _kept(folder) if first or not worker.joined else {}
+        settings = _kept(folder) if first else {}
         options = with_kept(options, worker.from_first({name: settings.get(name) for name in CHOSEN}))
-        while unchosen(options) and not worker.joined:
-            time.sleep(POLL_SECONDS)
-            options = with_kept(options, _kept(folder))
         if unchosen(options):
             given = {name: getattr(options, name) for name in CHOSEN if hasattr(options, name)}
             compiled, fused = given.get("compile"), given.get("fused")

@@ -13,7 +13,7 @@ from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, M
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
-_COLLECTIVES = tuple(str(Path("raydali", "train", name)) for name in ("worker.py", "membership.py"))
+_COLLECTIVES = tuple(str(Path("raydali", "train", name)) for name in ("worker.py", "byte_collectives.py"))
 """The source files of the calls in which ranks wait for each other, outside a backward pass."""
 
 
@@ -22,11 +22,10 @@ class HeartbeatThread:
 
     Args:
         emit: sends a message to the driver without waiting.
-        count: returns the number of batches consumed so far, validation included, of calls that were retried, and of
-            seconds in which replacements of lost ranks were awaited.
+        count: returns the number of batches consumed so far, validation included, and of calls that were retried.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
-        rank: returns this rank.
+        rank: this rank.
         group, node, node_id: identify this worker, see `run.messages.Heartbeat`.
     """
 
@@ -37,7 +36,7 @@ class HeartbeatThread:
         progress: Callable[[], float],
         stack_after: float,
         *,
-        rank: Callable[[], int],
+        rank: int,
         group: str,
         node: str,
         node_id: str,
@@ -52,7 +51,7 @@ class HeartbeatThread:
     def close(self) -> None:
         """Stop the background thread."""
         self._closed.set()
-        ended = HeartbeatEnded(rank=self._rank(), group=self._group, node_id=self._node_id, pid=os.getpid())
+        ended = HeartbeatEnded(rank=self._rank, group=self._group, node_id=self._node_id, pid=os.getpid())
         self._emit(ended)
 
     def _run(self) -> None:
@@ -65,7 +64,7 @@ class HeartbeatThread:
             stack, waits = self._stack() if is_stuck else (None, False)
             self._emit(
                 Heartbeat(
-                    rank=self._rank(),
+                    rank=self._rank,
                     group=self._group,
                     node=self._node,
                     node_id=self._node_id,

@@ -17,19 +17,17 @@ CHECKED_AHEAD = 8
 def check_samples(loader: Loader, worker: Worker) -> None:
     """Read the same few samples on every rank if ranks run on several nodes. All ranks must call it.
 
-    A process that prepares to replace a lost rank reads them alone: those that it would join train on them.
-
     Raises:
         NodeError: most of them are missing on this rank's node, and another node has most of them.
     """
-    if worker.joined and len(set(worker.exchange(worker.node))) == 1:
+    if len(set(worker.exchange(worker.node))) == 1:
         return
     asked = min(CHECKED_AHEAD, len(loader.source))
     ids = [len(loader.source) * (2 * place + 1) // (2 * asked) for place in range(asked)]
     with ThreadPoolExecutor(asked) as threads:
         missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]
     most = [2 * found > asked for found in worker.exchange(len(missing))]
-    if 2 * len(missing) > asked and not (worker.joined and all(most)):
+    if 2 * len(missing) > asked and not all(most):
         raise NodeError(
             f"node {worker.node} lacks {len(missing)} of {plural(asked, 'sample')} that other nodes have, such as "
             f"{loader.source.path(missing[0])}: mount or copy the data there"

@@ -4,14 +4,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cached_property
 from typing import Any
 
 import ray
 import ray.train
 import ray.train.torch
 import torch
-import torch.distributed as dist
 from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.loading.loader import Loader
@@ -27,19 +25,17 @@ from raydali.launch.worker.environment import WorkerEnvironment, environment, wo
 from raydali.launch.worker.hardware_choices import chosen
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
-from raydali.launch.worker.process_group import membership_of
 from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.launch.worker.session import Cursor
 from raydali.launch.worker.task import WorkerTask
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.checkpoints import CheckpointStore
-from raydali.run.events import Notice, Rejoined, Resumed, Started
+from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, RankWarning, WorkerError
 from raydali.run.model_file import BestWeights
 from raydali.text import plural
-from raydali.train.membership import NotReplacedError
 from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
@@ -56,31 +52,19 @@ class RaySession:
         start_clock.mark("worker start")
         context = ray.get_runtime_context()
         cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
-        place, timeout = ray.train.get_context(), task.options.group_timeout
         self._channel = task.channel
         folder = replace(task.folder, warn=self.warn)
-        device, ranks = _device(), place.get_world_size() - task.options.spares
-        membership = membership_of(place.get_world_rank(), ranks, timeout, device)
-        self._joins = membership is not None and membership.joins
-        if membership is not None and not dist.is_initialized():
-            worker = Worker.replace(device, membership, cpus=cpus, node=node)
-            attempt = Attempt.newest(folder)
-        else:
-            worker = Worker.join(device, cpus=cpus, node=node, timeout=timeout, gradients=membership is None)
-            attempt = self._attempt(task.attempt, folder, worker)
-            if membership is not None:
-                worker = worker.as_member(membership, timeout)
-        self.worker = worker
+        self.worker = worker = Worker.join(_device(), cpus=cpus, node=node, timeout=task.options.group_timeout)
+        attempt = self._attempt(task.attempt, folder, worker)
         start_clock.mark("process group")
         self._environment = environment(
             [WorkerEnvironment(**each) for each in worker.gather(asdict(worker_environment(worker)))]
         )
-        if attempt.group == 1 and not self._joins:
+        if attempt.group == 1:
             start_clock.join(task.marks)
         self.folder = attempt.fenced(folder)
         self.node_cache = cache_folder()
-        if not self._joins:
-            _ = self._metrics  # from the beginning
+        self._metrics = RankMetrics(self.folder.name, worker.rank, worker.device)
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)
         self._resumed = False
@@ -89,11 +73,6 @@ class RaySession:
         self.cursor = Cursor()
         self._taken = 0
         self._last_progress = 0.0
-
-    @cached_property
-    def _metrics(self) -> RankMetrics:
-        """Made once this worker has its rank."""
-        return RankMetrics(self.folder.name, self.worker.share, self.worker.device)
 
     def _attempt(self, driver: str, folder: RunFolder, worker: Worker) -> Attempt:
         """Return this worker group's attempt, after rank 0 has taken the folder over for it."""
@@ -106,7 +85,7 @@ class RaySession:
 
     def latest(self) -> dict[str, Any] | None:
         """See this method of Session."""
-        state = None if self._joins else self._checkpoints.newest()
+        state = self._checkpoints.newest()
         self._resumed = state is not None
         return state
 
@@ -137,13 +116,11 @@ class RaySession:
 
     def warn(self, text: str) -> None:
         """See this method of Session."""
-        self.emit(RankWarning(self.worker.share, text))
+        self.emit(RankWarning(self.worker.rank, text))
 
     def report_start(self, *, steps: int) -> None:
         """See this method of Session."""
-        if self._joins:
-            self.emit(Rejoined(rank=self.worker.share, step=self.cursor.start, phases=start_clock.phases()))
-        elif self.worker.rank == 0:
+        if self.worker.rank == 0:
             started = Resumed if self._resumed else Started
             self.emit(
                 started(
@@ -167,9 +144,6 @@ class RaySession:
 
     def progress(self) -> float:
         """Return the progress of this rank; see HeartbeatThread."""
-        membership = self.worker.membership
-        if membership is not None and membership.is_idle:
-            return float("inf")
         return self.cursor.done + (0.5 if Loader.batches_taken > self._taken else 0.0)
 
     def notice(self) -> Notice | None:
@@ -182,7 +156,7 @@ class RaySession:
     def publish(self, figures: Figures) -> None:
         """Publish figures to Ray's metrics, which Prometheus collects, and to the driver's display."""
         self._metrics.publish(figures)
-        self.emit(RankFigures(self.worker.share, figures))
+        self.emit(RankFigures(self.worker.rank, figures))
 
 
 def _device() -> torch.device:
@@ -211,7 +185,7 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
             for text in failed_checks():
                 session.warn(text)
         worker = session.worker
-        with forwarded_warnings(lambda text: channel.post(ForwardedWarning(worker.share, text))):
+        with forwarded_warnings(lambda text: channel.post(ForwardedWarning(worker.rank, text))):
             options = chosen(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
             if session.steps_left:
@@ -221,12 +195,8 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
         heartbeat.close()
     except Interrupted:
         raise
-    except NotReplacedError:
-        if session is None or session.worker.joined:
-            raise
-        heartbeat.close()
     except BaseException as error:
-        rank = session.worker.share if session else ray.train.get_context().get_world_rank()
+        rank = ray.train.get_context().get_world_rank()
         cursor, node_id = session.cursor if session else Cursor(), ray.get_runtime_context().get_node_id()
         step = cursor.done if cursor.done > cursor.start else 0
         channel.post_and_wait(worker_error(error, rank=rank, step=step, group=_group(), node_id=node_id))
@@ -237,18 +207,13 @@ def _heartbeat(
     emit: Callable[[Message], None], session: Callable[[], RaySession | None], options: LaunchOptions
 ) -> HeartbeatThread:
     """Begin to send heartbeats; the session is None while it is made."""
-    rank, node_id = ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id()
-
-    def count() -> int:
-        membership = made.worker.membership if (made := session()) else None
-        return Loader.batches_taken + retries() + (membership.seconds_awaited if membership else 0)
-
+    node_id = ray.get_runtime_context().get_node_id()
     return HeartbeatThread(
         emit,
-        count,
+        lambda: Loader.batches_taken + retries(),
         lambda: made.progress() if (made := session()) else 0.0,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
-        rank=lambda: made.worker.share if (made := session()) else rank,
+        rank=ray.train.get_context().get_world_rank(),
         group=_group(),
         node=node_id[:8],
         node_id=node_id,

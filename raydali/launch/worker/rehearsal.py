@@ -83,12 +83,10 @@ class Rehearsal:
         if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
             for each in (self._loader, self._val_loader):
                 each.begin_ahead()
-        measures = self._config.ceiling and not self._state.is_resumed and self._session.worker.joined
+        measures = self._config.ceiling and not self._state.is_resumed
         known = self._known_ceiling() if measures or self._session.worker.device.type == "cuda" else None
         if self._config.compile:
             self._cache.load()
-        if (membership := self._session.worker.membership) is not None:
-            membership.begin_rehearsal()
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
         self._warm_up_inference()
         later = self._later_epochs() if self._prepares else []
@@ -125,16 +123,9 @@ class Rehearsal:
         if self._prepares or measures:
             yield from self._begin(measures, self._known_ceiling(), CeilingMeasured)
 
-    def join_at(self, step: int) -> None:
-        """Expect images of the size of a step, in which this rank joins others: it has rehearsed those of epoch 0."""
-        epoch = self._stream.epoch_of(step)
-        if self._pipeline.in_epoch(epoch) != self._pipeline.in_epoch(self._epoch):
-            self._forget()
-        self._epoch = epoch
-
     def _known_ceiling(self) -> Kept | None:
         """Return the kept ceiling; also take the operations that were counted with it."""
-        if not (self._config.ceiling and self._session.worker.joined):
+        if not self._config.ceiling:
             return None
         sample = self._loader.resident_batch(1, self._epoch)
         known = self._ceiling.find(
@@ -151,11 +142,11 @@ class Rehearsal:
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
         context, worker, size = self._context, self._session.worker, self._config.batch_size
-        batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.share))
+        batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.rank))
         meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
-        counts = worker.device.type == "cuda" and worker.joined and epoch == self._epoch
+        counts = worker.device.type == "cuda" and epoch == self._epoch
         context.counted_flops = self._counted_flops if counts and self._state.flops_per_image is None else None
 
         def take() -> Step:

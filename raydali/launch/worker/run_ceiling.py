@@ -154,10 +154,7 @@ class RunCeiling:
             self._report(CeilingMeasured, self._state.ceiling, began)
 
     def _judge(self, record: Mapping[str, Any], known: float | None) -> tuple[bool, bool]:
-        """Return whether the ceiling is wrong, and whether it is to be measured again.
-
-        That of rank 0 counts, which was there from the beginning; a rank that has replaced another one knows less.
-        """
+        """Return whether the ceiling is wrong, and whether it is to be measured again; rank 0 decides."""
         is_wrong = known is not None and _disproves(record, known)
         is_void = is_wrong or (known is None and self._is_void)
         return is_wrong, is_void and self._measured_again < MAX_MEASURED_AGAIN

@@ -1,7 +1,6 @@
 """The progress of a run: count steps, measure epochs, and report both to the driver."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.measure.live_metrics import LiveMetrics
 from raydali.measure.meter import EpochMeter
-from raydali.measure.records import RankRecord, epoch_record
+from raydali.measure.records import epoch_record
 from raydali.run.messages import EpochEnded
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.profiling import StepTrace
@@ -51,7 +50,6 @@ class RunProgress:
         self._broken, self._trace, self._worker = broken, trace, session.worker
         self._useful_block = cache(lambda: useful_block(labels, stream))
         self._cursor, self._peak_flops = session.cursor, peak_flops
-        self._unreported: EpochEnded | None = None
         self.meter: EpochMeter
         self._live_metrics: LiveMetrics
 
@@ -60,7 +58,7 @@ class RunProgress:
         worker = self._worker
         return EpochMeter(
             worker.device,
-            rank=worker.share,
+            rank=worker.rank,
             world_size=worker.world_size,
             node=worker.node,
             loader=loader,
@@ -71,8 +69,6 @@ class RunProgress:
         """Begin to measure; call it before the first step."""
         self.meter = self.new_meter(loader)
         self.meter.enter("loop")
-        if self._trace is not None:
-            self._trace.rank = self._worker.share
         self._live_metrics = LiveMetrics(
             self.meter,
             batch_size=self._config.batch_size,
@@ -84,10 +80,8 @@ class RunProgress:
 
     @property
     def _micro_batches(self) -> int:
-        """The number of this rank's micro-batches of a global batch, while no rank is lost."""
-        worker = self._worker
-        size = worker.world_size if worker.membership is None else worker.membership.world_size
-        return self._stream.micro_batches_of(worker.share, size)
+        """The number of this rank's micro-batches of a global batch."""
+        return self._stream.micro_batches_of(self._worker.rank, self._worker.world_size)
 
     def _ceiling_of_rank(self) -> float | None:
         share = self._micro_batches / self._stream.micro_batches_per_step
@@ -100,7 +94,7 @@ class RunProgress:
         if asked and not steps and self._worker.rank == 0:
             left = f"{self._cursor.done} to {self._stream.steps - 1}"
             self._session.warn(f"--profile-steps {self._config.profile_steps} traces nothing: only steps {left} remain")
-        trace = StepTrace(steps, self._worker.share, self._worker.device, self._session.folder.write)
+        trace = StepTrace(steps, self._worker.rank, self._worker.device, self._session.folder.write)
         if steps:
             self.meter.on_stage = trace.stage
         return trace
@@ -117,7 +111,6 @@ class RunProgress:
                 self._trace.add(micro_batch)
         stream, cursor = self._stream, self._cursor
         cursor.done += 1
-        self.report_epoch()
         self.meter.end_step()
         self._broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
@@ -137,10 +130,10 @@ class RunProgress:
         """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
 
         Returns:
-            The record, on all ranks: rank 0 may be lost before the next checkpoint.
+            The record, on all ranks.
         """
         self._broken.exchange()
-        segments = self._state.gather(self._record())
+        segments = self._state.gather(self.meter.record())
         self._live_metrics.end_epoch()
         cursor, epoch = self._cursor, self._stream.epoch_closed_by(self._cursor.done - 1) or 0
         record = epoch_record(
@@ -157,26 +150,11 @@ class RunProgress:
             useful_block=self._useful_block,
         )
         self._state.add_epoch(record)
-        self._unreported = EpochEnded(record)
-        self.report_epoch()
+        if self._worker.rank == 0:
+            self._session.emit(EpochEnded(record))
         return record
-
-    def report_epoch(self) -> None:
-        """Report the last epoch to the driver, if this is rank 0, and has become it since.
-
-        The driver may know the epoch from the rank 0 of before.
-        """
-        if self._unreported is not None and self._worker.rank == 0:
-            self._session.emit(self._unreported)
-            self._unreported = None
-
-    def _record(self) -> RankRecord:
-        """Return this rank's measurements of the epoch so far."""
-        loss, images = self._worker.counts.of_epoch.tolist()
-        return replace(self.meter.record(), loss_sum_of_all=loss, images_of_all=round(images))
 
     def begin_epoch(self) -> None:
         """Begin to measure the next epoch."""
         self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank()
         self.meter.reset()
-        self._worker.counts.of_epoch.zero_()

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.loading.loader import Batch, Loader
-from raydali.data.stream.assignment import Assignment
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.host import start_clock
@@ -23,7 +22,7 @@ from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.step_context import StepContext
 from raydali.launch.worker.stop_signal import StopSignals
-from raydali.run.events import Left, Notice, SpareReady
+from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.train.evaluation.reference import Reference, ReferenceWatch
 from raydali.train.evaluation.validation_pass import ValidationPass
@@ -65,7 +64,6 @@ class StepLoop:
         self._validation_seconds: float | None = None
         self._reference: Reference | None = None
         self._watch: ReferenceWatch
-        self._asked: Notice | None = None
         self._stream: Stream
 
     def steps(self, loader: Loader, val_loader: Loader) -> Iterator[Step]:
@@ -78,26 +76,12 @@ class StepLoop:
         # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
         gc.collect()
         gc.freeze()
-        recovery, progress = self._context.recovery, self._progress
-        cursor, every = self._cursor, self._config.checkpoint_every
-        first, is_finished = cursor.start, False
-        if recovery is not None and not self._worker.joined:
-            first, is_finished = recovery.join(loader, val_loader, on_wait=self._report_spare)
-            cursor.start = cursor.done = first - is_finished
-            self._rehearsal.join_at(cursor.start)
+        cursor, every, progress = self._cursor, self._config.checkpoint_every, self._progress
         progress.begin(loader)
-        batches = loader.by_step(first)
-        if recovery is not None:
-            assert isinstance(loader.assigned, Assignment)
-            recovery.assignment = loader.assigned
-            self._state.of_lost_ranks = loader.assigned.of_lost_ranks
-        trace, batches = progress.step_trace(), _marked(batches)
+        trace, batches = progress.step_trace(), _marked(iter(loader))
         for index in range(cursor.start, stream.steps):
             trace.before(index)
             ends_epoch = stream.epoch_closed_by(index) is not None
-            awaiting = recovery if ends_epoch and index >= first else None
-            if awaiting is not None and not awaiting.await_replacements(index, self._is_asked_to_leave):
-                self._leave(self._asked or "replace")
             self._newest = Step(
                 self._context,
                 batches,
@@ -106,11 +90,8 @@ class StepLoop:
                 progress=(index + 0.5) * stream.global_batch_size / (self._config.epochs * stream.samples),
                 ends_epoch=ends_epoch,
                 on_update=progress.finish_step,
-                finished=index < first,
             )
             yield self._newest
-            while self._newest.goes_on():
-                yield self._newest
             self._newest.check_end()
             if ends_epoch:
                 yield from self._finish_epoch()
@@ -122,10 +103,6 @@ class StepLoop:
             if notice := self._stop_signals.poll():
                 self._leave(notice)
             self._session.steps_left = stream.steps - cursor.done
-        if recovery is not None:
-            self._state.finish()
-            progress.report_epoch()
-            recovery.end()
         self._rehearsal.finish()
 
     @contextmanager
@@ -175,18 +152,8 @@ class StepLoop:
         with self._progress.meter.stage("checkpoint"):
             self._state.save(self._progress.meter.record, best, reference)
 
-    def _report_spare(self) -> None:
-        self._session.emit(SpareReady(node=self._worker.node, phases=start_clock.phases()))
-
-    def _is_asked_to_leave(self) -> bool:
-        """Return whether this rank has a notice, while it waits for replacements, and no rank can hear of others'."""
-        self._asked = self._asked or self._session.notice()
-        return self._asked is not None
-
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""
-        if self._context.recovery is not None:
-            self._context.recovery.end_calls()
         if self._cursor.saved < self._cursor.done:
             self._checkpoint()
         self._session.finish()

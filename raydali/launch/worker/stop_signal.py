@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from raydali.run.events import Notice
-from raydali.train.step_counts import NOTICES
-from raydali.train.worker import Worker
+from raydali.train.worker import NOTICES, Worker
 
 
 class StopSignals:
@@ -22,15 +21,11 @@ class StopSignals:
         self._notice: Notice | None = None
 
     def poll(self) -> Notice | None:
-        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none.
-
-        Or if the rank that had it has been lost since.
-        """
+        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none."""
         counts = self._worker.counts
         if counts.sums[NOTICES]:
             notices: list[Notice | None] = self._worker.exchange(self._notice)
-            if any(notices):
-                return next(filter(None, notices))
+            return next(filter(None, notices))
         self._notice = self._mine()
         counts.mine[NOTICES] = int(self._notice is not None)
         return None

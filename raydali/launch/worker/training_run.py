@@ -38,7 +38,6 @@ from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.missing_samples import check_samples
-from raydali.launch.worker.recovery import Recovery
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.run_progress import RunProgress
@@ -55,7 +54,6 @@ from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
-from raydali.train.update_backup import UpdateBackup
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
@@ -82,10 +80,9 @@ class TrainingRun:
         self._config, self._session = config, session
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
-        self._micro_batches = self.stream.micro_batches_of(self.worker.share, self.worker.world_size)
-        self._overlaps = self.worker.world_size == 1 or self.worker.overlap_pays
+        self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._broken = BrokenSamples(config, session, samples=samples)
-        trace = SampleTrace(session.folder, self.worker.share) if config.trace_samples else None
+        trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
         self._progress = RunProgress(
             config,
@@ -142,7 +139,6 @@ class TrainingRun:
             model,
             micro_batches=self._micro_batches,
             all_micro_batches=self.stream.micro_batches_per_step,
-            each_step=not self._overlaps,
         )
         self._context = StepContext(
             self.worker,
@@ -152,13 +148,7 @@ class TrainingRun:
             statistics,
             self.precision,
             self._state.before_update,
-            apart=not self._overlaps,
         )
-        if self.worker.membership is not None:
-            self._context.backup = UpdateBackup()
-            self._context.recovery = Recovery(
-                self.worker, self.worker.membership, self._parts, self._state, statistics, self._broken
-            )
         self._state.keep(self._parts, lambda: statistics.average(self.worker))
         start_clock.mark("model")
 
@@ -182,11 +172,9 @@ class TrainingRun:
             compiled=self._config.compile,
             fused=self._config.fused,
             graph=self._can_capture,
-            overlap=self._overlaps,
         )
         self._context.allreduce = differentiated.allreduce
         self._differentiated.append(differentiated)
-        self._context.differentiated = self._differentiated[0]
         start_clock.mark("process group")  # NCCL connects at its first use
         return differentiated
 
@@ -234,7 +222,7 @@ class TrainingRun:
             make: a function with the signature of `make_loader`.
         """
         options = LoaderOptions(
-            rank=self.worker.share,
+            rank=self.worker.rank,
             world_size=self.worker.world_size,
             device=self.worker.device,
             threads=self.worker.cpus,

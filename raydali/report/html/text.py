@@ -32,9 +32,6 @@ _SENTENCES = {
     "left": "the workers saved step {step} and left, {notice}",
     "preemption": "a node is taken away: {error}",
     "resize": "the workers left for a group of {workers}",
-    "replace": "{error}; the other {remaining} train on",
-    "spare": "a spare is ready on node {node}",
-    "rejoin": "rank {rank} was replaced, and joined at step {step}",
     "stop": "ended with an error: {error}",
     "interrupt": "{why}",
     "finish": "finished",
@@ -43,7 +40,6 @@ _NOTICES = {
     "preemption": "since a node will be taken away",
     "stop": "since the run was interrupted",
     "resize": "for a group of another size",
-    "replace": "since lost ranks could not be replaced in place",
 }
 
 

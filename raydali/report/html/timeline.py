@@ -22,8 +22,6 @@ _STYLE = {
     "interrupt": "warn",
     "preemption": "warn",
     "resize": "calm",
-    "replace": "warn",
-    "rejoin": "good",
     "rehearsal": "calm",
 }
 

@@ -21,7 +21,6 @@ from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.prefetch import PREFETCHED_INPUTS
 from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.stream.assignment import Assignment, Change
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Inputs, Pipeline
@@ -84,29 +83,6 @@ def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
             assert (labels.shape, labels.dtype) == ((4,), torch.int64)
             if name != "synthetic":
                 assert labels.tolist() == source.labels[batch.ids].tolist()
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("trained", [0, 3, STREAM.steps - 1])
-def test_a_loader_takes_over_what_a_lost_rank_had(name: LoaderName, trained: int, source: ImageFolder) -> None:
-    """All batches come in the order of steps, also where the loader has already begun with the last one."""
-    with make_loader(name, source, TRAIN, STREAM, rank=1, world_size=2) as loader:
-        batches = loader.by_step()
-        taken = [next(batches) for _ in range(trained + 1)]  # one micro-batch a step
-        assigned = loader.assigned
-        assert isinstance(assigned, Assignment)
-        assigned.resume([Change((1,), trained, assigned.pause())])
-        taken += batches
-    assert [batch.micro_batch.step for batch in taken] == sorted(batch.micro_batch.step for batch in taken)
-    expected = {(step, 1) for step in range(STREAM.steps)} | {
-        (step, index) for step in range(trained, STREAM.steps) for index in range(3)
-    }
-    assert sorted((batch.micro_batch.step, batch.micro_batch.index) for batch in taken) == sorted(expected)
-    for batch in taken:
-        micro_batch = STREAM.micro_batch(batch.micro_batch.step, batch.micro_batch.index)
-        assert batch.ids.tolist() == micro_batch.ids.tolist()
-        if name != "synthetic":
-            assert batch["labels"].tolist() == source.labels[batch.ids].tolist()
 
 
 def test_an_iteration_that_began_ahead_gives_the_same_batches(source: ImageFolder) -> None:

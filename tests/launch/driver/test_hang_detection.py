@@ -1,32 +1,21 @@
 """Which ranks are found to hold up a run, and what the heartbeats of a worker contain."""
 
 import itertools
-import json
 import os
-import signal
-import subprocess
 import threading
 import time
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raydali.host.processes import start_ticks
-from raydali.launch.driver import hang_detection
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.worker import heartbeat, ray_session
+from raydali.launch.worker import heartbeat
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
-from raydali.train.membership import Membership
-from raydali.train.roster import announce_loss, give_up
 from raydali.train.worker import Worker
-from tests.support.ranks import context, run_ranks
+from tests.support.ranks import run_ranks
 
 
 class Clock:
@@ -122,17 +111,6 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
 
 
-def test_a_spare_without_a_rank_is_not_named() -> None:
-    clock = Clock()
-    watch = HangWatch(60, clock)
-    watch.training_started()
-    (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 0}, progress={0: 31.0, 1: 30.0, 2: float("inf")})
-    assert stuck.rank == 1
-    watch.forget((stuck.node_id, stuck.pid))
-    (stuck,) = run(watch, clock, 64, {0: 31, 2: 0}, progress={0: 31.0, 2: float("inf")})
-    assert stuck.rank == 0
-
-
 def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
     clock = Clock()
     watch = HangWatch(60, clock)
@@ -181,9 +159,7 @@ def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPa
             if message.stack:
                 stuck.set()
 
-    thread = HeartbeatThread(
-        emit, lambda: next(count), lambda: 7.5, 0.2, rank=lambda: 4, group="g", node="n", node_id="nn"
-    )
+    thread = HeartbeatThread(emit, lambda: next(count), lambda: 7.5, 0.2, rank=4, group="g", node="n", node_id="nn")
     assert stuck.wait(120)
     thread.close()
     first, last = heartbeats[0], heartbeats[-1]
@@ -205,9 +181,7 @@ def wait_at_a_barrier(seen: Path) -> None:
         if isinstance(message, Heartbeat) and message.waits:
             seen.touch()
 
-    thread = HeartbeatThread(
-        emit, lambda: 1, lambda: 0.0, 0.05, rank=lambda: worker.rank, group="g", node="n", node_id="nn"
-    )
+    thread = HeartbeatThread(emit, lambda: 1, lambda: 0.0, 0.05, rank=worker.rank, group="g", node="n", node_id="nn")
     worker.barrier()
     thread.close()
 
@@ -215,58 +189,3 @@ def wait_at_a_barrier(seen: Path) -> None:
 def test_a_heartbeat_reports_a_wait_for_other_ranks(tmp_path: Path) -> None:
     run_ranks(2, wait_at_a_barrier, tmp_path / "seen")
     assert (tmp_path / "seen").exists()
-
-
-def wait_for_a_replacement(seen: Path) -> None:
-    """Write the counts of a waiting rank's heartbeats, and whether one says that it waits. Nobody is replaced."""
-    vars(heartbeat)["HEARTBEAT_SECONDS"] = 0.02
-    vars(ray_session)["_group"] = lambda: "g"
-    vars(ray)["get_runtime_context"] = lambda: SimpleNamespace(get_node_id=lambda: "nn")
-    vars(ray.train)["get_context"] = lambda: SimpleNamespace(get_world_rank=lambda: 0)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    membership = Membership(partial(TCPStore, "127.0.0.1", store.port, is_master=False), 0, 2)
-    heartbeats: list[Heartbeat] = []
-
-    def emit(message: Message) -> None:
-        if isinstance(message, Heartbeat):
-            heartbeats.append(message)
-
-    worker = SimpleNamespace(membership=membership, share=0)
-    session: Any = SimpleNamespace(worker=worker, progress=lambda: 0.0)
-    options: Any = SimpleNamespace(hang_timeout=0.2, start_timeout=0)
-    announce_loss(store, "1")
-    while not membership._entries:
-        time.sleep(0.01)
-    threading.Timer(3.5, give_up, [store]).start()
-    ray_session._heartbeat(emit, lambda: session, options)
-    membership.wait_until_complete()
-    counts = sorted({each.count for each in heartbeats})
-    seen.write_text(json.dumps([counts, any(each.waits for each in heartbeats)]))
-    os._exit(0)  # a thread of the membership never ends
-
-
-def test_a_wait_for_a_replacement_is_progress_and_a_wait_for_others(tmp_path: Path) -> None:
-    process = context.Process(target=wait_for_a_replacement, args=(tmp_path / "seen",))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
-    counts, waits = json.loads((tmp_path / "seen").read_text())
-    assert len(counts) >= 3 and waits
-
-
-def test_a_process_that_only_has_the_same_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = subprocess.Popen(["sleep", "600"])
-    try:
-        begun = start_ticks(process.pid)
-        assert begun is not None
-        killed: list[int] = []
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "kill", lambda pid, _: killed.append(pid))
-            for other in (begun - 1, None):
-                hang_detection.kill_process(process.pid, other)
-        assert not killed
-        hang_detection.kill_process(process.pid, begun)
-        assert process.wait(60) == -signal.SIGKILL
-        assert start_ticks(process.pid) is None
-    finally:
-        process.kill()

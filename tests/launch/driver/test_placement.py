@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.driver.option_checks import check
 from raydali.launch.driver.placement import Cluster, resolve_placement
 from raydali.launch.driver.ray_cluster import _own_cpus
 from raydali.launch.options import LaunchOptions
@@ -43,23 +42,6 @@ def placed(nodes: list[tuple[float, float]], **options: Any) -> tuple[int, int, 
 )
 def test_defaults(nodes: list[tuple[float, float]], expected: tuple[int, int, int, bool]) -> None:
     assert placed(nodes) == expected
-
-
-def test_spares_need_places_of_their_own() -> None:
-    placement = resolve_placement(LaunchOptions(workers="3", spares=1), cluster((16, 0)))
-    assert (placement.minimum, placement.needed, placement.cpus) == (3, 4, 4)
-    with pytest.raises(UsageError, match=mentioning("3 workers 1 spare --workers 2 --cpus-per-worker 1")):
-        resolve_placement(LaunchOptions(workers="3", spares=1, cpus_per_worker=2), cluster((3, 0), (4, 0)))
-    with pytest.raises(UsageError, match=mentioning("3 workers 4 spares 3 add")):
-        resolve_placement(LaunchOptions(workers="3", spares=4, cpus_per_worker=1), cluster((3, 0)))
-
-
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_one_worker_alone_is_not_replaced(gpus: int) -> None:
-    options = LaunchOptions(workers="1", spares=1, batch_size=8, global_batch_size=16)
-    placement = resolve_placement(options, cluster((16, gpus), (16, gpus)))
-    with pytest.raises(UsageError, match=mentioning("--spares 1 2 --workers")):
-        check(options, 1000, placement)
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,6 @@ def test_a_run_that_has_trained_waits_for_what_its_start_needs() -> None:
     assert sum(each.pause for each in decisions) > 300
 
 
-def test_an_error_that_recurs_on_the_rank_that_takes_over_ends_the_run() -> None:
-    restarts = policy()
-    assert restarts.lost(41, [error("index 1000 is out of bounds", 41)]) is None
-    assert restarts.lost(45, [error("index 1003 is out of bounds", 45)]) is None
-    assert restarts.lost(45, []) is None
-    why = restarts.lost(45, [error("index 1003 is out of bounds", 45)])
-    assert why is not None and "step 45" in why
-
-
 def test_errors_at_other_steps_are_other_errors() -> None:
     restarts = policy()
     for step in range(1, 30):

@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobs.imagenet import train
 from raydali.launch.channel import Interrupted
-from raydali.launch.worker.stop_signal import StopSignals
 from raydali.run.folder import RunFolder
-from raydali.train.step_counts import NOTICES, StepCounts
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 from tests.support.traces import assert_whole
@@ -55,10 +52,3 @@ def test_all_ranks_leave_at_one_step_and_go_on_there(tmp_path: Path, world_size:
     assert left == [("preemption", 5)] * world_size  # told behind step 4, agreed and gone behind step 5
     run_ranks(3, finish, train, config, data, folder)
     assert_whole(folder, config.stream(1437))
-
-
-def test_nobody_leaves_for_a_notice_of_a_rank_that_was_lost_since() -> None:
-    worker: Any = SimpleNamespace(counts=StepCounts(), exchange=lambda mine: [mine, None])
-    signals = StopSignals(worker, lambda: None)
-    worker.counts.sums[NOTICES] = 1
-    assert signals.poll() is None
