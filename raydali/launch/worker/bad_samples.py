@@ -10,7 +10,9 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +20,26 @@ import numpy as np
 import torch
 
 from raydali.data.loading.in_flight import left_in_flight
+from raydali.data.loading.loader import Loader
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import Order, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import DataError
+from raydali.errors import DataError, NodeError
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.session import Session
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
-from raydali.text import summarize
-from raydali.train.worker import BROKEN
+from raydali.text import plural, summarize
+from raydali.train.worker import BROKEN, Worker
 
 EXCHANGE_STEPS = 16
 """Interval at which ranks merge new findings, if any rank has some."""
 SHOWN = 20
 TRAINING, VALIDATION = "training", "validation"
+CHECKED_AHEAD = 8
+"""Number of samples that every node reads before the first step."""
 SOUND = "sound"
 """The key in checkpoints of a bit array that marks the samples that were read completely and are sound."""
 
@@ -225,3 +230,38 @@ class _OfOrder:
 def allowed(share: float, samples: int) -> int:
     """Return how many samples may be broken: the share rounded down, but at least 1; 0 if the share is 0."""
     return max(1, int(share * samples)) if share else 0
+
+
+def check_samples(loader: Loader, worker: Worker) -> None:
+    """Read the same few samples on every rank if ranks run on several nodes. All ranks must call it.
+
+    If a disk is not mounted on one node, all samples that this node reads would otherwise be recorded as broken.
+
+    Raises:
+        NodeError: most of them are missing on this rank's node, and another node has most of them.
+    """
+    if len(set(worker.exchange(worker.node))) == 1:
+        return
+    asked = min(CHECKED_AHEAD, len(loader.source))
+    ids = [len(loader.source) * (2 * place + 1) // (2 * asked) for place in range(asked)]
+    with ThreadPoolExecutor(asked) as threads:
+        missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]
+    most = [2 * found > asked for found in worker.exchange(len(missing))]
+    if 2 * len(missing) > asked and not all(most):
+        raise NodeError(
+            f"node {worker.node} lacks {len(missing)} of {plural(asked, 'sample')} that other nodes have, such as "
+            f"{loader.source.path(missing[0])}: mount or copy the data there"
+        )
+
+
+def _is_missing(loader: Loader, id: int) -> bool:
+    """Return whether the sample's file does not exist. Other errors are ignored: the loader will meet them again."""
+    try:
+        loader.pipeline.sample(loader.source, id, 0)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, FileNotFoundError):
+                return True
+            cause = cause.__cause__
+    return False

@@ -46,6 +46,7 @@ class RunState:
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
+        parts: the parts of the state by their names in checkpoints; empty before `keep`.
         before_update: call it before each update of the weights; see `Snapshots.before_update`.
     """
 
@@ -62,7 +63,7 @@ class RunState:
         self._ceiling_of = dict(ceiling_of)
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._parts: dict[str, Stateful] = {}
+        self.parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
         self._snapshots = Snapshots(self._worker.device)
         self.before_update = self._snapshots.before_update
@@ -106,8 +107,8 @@ class RunState:
             parts: the parts by their names in checkpoints.
             before_saving: called on every rank before the state of the parts is taken.
         """
-        self._prepare, self._parts = before_saving, dict(parts)
-        for name, part in self._parts.items():
+        self._prepare, self.parts = before_saving, dict(parts)
+        for name, part in self.parts.items():
             if read := (self._read or {}).get(name):
                 if isinstance(part, Optimizer):
                     load_optimizer(part, read)
@@ -183,8 +184,8 @@ class RunState:
         )
 
     def _copy(self, best: BestWeights | None) -> Snapshot:
-        state = {name: part.state_dict() for name, part in self._parts.items()}
-        modules = [part for part in self._parts.values() if isinstance(part, nn.Module)]
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
         return self._snapshots.take({"state": state, "best": best and best.state}, modules)
 
     def _complete(self, copy: Snapshot, done: int, saved: int) -> None:

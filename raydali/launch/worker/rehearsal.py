@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.launch.options import TrainingOptions
-from raydali.launch.worker.checkpointing import RunState, Stateful
+from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions, code_of
-from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step
-from raydali.launch.worker.step_context import StepContext
+from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.ceiling import Ceiling
 from raydali.measure.kept_ceiling import Kept
+from raydali.measure.meter import EpochMeter
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
@@ -34,11 +33,10 @@ class Rehearsal:
     """The rehearsal of a run, on one rank. All ranks must call the same methods.
 
     Args:
+        state: the run's state, whose parts the steps change.
         loader: the loader of the training set, whose order is a Stream.
         val_loader: that of the validation set.
         context: what all steps share.
-        progress: makes the meters of warm-up steps.
-        parts: the parts of the run's state, by their names in checkpoints.
         differentiated: the functions that the steps call, whose CUDA graphs are of one size.
         warm_up_inference: compiles and captures what the validation computes.
         captures: whether steps are captured as a CUDA graph.
@@ -52,8 +50,6 @@ class Rehearsal:
         loader: Loader,
         val_loader: Loader,
         context: StepContext,
-        progress: RunProgress,
-        parts: Mapping[str, Stateful],
         differentiated: Sequence[ForwardBackward],
         warm_up_inference: Callable[[], None],
         *,
@@ -62,9 +58,7 @@ class Rehearsal:
         assert isinstance(loader.order, Stream)
         self._session, self._config, self._state, self._stream = session, config, state, loader.order
         self._loader, self._val_loader, self._pipeline = loader, val_loader, loader.pipeline
-        self._differentiated = differentiated
-        self._warm_up_inference = warm_up_inference
-        self._context, self._progress, self._parts = context, progress, parts
+        self._context, self._differentiated, self._warm_up_inference = context, differentiated, warm_up_inference
         self._epoch = self._stream.epoch_of(session.cursor.start)
         self._ceiling = RunCeiling(
             session,
@@ -80,11 +74,12 @@ class Rehearsal:
 
     def before_first_step(self) -> Iterator[Step]:
         """Yield warm-up steps for all sizes of the epochs that remain."""
-        if self._session.worker.device.type == "cuda":  # on CPUs it would take the cores from the compiler
+        on_gpu = self._session.worker.device.type == "cuda"
+        if on_gpu:  # on CPUs it would take the cores from the compiler
             for each in (self._loader, self._val_loader):
                 each.begin_ahead()
         measures = self._config.ceiling and not self._state.is_resumed
-        known = self._known_ceiling() if measures or self._session.worker.device.type == "cuda" else None
+        known = self._known_ceiling() if measures or on_gpu else None
         if self._config.compile:
             self._cache.load()
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
@@ -143,7 +138,8 @@ class Rehearsal:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
         context, worker, size = self._context, self._session.worker, self._config.batch_size
         batch = Batch(self._loader.resident_batch(size, epoch), self._stream.micro_batch(0, worker.rank))
-        meter, optimizer = self._progress.new_meter(self._loader), self._parts["optimizer"]
+        meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
+        optimizer = self._state.parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
         counts = worker.device.type == "cuda" and epoch == self._epoch
@@ -159,7 +155,7 @@ class Rehearsal:
 
         measured = yield from warm_up(
             take,
-            [part for part in self._parts.values() if isinstance(part, nn.Module)],
+            [part for part in self._state.parts.values() if isinstance(part, nn.Module)],
             optimizer,
             context.precision,
             worker,

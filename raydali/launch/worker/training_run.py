@@ -16,46 +16,65 @@
 An omitted or misplaced call ends the run with an error that names the call.
 """
 
+import gc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
-from raydali.data.loading.loader import Loader, LoaderOptions
+from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.source import TrainAndVal
-from raydali.data.stream.stream import OrderedPass
+from raydali.data.stream.class_mixing import useful_block
+from raydali.data.stream.stream import MicroBatch, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.errors import UsageError
 from raydali.extras import default_loader
 from raydali.host import start_clock
+from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
-from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.bad_samples import BrokenSamples, check_samples
 from raydali.launch.worker.checkpointing import RunState, Stateful
-from raydali.launch.worker.missing_samples import check_samples
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_ceiling import ceiling_conditions
-from raydali.launch.worker.run_progress import RunProgress
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step
-from raydali.launch.worker.step_context import StepContext
-from raydali.launch.worker.step_loop import StepLoop, loop_error, require
+from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.flops import peak_flops
-from raydali.run.messages import Note
+from raydali.measure.live_metrics import LiveMetrics
+from raydali.measure.meter import EpochMeter
+from raydali.measure.records import epoch_record
+from raydali.run.events import Left, Notice
+from raydali.run.messages import EpochEnded, Note
+from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.reference import Reference, ReferenceWatch
 from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.finetuning import freeze
 from raydali.train.precision import Precision
+from raydali.train.profiling import StepTrace
 from raydali.train.step import ForwardBackward
+from raydali.train.worker import NOTICES
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
+
+
+class _Closed(NamedTuple):
+    """An epoch that the job has closed: its record, the best weights if they are new, and samples of the validation."""
+
+    record: dict[str, Any]
+    best: BestWeights | None
+    reference: Reference | None
 
 
 class TrainingRun:
@@ -77,31 +96,29 @@ class TrainingRun:
     def __init__(
         self, config: TrainingOptions, session: Session, *, samples: int, labels: NDArray[np.int64] | None = None
     ) -> None:
-        self._config, self._session = config, session
+        self._config, self._session, self._cursor = config, session, session.cursor
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
         self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._broken = BrokenSamples(config, session, samples=samples)
-        trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
-        self._state = RunState(session, self.stream, self._broken, trace, ceiling_conditions(config, self.worker))
-        self._progress = RunProgress(
-            config,
-            session,
-            self.stream,
-            self._state,
-            self._broken,
-            trace,
-            labels,
-            peak_flops=peak_flops(self.worker.device, self.precision.dtype),
-        )
-        self._cursor = session.cursor
+        self._trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
+        conditions = ceiling_conditions(config, self.worker)
+        self._state = RunState(session, self.stream, self._broken, self._trace, conditions)
+        self._useful_block = cache(lambda: useful_block(labels, self.stream))
         session.steps_left = self.stream.steps - self._cursor.start
-        self._parts: dict[str, Stateful] = {}
         self._differentiated: list[ForwardBackward] = []
         self._inferences: list[tuple[ValidationForward, str]] = []
-        self._val_loader: Loader
+        self._notice: Notice | None = None
+        self._step: Step | None = None
+        self._validation_seconds: float | None = None
+        self._reference: Reference | None = None
+        self._closed: _Closed | None = None
+        # Made by `register_state`, `loaders` and `steps`.
         self._context: StepContext
-        self._step_loop: StepLoop | None = None
+        self._val_loader: Loader
+        self._meter: EpochMeter
+        self._live_metrics: LiveMetrics
+        self._watch: ReferenceWatch
         torch.manual_seed(config.seed)
         torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
@@ -133,8 +150,6 @@ class TrainingRun:
             optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
-        parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
-        self._parts = {name: part for name, part in parts.items() if part is not None}
         statistics = RunningStatistics(
             model,
             micro_batches=self._micro_batches,
@@ -149,7 +164,9 @@ class TrainingRun:
             self.precision,
             self._state.before_update,
         )
-        self._state.keep(self._parts, lambda: statistics.average(self.worker))
+        parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
+        kept = {name: part for name, part in parts.items() if part is not None}
+        self._state.keep(kept, lambda: statistics.average(self.worker))
         start_clock.mark("model")
 
     def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
@@ -162,7 +179,7 @@ class TrainingRun:
         Raises:
             UsageError: the state is not registered yet.
         """
-        require(self._parts, "call `run.register_state` before `run.differentiated`")
+        require(self._state.parts, "call `run.register_state` before `run.differentiated`")
         differentiated = ForwardBackward(
             model,
             loss,
@@ -254,27 +271,152 @@ class TrainingRun:
             UsageError: the loop omitted a call.
             NodeError: see `check_samples`.
         """
-        require(self._parts, "call `run.register_state` before `run.steps`")
-        is_ours = loader.order is self.stream and loader.start == self._cursor.start
+        require(self._state.parts, "call `run.register_state` before `run.steps`")
+        config, session, cursor, stream = self._config, self._session, self._cursor, self.stream
+        is_ours = loader.order is stream and loader.start == cursor.start
         require(is_ours, "take the training loader from `run.loaders`")
         check_samples(loader, self.worker)
         rehearsal = Rehearsal(
-            self._session,
-            self._config,
+            session,
+            config,
             self._state,
             loader,
             self._val_loader,
             self._context,
-            self._progress,
-            self._parts,
             self._differentiated,
             self._warm_up_inference,
             captures=self._can_capture,
         )
-        self._step_loop = StepLoop(
-            self._config, self._session, self._state, self._progress, self._context, self._parts, rehearsal
+        self._watch = ReferenceWatch(self._val_loader)
+        yield from rehearsal.before_first_step()
+        self._state.discard_checkpoint()
+        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        self._begin_to_measure(loader)
+        batches, profiler = _marked(iter(loader)), self._profiler()
+        for index in range(cursor.start, stream.steps):
+            if profiler is not None:
+                profiler.before(index)
+            self._step = step = Step(
+                self._context,
+                batches,
+                self._meter,
+                index=index,
+                progress=(index + 0.5) * stream.global_batch_size / (config.epochs * stream.samples),
+                ends_epoch=stream.epoch_closed_by(index) is not None,
+                on_update=self._finish_step,
+            )
+            yield step
+            step.check_end()
+            if step.ends_epoch:
+                yield from self._finish_epoch(rehearsal)
+                if self._on_gpu and cursor.done < stream.steps:
+                    self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
+            if profiler is not None:
+                profiler.after(index)
+            if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
+                self._checkpoint()
+            if notice := self._notice_of_any_rank():
+                self._leave(notice)
+            session.steps_left = stream.steps - cursor.done
+        rehearsal.finish()
+
+    def _begin_to_measure(self, loader: Loader) -> None:
+        worker = self.worker
+        self._meter = EpochMeter(
+            worker.device,
+            rank=worker.rank,
+            world_size=worker.world_size,
+            node=worker.node,
+            loader=loader,
+            peak_flops=peak_flops(worker.device, self.precision.dtype),
         )
-        yield from self._step_loop.steps(loader, self._val_loader)
+        self._meter.enter("loop")
+        self._live_metrics = LiveMetrics(
+            self._meter,
+            batch_size=self._config.batch_size,
+            micro_batches=self._micro_batches,
+            ceiling_images_per_second=self._ceiling_of_rank,
+            prepared=lambda: loader.prepared_batches,
+            publish=self._session.publish,
+        )
+
+    @property
+    def _ceiling_of_rank(self) -> float | None:
+        share = self._micro_batches / self.stream.micro_batches_per_step
+        return self._state.ceiling * share if self._state.ceiling else None
+
+    def _profiler(self) -> StepTrace | None:
+        """Return the profiler of the steps that `--profile-steps` names; None if none of them is left."""
+        asked = self._config.profiled
+        if asked is None:
+            return None
+        steps = range(max(asked.start, self._cursor.done), min(asked.stop, self.stream.steps))
+        if not steps:
+            left = f"{self._cursor.done} to {self.stream.steps - 1}"
+            if self.worker.rank == 0:
+                text = f"--profile-steps {self._config.profile_steps} traces nothing: only steps {left} remain"
+                self._session.warn(text)
+            return None
+        profiler = StepTrace(steps, self.worker.rank, self.worker.device, self._session.folder.write)
+        self._meter.on_stage = profiler.stage
+        return profiler
+
+    def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
+        """Count a step, record its samples, and report the progress to the driver.
+
+        Raises:
+            DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
+        """
+        stream, cursor = self.stream, self._cursor
+        for micro_batch in micro_batches:
+            self._meter.replaced += micro_batch.replaced
+            if self._trace is not None:
+                self._trace.add(micro_batch)
+        cursor.done += 1
+        self._meter.end_step()
+        self._broken.after_step(cursor.done)
+        if cursor.done == cursor.start + 1:
+            start_clock.mark("first step")
+            self._session.report_start(steps=stream.steps)
+        self._session.report_progress(
+            steps=stream.steps,
+            epoch=stream.epoch_of(cursor.done - 1),
+            epochs=self._config.epochs,
+            samples_consumed=stream.state(cursor.done)["samples_consumed"],
+        )
+        self._live_metrics.step()
+
+    def _notice_of_any_rank(self) -> Notice | None:
+        """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none.
+
+        A notice reaches ranks at different times, but all ranks know at the same step how many have one, see
+        StepCounts. So no rank waits, and all ranks leave at the same step.
+        """
+        counts = self.worker.counts
+        if counts.sums[NOTICES]:
+            notices: list[Notice | None] = self.worker.exchange(self._notice)
+            return next(filter(None, notices))
+        self._notice = self._session.notice()
+        counts.mine[NOTICES] = int(self._notice is not None)
+        return None
+
+    def _checkpoint(self, best: BestWeights | None = None, reference: Reference | None = None) -> None:
+        with self._meter.stage("checkpoint"):
+            self._state.save(self._meter.record, best, reference)
+
+    def _leave(self, notice: Notice) -> None:
+        """Save a checkpoint of all completed steps, and then leave."""
+        if self._cursor.saved < self._cursor.done:
+            self._checkpoint()
+        self._session.finish()
+        if self.worker.rank == 0:
+            self._session.emit(Left(notice=notice, step=self._cursor.done))
+        self.worker.barrier()
+        raise Interrupted(notice)
+
+    # The end of an epoch.
 
     @contextmanager
     def validation(self) -> Iterator[ValidationPass]:
@@ -283,8 +425,18 @@ class TrainingRun:
         It yields what the job's evaluation takes. BatchNorm's statistics are averaged over ranks, and copied to the
         moving average.
         """
-        with self._loop("validation").validation() as val:
-            yield val
+        require(self._step is not None, "call `run.validation` only where `step.ends_epoch`")
+        began = time.perf_counter()
+        with self._meter.stage("validation"):
+            self._context.statistics.average(self.worker)
+            for part in self._state.parts.values():
+                if isinstance(part, AveragedModel):
+                    for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
+                        averaged.copy_(current)
+            with self._watch.watching() as loader:
+                yield ValidationPass(loader, loader.source, self.worker, self.precision)
+            self._reference = self._watch.take() if self.worker.rank == 0 else None
+        self._validation_seconds = time.perf_counter() - began
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:
         """Write the epoch's record and a checkpoint; also save the weights in `best/` if the score is the highest.
@@ -297,9 +449,70 @@ class TrainingRun:
         Raises:
             UsageError: no epoch ends at this step, the epoch is already closed, or there was no validation.
         """
-        self._loop("close_epoch").close_epoch(metrics, score=score, weights=weights)
+        if self._step is not None:
+            self._step.check_end()
+        is_open = self._step is not None and self._step.ends_epoch and self._closed is None
+        require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
+        seconds, self._validation_seconds = self._validation_seconds, None
+        require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
+        require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
+        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
+        record = self._end_epoch(epoch, {**metrics, "seconds": seconds})
+        reference, self._reference = self._reference, None
+        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=reference)
+        self._closed = _Closed(record, best, reference)
 
-    def _loop(self, call: str) -> StepLoop:
-        if self._step_loop is None:
-            raise loop_error(f"call `run.{call}` only where `step.ends_epoch`")
-        return self._step_loop
+    def _end_epoch(self, epoch: int, validation: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver."""
+        self._broken.exchange()
+        segments = self._state.gather(self._meter.record())
+        self._live_metrics.end_epoch()
+        record = epoch_record(
+            segments,
+            epoch=epoch,
+            step=self._cursor.done,
+            samples_consumed=self.stream.state(self._cursor.done)["samples_consumed"],
+            learning_rate=self._context.learning_rate,
+            validation={**validation, "broken": self._broken.in_validation()},
+            quarantined=sum(each.replaced for segment in segments for each in segment),
+            ceiling_images_per_second=self._state.ceiling,
+            flops_per_image=self._state.flops_per_image,
+            options=self._config,
+            useful_block=self._useful_block,
+        )
+        self._state.add_epoch(record)
+        if self.worker.rank == 0:
+            self._session.emit(EpochEnded(record))
+        return record
+
+    def _finish_epoch(self, rehearsal: Rehearsal) -> Iterator[Step]:
+        """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
+        closed, self._closed = self._closed, None
+        if closed is None:
+            raise loop_error(
+                f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
+            )
+        yield from rehearsal.after_epoch(closed.record)
+        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank
+        self._meter.reset()
+        self._checkpoint(closed.best, closed.reference)
+
+
+def require(holds: object, otherwise: str) -> None:
+    """Raise a UsageError about the job's loop unless a condition holds."""
+    if not holds:
+        raise loop_error(otherwise)
+
+
+def loop_error(text: str) -> UsageError:
+    """Return an error about the job's loop."""
+    return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
+
+
+def _marked(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches; the time until the first one is a phase of the start."""
+    for first in batches:
+        start_clock.mark("first batch")
+        yield first
+        break
+    yield from batches
