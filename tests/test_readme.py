@@ -18,7 +18,7 @@ from jobs import detection, restoration, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.image_folder import ImageFolder
-from raydali.launch.choices import with_kept
+from raydali.launch.defaults import resolve
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, descendants, environment, head, kill, wait_until_gone
@@ -104,7 +104,7 @@ def test_the_job_has_the_options() -> None:
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256}
     for name, value in defaults.items():
         assert f"`--{name} {value}`" in README
-        assert getattr(with_kept(Config(), {}), name.replace("-", "_")) == value
+        assert getattr(resolve(Config(), {}), name.replace("-", "_")) == value
     assert f"`--storage` is `{Config().storage}`" in " ".join(README.split())
 
 

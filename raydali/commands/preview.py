@@ -109,14 +109,14 @@ def _device(options: Preview) -> str:
 
 def _sheet(options: Preview, device: str) -> "Sheet":
     from raydali.inference.job_module import load_job
-    from raydali.launch.choices import with_kept
+    from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
     from raydali.launch.driver.job_file import find_job
     from raydali.report.contact_sheet import Row, Sheet
 
     job = load_job(find_job(options.job))
     given = [*USUAL, *options.of_job]  # of an option that is given twice, the last one counts
-    config = with_kept(parse(job.config, given, "raydali preview", demo=job.demo, fine_tuning=job.fine_tuning), {})
+    config = resolve(parse(job.config, given, "raydali preview", demo=job.demo, fine_tuning=job.fine_tuning), {})
     is_train = options.pipeline == "train"
     pipeline: Any = (job.train_pipeline if is_train else job.val_pipeline)(config)
     data = job.open_data(config)

@@ -21,7 +21,7 @@ from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundJob, job_of
 from raydali.inference.kinds.kind import Kind
 from raydali.inference.kinds.own import OwnTask
-from raydali.launch.choices import OF_EARLIER_VERSIONS, with_kept
+from raydali.launch.defaults import defaults_of, resolve
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
 from raydali.run.checkpoint_folders import MANIFEST, newest_first, newest_step
@@ -186,13 +186,13 @@ def open_run(run: str, checkpoint: Checkpoint = "best", job: str | FoundJob | No
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
     found = job if isinstance(job, FoundJob) else job_of(folder, job)
-    earlier = previous_run(folder, OF_EARLIER_VERSIONS)
+    earlier = previous_run(folder, defaults_of(found.job.config))
     assert earlier is not None, "find_run has found its config.json"
     settings = earlier.settings
     known = {each.name for each in fields(found.job.config)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
     try:
-        config = with_kept(found.job.config(**given), settings)
+        config = resolve(found.job.config(**given), settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"

@@ -194,7 +194,7 @@ class TrainingOptions(LaunchOptions):
     keeps_resident: ClassVar[bool] = False
     """True if the job's images may stay on the device (`--loader resident`)."""
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
-    """The usual inputs of the job's models, where they differ from `INPUTS` of launch/choices.py."""
+    """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of launch/defaults.py."""
 
     learning_rate: float | None = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -80,15 +79,15 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     from jobs.imagenet import DIGITS, FINE_TUNING, Config, Data, train
     from raydali.data.sources.builtin.digits import digits_folder
     from raydali.data.sources.formats import train_and_val
-    from raydali.launch.choices import with_kept, with_loader, with_micro_batch
+    from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
-    from raydali.launch.worker.hardware_choices import chosen
+    from raydali.launch.worker.environment import resolve_on_hardware
     from raydali.run.folder import CONFIG, EPOCHS
     from tests.support.ranks import LocalSession, folder_of
 
     sys.argv[1:] = [*options, "--seed", str(seed), "--no-ceiling"]
-    config = with_loader(with_kept(parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING), {}), print)
-    config = with_micro_batch(replace(config, global_batch_size=config.global_batch_size or config.batch_size), {})
+    given = parse(Config, demo=DIGITS, fine_tuning=FINE_TUNING)
+    config = resolve(given, {"global_batch_size": given.batch_size})
     data = Data(*train_and_val(config.data or digits_folder(), **config.reading))
     if hold_out:
         first = len(data.train) - hold_out
@@ -100,7 +99,7 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     session = LocalSession(run, device=device, cpus=cpus, waits_for_saves=False)
     if not Path(run.path(CONFIG)).exists():
         run.write_json(CONFIG, {})
-    train(chosen(config, session, samples=len(data.train)), data, session)
+    train(resolve_on_hardware(config, session, samples=len(data.train)), data, session)
     session.finish()
     rows = run.rows(EPOCHS)
     result = {

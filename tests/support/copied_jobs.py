@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from raydali.inference.job_module import load_job
-from raydali.launch.choices import with_kept
+from raydali.launch.defaults import resolve
 from raydali.launch.job import Job
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
@@ -32,7 +32,7 @@ def trained_copy(file: Path, storage: Path, *, stop_at: int | None = None, **opt
     """Train the job in a file with these options, besides those of its demo, and return the run's folder."""
     job: Job[Any] = load_job(file)
     options = {"ceiling": False, **options}
-    config: Any = with_kept(job.config(**options) if job.demo is None else replace(job.demo, **options), {})
+    config: Any = resolve(job.config(**options) if job.demo is None else replace(job.demo, **options), {})
     data = job.open_data(config)
     module = sys.modules[job.config.__module__]
     train = data.train

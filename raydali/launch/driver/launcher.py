@@ -5,7 +5,7 @@ import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,15 @@ from raydali.data.sources.video.clips import VideoClips
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
-from raydali.launch.choices import (
-    OF_EARLIER_VERSIONS,
-    OF_SHUFFLING,
-    crop_warning,
-    with_kept,
-    with_loader,
-    with_micro_batch,
-    with_window,
-)
+from raydali.launch.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
 from raydali.launch.driver.loop import Run, train_in_workers
-from raydali.launch.driver.option_checks import check, warnings_of
+from raydali.launch.driver.option_checks import (
+    check,
+    check_loader,
+    crop_warning,
+    tell_amplification,
+    warnings_of,
+)
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
@@ -41,7 +39,6 @@ from raydali.launch.driver.starting_weights import (
 )
 from raydali.launch.job import Job
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
-from raydali.launch.row_group_choice import with_row_groups
 from raydali.report.console import Console
 from raydali.report.recipes import recipe_lines
 from raydali.report.tracking import tracked
@@ -60,14 +57,14 @@ STREAM_SETTINGS = (
     "batch_size",
     "global_batch_size",
     "seed",
-    *OF_SHUFFLING,
+    *SHUFFLE_OPTIONS,
     "repeats",
     SHA256,
 )
 """Settings that a resume must repeat, since the stream depends on them."""
 
 
-def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
+def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
     """Train with these options: begin the run of that name, or resume it.
 
     Raises:
@@ -76,27 +73,27 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
-    options = with_loader(options, console.print)
-    folder = RunFolder(options.storage, options.name or _new_name(job.name), console.warn)
-    earlier = previous_run(folder, _defaults(options) | OF_EARLIER_VERSIONS | getattr(options, "usual_inputs", {}))
+    check_loader(given, console.print)
+    folder = RunFolder(given.storage, given.name or _new_name(job.name), console.warn)
+    earlier = previous_run(folder, defaults_of(type(given)))
     rules = earlier.settings[FILE_RULES] if earlier is not None else NEWEST
     with following(rules):
-        data = job.open_data(options)
+        data = job.open_data(given)
     train, samples, labels = data.train, len(data.train), getattr(data.train, "one_each", None)
     classes = classes_of(train)
-    if job.demo is not None and getattr(options, "data", None) is None:
+    if job.demo is not None and getattr(given, "data", None) is None:
         console.print(job.about_demo)
-    console.print(f"data: {job.describe(options, data)}")
+    console.print(f"data: {job.describe(given, data)}")
     start_clock.mark("index")
-    options = replace(options, name=folder.name, storage=folder.uri_of_storage)
+    given = replace(given, name=folder.name, storage=folder.uri_of_storage)
     changed: dict[str, tuple[Any, Any]] = {}
-    sha256, weights = read_starting_weights(options, folder, earlier)
-    of_weights = asdict(weights.preprocessing) if weights is not None else None
+    sha256, weights = read_starting_weights(given, folder, earlier)
     kept = earlier.settings if earlier is not None else {}
-    options = with_kept(options, kept, of_weights)
+    facts = Facts(samples=samples, source=train, labels=labels)
+    if weights is not None:
+        facts = replace(facts, weights_inputs=asdict(weights.preprocessing))
+    options = resolve(given, kept, facts)
     if earlier is not None:
-        size = options.global_batch_size or earlier.settings["global_batch_size"]
-        options = with_micro_batch(replace(options, global_batch_size=size), kept)
         settings = _settings(options, data, rules, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
@@ -105,7 +102,7 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
-    check(with_micro_batch(options, kept), samples)
+    check(options, samples)
     job.check(options)
     build = partial(job.build_model, options)
     check_freeze(options, build, classes)
@@ -115,20 +112,10 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
     with _created(folder), connect(options, console.warn) as cluster:
         start_clock.mark("cluster")
         placement = resolve_placement(options, cluster)
-        if options.global_batch_size is None:
-            options = replace(options, global_batch_size=options.batch_size * placement.maximum)
-        options = with_micro_batch(options, kept, placement.maximum)
+        facts = replace(facts, workers=(placement.minimum, placement.maximum), cpus=placement.cpus)
+        before, options = options, resolve(given, kept, facts)
         check(options, samples, placement)
-        options = with_row_groups(
-            options,
-            train,
-            labels,
-            workers=(placement.minimum, placement.maximum),
-            cpus=placement.cpus,
-            tell=console.print,
-            warn=console.warn,
-        )
-        options = with_window(options, samples, labels)
+        tell_amplification(before, options, facts, console.print, console.warn)
         for warning in warnings_of(options, placement, cluster, samples, labels):
             console.warn(warning)
         check_imports(options, console.warn)
@@ -163,11 +150,6 @@ def launch(job: Job[Any], options: LaunchOptions, console: Console) -> None:
 def _new_name(job: str) -> str:
     """Return a name with random characters, since two runs may begin in the same second."""
     return time.strftime(f"{job}-%Y%m%d-%H%M%S-") + "".join(random.choices(string.ascii_lowercase + string.digits, k=4))
-
-
-def _defaults(options: LaunchOptions) -> dict[str, Any]:
-    """Return the defaults of all options that have one."""
-    return {each.name: each.default for each in fields(options) if each.default is not MISSING}
 
 
 def _begin(

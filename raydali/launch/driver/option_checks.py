@@ -1,19 +1,36 @@
 """Options that do not fit together, or not the cluster: an error for what cannot be used, a warning for the rest."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
+from raydali.data.stream.read_together import ReadTogether
+from raydali.data.tasks.image_sizes import validation_size
+from raydali.data.tasks.settings import default_resize_size
 from raydali.errors import UsageError
-from raydali.extras import require_extra
+from raydali.extras import default_loader, require_dali, require_extra
 from raydali.host.cpu_times import usable_cores
-from raydali.launch.choices import window_warning
+from raydali.launch.defaults import HIGH_AMPLIFICATION, Facts, amplification
 from raydali.launch.driver.placement import Cluster, Placement
 from raydali.launch.driver.ray_cluster import check_own_ray
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
+
+
+def check_loader(options: LaunchOptions, tell: Callable[[str], None]) -> None:
+    """Tell that the default is the slower loader, because NVIDIA DALI is not installed.
+
+    Raises:
+        UsageError: the loader that was given is not installed.
+    """
+    loader = getattr(options, "loader", "synthetic")
+    if loader == "dali":
+        require_dali("--loader dali", "leave --loader out")
+    if loader is None and default_loader() == "torch":
+        tell("NVIDIA DALI is not installed here, so PyTorch's loader is used, which is slower")
 
 
 def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
@@ -79,3 +96,74 @@ def warnings_of(
         )
     if placement.reachable < workers:
         yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
+
+
+def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int64] | None) -> str:
+    """Return a warning about shuffling in blocks with these labels; empty for none."""
+    stream = options.stream(samples)
+    if not stream.shuffle_block or labels is None:
+        return ""
+    given, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
+    if mixing.is_enough and (stream.shuffle_apart or is_useful(stream)):  # blocks apart are read together
+        return ""
+    fitted = replace(stream, shuffle_window=fitting_window(labels, stream))
+    if is_useful(fitted):
+        remedy = f"--shuffle-window {fitted.shuffle_window}"
+    else:
+        block = useful_block(labels, stream)
+        remedy = f"--shuffle-block {block}" if block else "no --shuffle-block"
+    if not mixing.is_enough:
+        return (
+            f"with {given}, a global batch has samples of {mixing.in_blocks} classes (median) instead of "
+            f"{mixing.in_full}: give another --name and {remedy}"
+        )
+    return (
+        f"{given} keeps no neighbours together, since {mixing.in_full} classes in a global batch need blocks from "
+        f"everywhere: try {remedy}"
+    )
+
+
+def crop_warning(options: LaunchOptions) -> str:
+    """Return a warning about a centre crop of less than half of the side; empty for none."""
+    side, shorter = validation_size(vars(options)), getattr(options, "resize_size", None)
+    if side is None or shorter is None or 2 * side >= shorter:
+        return ""
+    share = f"{(side / shorter) ** 2:.1%} of a square image"
+    return (
+        f"centre crops of --image-size {side} out of --resize-size {shorter} show {share}: "
+        f"try --resize-size {default_resize_size(side)}"
+    )
+
+
+def tell_amplification(
+    before: LaunchOptions,
+    options: LaunchOptions,
+    facts: Facts,
+    tell: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Tell how much is read of samples that are read with others, if that needs blocks, or needs more than these.
+
+    Args:
+        before: the options before their blocks were chosen.
+        options: the options after it.
+        facts: by which they were chosen.
+        tell: takes a line about what is read.
+        warn: takes a line if much more is read than the samples.
+    """
+    together: ReadTogether | None = getattr(facts.source, "read_together", None)
+    reads = amplification(options.stream(facts.samples), options, facts)
+    is_chosen = before.shuffle_block is None and bool(options.shuffle_block)
+    if together is None or (reads <= HIGH_AMPLIFICATION and not is_chosen):
+        return
+    begin = f"rows of Parquet are read in groups of {together.samples_per_group}"
+    if reads > HIGH_AMPLIFICATION:
+        is_open = before.shuffle_block is None and options.repeats == 1
+        remedy = "smaller row groups or class folders would need less" if is_open else "see --shuffle-block"
+        warn(f"{begin}: in this order, {reads:.1f} times the bytes of the images are read; {remedy}")
+        return
+    full = replace(options, shuffle_block=0, shuffle_window=0, shuffle_apart=False).stream(facts.samples)
+    tell(
+        f"{begin}: --shuffle-block {options.shuffle_block} reads {reads:.1f} times the bytes of the images, a full "
+        f"shuffle {amplification(full, options, facts):.1f} times"
+    )

@@ -1,6 +1,7 @@
-"""The environment of a worker group, recorded when it starts: versions, and the cores and GPUs of each node.
+"""The machines of a worker group: the options that are chosen for them, and what is recorded of them.
 
-Host names, addresses and environment variables are not recorded.
+These are versions, and the cores and GPUs of each node. Host names, addresses and environment variables are not
+recorded.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,11 @@ import torch
 
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import versions
+from raydali.host.hardware import fastest_precision, has_bf16
+from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
+from raydali.launch.worker.session import Session
+from raydali.run.events import OptionsChosen
+from raydali.run.folder import CONFIG
 from raydali.train.worker import Worker
 
 
@@ -54,3 +60,38 @@ def environment(workers: Sequence[WorkerEnvironment]) -> dict[str, Any]:
             for node, group in nodes.items()
         ],
     }
+
+
+def resolve_on_hardware(options: Options, session: Session, *, samples: int) -> Options:
+    """Return the options with those that depend on the hardware of all workers. All ranks must call it.
+
+    Values that are not in `config.json` yet are written there and reported to the driver before training begins. A
+    later worker group therefore uses the same values.
+
+    Args:
+        options: as the driver has resolved them.
+        session: of this worker.
+        samples: the number of training samples.
+
+    Raises:
+        StorageAway: the storage did not answer for a minute.
+    """
+    worker, folder, kept = session.worker, session.folder, dict[str, Any]()
+    first, bf16 = worker.rank == 0, all(worker.exchange(has_bf16(worker.device)))
+    if open_options(options, *HARDWARE_OPTIONS):
+        if first:
+            with folder.must_answer():
+                kept = folder.read_json(CONFIG)
+        kept = worker.from_first(kept)
+        before = resolve(options, kept)
+        options = resolve(before, kept, Facts(samples=samples, device=worker.device.type, bf16=bf16))
+        values = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
+        new = {name: value for name, value in values.items() if value != getattr(before, name)}
+        if first and new:
+            with folder.must_answer():
+                folder.write_json(CONFIG, kept | new)
+            session.emit(OptionsChosen(options=new))
+    if first and not bf16 and getattr(options, "precision", None) == "bf16":
+        faster = fastest_precision(worker.device.type, bf16=False)
+        session.warn(f"--precision bf16 is slow, since not every device here supports it: {faster} is faster")
+    return options

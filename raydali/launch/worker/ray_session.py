@@ -21,8 +21,12 @@ from raydali.host.checks import failed_checks
 from raydali.host.facts import kernel_sees_gpu
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import LaunchOptions
-from raydali.launch.worker.environment import WorkerEnvironment, environment, worker_environment
-from raydali.launch.worker.hardware_choices import chosen
+from raydali.launch.worker.environment import (
+    WorkerEnvironment,
+    environment,
+    resolve_on_hardware,
+    worker_environment,
+)
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.rank_metrics import RankMetrics
@@ -186,7 +190,7 @@ def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
                 session.warn(text)
         worker = session.worker
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(worker.rank, text))):
-            options = chosen(task.options, session, samples=task.samples)
+            options = resolve_on_hardware(task.options, session, samples=task.samples)
             task.train(options, ray.get(task.data), session)
             if session.steps_left:
                 left = plural(session.steps_left, "step")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.imagenet import Config, build_model
 from raydali.errors import UsageError
-from raydali.launch.choices import with_micro_batch
+from raydali.launch.defaults import Facts, resolve
 from raydali.train.models.classification import on_meta
 from raydali.train.optim import build_optimizer
 from raydali.train.recipes.published import RECIPES, find_recipe
@@ -19,6 +19,10 @@ from tests.support.messages import mentioning, mentions
 
 def config_of(name: str) -> Config:
     return Config(recipe=name, **find_recipe(name).options())
+
+
+def at_a_start(config: Config, workers: int, **kept: int) -> Config:
+    return resolve(config, kept, Facts(workers=(1, workers)))
 
 
 def test_settings_are_options_with_their_defaults() -> None:
@@ -34,7 +38,7 @@ def test_every_recipe_builds(name: str) -> None:
     model = on_meta(lambda: build_model(config, 10))
     settings = config.optimizer_settings(lambda classes: build_model(config, classes), 10)
     for workers in (1, 2, 8):
-        given = with_micro_batch(config, {}, workers)
+        given = at_a_start(config, workers)
         stream = given.stream(1_281_167)
         assert stream.micro_batches_of(workers - 1, workers) >= 1 and given.batch_size <= config.batch_size
         peak = given.peak(stream.global_batch_size)
@@ -56,17 +60,17 @@ def test_the_micro_batch_divides_fits_and_suffices_for_all_workers(batch: int, m
 
 def test_workers_beyond_the_global_batch_are_refused() -> None:
     with pytest.raises(UsageError, match=mentioning("9 workers 8 micro-batches --workers --global-batch-size")):
-        config = with_micro_batch(replace(config_of("fashion"), global_batch_size=8), {}, 9)
+        config = at_a_start(replace(config_of("fashion"), global_batch_size=8), 9)
         config.stream(100).micro_batches_of(0, 9)
 
 
 def test_a_resume_keeps_the_micro_batch_and_a_given_one_wins() -> None:
     config = config_of("fashion")
-    assert with_micro_batch(config, {}, 8).batch_size == 64
-    assert with_micro_batch(replace(config, workers="1:8"), {}).batch_size == 64
-    assert with_micro_batch(config, {"batch_size": 64}, 2).batch_size == 64
-    assert with_micro_batch(replace(config, batch_size=128), {}, 8).batch_size == 128
-    assert with_micro_batch(Config(global_batch_size=512), {}, 8).batch_size == Config.batch_size
+    assert at_a_start(config, 8).batch_size == 64
+    assert resolve(replace(config, workers="1:8"), {}).batch_size == 64
+    assert at_a_start(config, 2, batch_size=64).batch_size == 64
+    assert at_a_start(replace(config, batch_size=128), 8).batch_size == 128
+    assert at_a_start(Config(global_batch_size=512), 8).batch_size == Config.batch_size
 
 
 def test_differences_are_listed_as_options() -> None:

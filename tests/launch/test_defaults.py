@@ -1,6 +1,7 @@
-"""What the machine chooses is chosen once, at the first start, and kept."""
+"""Defaults that depend on facts about a run are chosen once, at the first start, and kept."""
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from jobs import imagenet
 from jobs.detection import Config as DetectionConfig
@@ -22,18 +24,12 @@ from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
-from raydali.launch.choices import (
-    OF_EARLIER_VERSIONS,
-    crop_warning,
-    window_warning,
-    with_kept,
-    with_loader,
-    with_window,
-)
+from raydali.launch.defaults import Facts, defaults_of, resolve
 from raydali.launch.driver.launcher import launch
+from raydali.launch.driver.option_checks import check_loader, crop_warning, window_warning
 from raydali.launch.driver.resume import PreviousRun, changes, previous_run
-from raydali.launch.worker import hardware_choices
-from raydali.launch.worker.hardware_choices import chosen
+from raydali.launch.worker import environment
+from raydali.launch.worker.environment import resolve_on_hardware
 from raydali.report.console import Console
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import RunFolder
@@ -60,14 +56,14 @@ def choose(
     """The precision, whether it is compiled, and the messages, on such hardware."""
     session = LocalSession(folder, device=torch.device("cpu"))
     object.__setattr__(session.worker, "device", torch.device(device))
-    vars(hardware_choices)["has_bf16"] = lambda _: bf16
-    options = chosen(config, session, samples=samples)
+    vars(environment)["has_bf16"] = lambda _: bf16
+    options = resolve_on_hardware(config, session, samples=samples)
     return options.precision, options.compile, session.messages
 
 
 @pytest.fixture(autouse=True)
 def _own_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(hardware_choices), "has_bf16", vars(hardware_choices)["has_bf16"])
+    monkeypatch.setitem(vars(environment), "has_bf16", vars(environment)["has_bf16"])
 
 
 def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> None:
@@ -76,9 +72,9 @@ def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> No
     settings = folder.read_json("config.json")
     assert settings == {"model": "resnet50", "precision": "fp32", "compile": False, "fused": False}
     assert choose(folder, CONFIG, bf16=True, device="cuda") == ("fp32", False, [])  # the group that takes over
-    resumed = with_kept(CONFIG, settings)
+    resumed = resolve(CONFIG, settings)
     assert (resumed.precision, resumed.compile) == ("fp32", False)
-    given = with_kept(replace(CONFIG, precision="fp16", compile=True), settings)
+    given = resolve(replace(CONFIG, precision="fp16", compile=True), settings)
     assert (given.precision, given.compile) == ("fp16", True)
 
 
@@ -131,18 +127,18 @@ def test_compiled_models_on_gpus_are_fused(
     assert (settings["compile"], settings["fused"]) == expected
 
 
-def test_what_is_given_or_cannot_be_is_not_chosen(tmp_path: Path) -> None:
+def test_what_is_given_or_cannot_be_is_not_resolve_on_hardware(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     assert choose(folder, replace(CONFIG, precision="fp16"), bf16=True)[:2] == ("fp16", False)
     assert folder.read_json("config.json")["precision"] is None  # the driver's to write
     detection = DetectionConfig(name="run", epochs=1, batch_size=4, global_batch_size=8)
-    assert chosen(detection, LocalSession(folder), samples=LONG).compile is False
+    assert resolve_on_hardware(detection, LocalSession(folder), samples=LONG).compile is False
 
 
 def choice_of_rank(folder: RunFolder) -> str | None:
     session = LocalSession(folder)
-    vars(hardware_choices)["has_bf16"] = lambda _: session.worker.rank == 0
-    return chosen(CONFIG, session, samples=80).precision
+    vars(environment)["has_bf16"] = lambda _: session.worker.rank == 0
+    return resolve_on_hardware(CONFIG, session, samples=80).precision
 
 
 def test_all_ranks_take_what_each_of_them_has(tmp_path: Path) -> None:
@@ -170,7 +166,7 @@ def test_a_cpu_s_units_are_read_from_linux(tmp_path: Path) -> None:
     ],
 )
 def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, resize_size: int) -> None:
-    assert with_kept(config, {}).resize_size == resize_size
+    assert resolve(config, {}).resize_size == resize_size
 
 
 @pytest.mark.parametrize(
@@ -182,9 +178,9 @@ def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, r
     ],
 )
 def test_an_older_run_keeps_its_resize_size(now: Any, changed: Any) -> None:
-    settings = asdict(Config(image_size=32, resize_size=256)) | OF_EARLIER_VERSIONS
+    settings = defaults_of(Config) | {"image_size": 32, "resize_size": 256, "loader": "dali"}
     earlier = PreviousRun(dict(json.loads(json.dumps(settings))), finished=False)
-    options = with_kept(Config(**now), earlier.settings)
+    options = resolve(Config(**now), earlier.settings)
     assert changes(earlier, asdict(options), asdict(options)) == changed
 
 
@@ -202,36 +198,47 @@ def inputs_of(config: Config) -> dict[str, Any]:
 
 
 def test_the_inputs_are_those_of_the_weights() -> None:
-    assert inputs_of(with_kept(Config(), {}, OF_WEIGHTS)) == OF_WEIGHTS
-    given = with_kept(Config(image_size=224, mean=(0.1, 0.1, 0.1)), {}, OF_WEIGHTS)
+    assert inputs_of(resolve(Config(), {}, Facts(weights_inputs=OF_WEIGHTS))) == OF_WEIGHTS
+    given = resolve(Config(image_size=224, mean=(0.1, 0.1, 0.1)), {}, Facts(weights_inputs=OF_WEIGHTS))
     assert inputs_of(given) == OF_WEIGHTS | {"image_size": 224, "resize_size": 256, "mean": (0.1, 0.1, 0.1)}
-    silent = with_kept(Config(), {}, dict.fromkeys(OF_WEIGHTS))
-    assert silent == with_kept(Config(), {}) and silent.image_size == 224 and silent.interpolation == "bilinear"
+    silent = resolve(Config(), {}, Facts(weights_inputs=dict.fromkeys(OF_WEIGHTS)))
+    assert silent == resolve(Config(), {}) and silent.image_size == 224 and silent.interpolation == "bilinear"
 
 
 @pytest.mark.parametrize("settings", [{}, VideoConfig.usual_inputs, {"mean": None, "std": None}])
 def test_clips_are_normalised_as_kinetics_or_the_weights_are(settings: dict[str, Any]) -> None:
-    options = with_kept(VideoConfig(), settings)
+    options = resolve(VideoConfig(), settings)
     assert (options.mean, options.std) == (KINETICS_MEAN, KINETICS_STD) and options.image_size == 112
-    other = with_kept(VideoConfig(), {}, {"mean": (0.5, 0.4, 0.3), "std": None, "image_size": None})
+    other = resolve(VideoConfig(), {}, Facts(weights_inputs={"mean": (0.5, 0.4, 0.3), "std": None, "image_size": None}))
     assert (other.mean, other.std) == ((0.5, 0.4, 0.3), KINETICS_STD)
 
 
+def test_an_older_run_on_clips_was_normalised_as_kinetics() -> None:
+    assert (defaults_of(VideoConfig)["mean"], defaults_of(VideoConfig)["std"]) == (KINETICS_MEAN, KINETICS_STD)
+
+
 def test_a_resume_keeps_the_inputs_without_the_weights() -> None:
-    settings = json.loads(json.dumps(asdict(with_kept(Config(), {}, OF_WEIGHTS))))
-    assert inputs_of(with_kept(Config(), settings)) == OF_WEIGHTS
-    assert with_kept(Config(interpolation="bilinear"), settings).interpolation == "bilinear"
+    settings = json.loads(json.dumps(asdict(resolve(Config(), {}, Facts(weights_inputs=OF_WEIGHTS)))))
+    assert inputs_of(resolve(Config(), settings)) == OF_WEIGHTS
+    assert resolve(Config(interpolation="bilinear"), settings).interpolation == "bilinear"
 
 
 def test_a_crop_of_less_than_half_of_the_side_is_warned_of() -> None:
     said = crop_warning(Config(image_size=32, resize_size=256))
     assert all(part in said for part in ("--image-size 32", "--resize-size 256", "1.6%", "--resize-size 37")), said
-    for config in (Config(image_size=32, resize_size=64), with_kept(Config(image_size=32), {}), DetectionConfig()):
+    for config in (Config(image_size=32, resize_size=64), resolve(Config(image_size=32), {}), DetectionConfig()):
         assert crop_warning(config) == ""
 
 
 SORTED = np.repeat(np.arange(40), 50)
 IN_BLOCKS = Config(name="run", epochs=1, batch_size=8, global_batch_size=64, shuffle_block=8)
+
+
+def with_window(
+    config: Config, samples: int, labels: NDArray[np.int64] | None, kept: Mapping[str, Any] | None = None
+) -> Config:
+    """The options at a start with these samples, on two workers."""
+    return resolve(config, kept or {}, Facts(samples=samples, source=SortedSource.of(), labels=labels, workers=(2, 2)))
 
 
 def test_a_window_of_blocks_is_chosen_once() -> None:
@@ -241,7 +248,8 @@ def test_a_window_of_blocks_is_chosen_once() -> None:
     assert with_window(IN_BLOCKS, len(SORTED), None).shuffle_window == 0
     assert with_window(replace(IN_BLOCKS, shuffle_window=3), len(SORTED), SORTED).shuffle_window == 3
     assert with_window(CONFIG, len(SORTED), SORTED).shuffle_window is None
-    assert with_kept(IN_BLOCKS, asdict(options)).shuffle_window == window
+    assert resolve(IN_BLOCKS, asdict(options)).shuffle_window == window
+    assert with_window(IN_BLOCKS, len(SORTED), None, {"shuffle_window": window}).shuffle_window == window
 
 
 class SortedSource(LabeledFiles):
@@ -252,13 +260,16 @@ class SortedSource(LabeledFiles):
     def __len__(self) -> int:
         return len(SORTED)
 
+    @classmethod
+    def of(cls) -> "SortedSource":
+        none = np.zeros(0, np.int64)
+        return cls(root="", packed_paths=none.astype(np.uint8), offsets=none, labels=SORTED, classes=("a",))
+
 
 @pytest.mark.parametrize("block", [0, 8])
 def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
     folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
-    source = SortedSource(
-        root="", packed_paths=np.zeros(0, np.uint8), offsets=np.zeros(0, np.int64), labels=SORTED, classes=("a",)
-    )
+    source = SortedSource.of()
     both = TrainAndVal(source, source)
     job = replace(imagenet.JOB, open_data=lambda _: both, describe=lambda *_: "", check=lambda _: None)
     settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
@@ -266,9 +277,9 @@ def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> 
     folder.write_json("config.json", settings)
     folder.append("events.jsonl", {"event": "finish"})
     launch(job, config, Console())  # is not refused, and finished already
-    earlier = previous_run(folder, asdict(Config()) | OF_EARLIER_VERSIONS)
+    earlier = previous_run(folder, defaults_of(Config))
     assert earlier is not None
-    stream = with_window(with_kept(config, earlier.settings), len(SORTED), SORTED).stream(len(SORTED))
+    stream = with_window(config, len(SORTED), SORTED, earlier.settings).stream(len(SORTED))
     order = BlockPermutation(len(SORTED), 8, config.seed, 0) if block else Permutation(len(SORTED), config.seed, 0)
     assert stream.micro_batch(1, 2).ids.tolist() == order(np.arange(80, 88)).tolist()
     with pytest.raises(UsageError, match=mentioning("shuffle_window 0 64")) if block else nullcontext():
@@ -306,6 +317,8 @@ def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:
 def test_the_fastest_installed_loader_is_the_default() -> None:
     """tests/test_install.py has an environment without DALI."""
     told: list[str] = []
-    assert with_loader(Config(), told.append).loader == "dali"
-    assert with_loader(Config(loader="torch"), told.append).loader == "torch"
+    assert resolve(Config(), {}).loader == "dali"
+    assert resolve(Config(loader="torch"), {"loader": "dali"}).loader == "torch"
+    for config in (Config(), Config(loader="torch"), Config(loader="dali")):
+        check_loader(config, told.append)
     assert told == []

@@ -9,8 +9,8 @@ import pytest
 from jobs.imagenet import Config
 from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.read_together import ReadTogether
-from raydali.launch.choices import window_warning, with_kept
-from raydali.launch.row_group_choice import HIGH, with_row_groups
+from raydali.launch.defaults import Facts, resolve
+from raydali.launch.driver.option_checks import tell_amplification, window_warning
 from tests.support.messages import mentions
 
 GROUP = 100
@@ -29,27 +29,29 @@ class Rows:
         return len(self.read_together.groups)
 
 
-def choose(rows: Rows, config: Config = CONFIG, **options: Any) -> tuple[Config, list[str], list[str]]:
+def choose(rows: Rows, config: Config = CONFIG, **known: Any) -> tuple[Config, list[str], list[str]]:
     """The options, what was told, and the warnings."""
     told, warned = list[str](), list[str]()
     labels = np.random.default_rng(0).integers(0, 10, len(rows))
-    needed: dict[str, Any] = {"labels": labels, "workers": (4, 4), "cpus": 4} | options
-    chosen = with_row_groups(config, rows, **needed, tell=told.append, warn=warned.append)  # type: ignore[arg-type]
+    needed: dict[str, Any] = {"samples": len(rows), "source": rows, "labels": labels, "workers": (4, 4), "cpus": 4}
+    facts = Facts(**needed | known)
+    chosen = resolve(config, {}, facts)
+    tell_amplification(config, chosen, facts, told.append, warned.append)
     return chosen, told, warned
 
 
 def test_a_full_shuffle_is_replaced_by_blocks_of_row_groups() -> None:
     rows = Rows()
     chosen, (told,), warned = choose(rows)
-    assert chosen.shuffle_block == GROUP and chosen.shuffle_apart and not warned
+    assert chosen.shuffle_block == 4 * GROUP and chosen.shuffle_apart and not warned
     full, mixed = (replace(CONFIG, shuffle_block=0).stream(len(rows)), chosen.stream(len(rows)))
     reads = [rows.read_together.amplification(stream, 4) for stream in (full, mixed)]
     assert reads[0] > 0.8 * GROUP and reads[1] < 1.25
-    assert mentions(told, f"{GROUP} --shuffle-block {GROUP} {reads[1]:.1f} {reads[0]:.1f}")
+    assert mentions(told, f"{GROUP} --shuffle-block {4 * GROUP} {reads[1]:.1f} {reads[0]:.1f}")
     labels = np.random.default_rng(0).integers(0, 10, len(rows))
     assert window_warning(chosen, len(rows), labels) == ""
-    settings = {"shuffle_block": GROUP, "shuffle_window": chosen.shuffle_window, "shuffle_apart": True}
-    assert with_kept(CONFIG, settings).stream(len(rows)) == mixed
+    settings = {"shuffle_block": 4 * GROUP, "shuffle_window": chosen.shuffle_window, "shuffle_apart": True}
+    assert resolve(CONFIG, settings).stream(len(rows)) == mixed
 
 
 def test_apart_workers_do_not_read_the_same_blocks() -> None:
@@ -90,11 +92,31 @@ def test_classes_that_blocks_cannot_mix_are_shuffled_in_full() -> None:
     assert not ClassMixing.of(labels, in_blocks).is_enough
 
 
-def test_windows_follow_the_memory_of_the_fewest_workers() -> None:
-    chosen = choose(Rows(kept=40))[0]
-    fewer = choose(Rows(kept=40), workers=(1, 4))[0]
-    assert (chosen.shuffle_window, fewer.shuffle_window) == (0, 8)
-    assert Rows(kept=40).read_together.amplification(chosen.stream(60_000), 1) > HIGH
+def test_blocks_follow_the_memory_of_the_fewest_workers() -> None:
+    """A worker with four micro-batches of a step keeps the blocks of four windows."""
+    rows = Rows(kept=64)
+    chosen, fewer = choose(rows)[0], choose(rows, workers=(1, 4))[0]
+    assert (chosen.shuffle_block, fewer.shuffle_block) == (4 * GROUP, 2 * GROUP)
+    alone = [rows.read_together.amplification(each.stream(60_000), 1) for each in (fewer, chosen)]
+    assert alone[0] < 1.25 < alone[1]
+
+
+def test_short_row_groups_are_read_about_once() -> None:
+    """As of files whose last row group is short: blocks begin in the middle of row groups."""
+    rows = Rows()
+    sizes = np.tile([100] * 43 + [58], 60)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    rows.read_together = ReadTogether(groups, sizes * 1000, np.full(len(groups), 1000), 10**8)
+    chosen, (told,), warned = choose(rows)
+    assert chosen.shuffle_apart and mentions(told, f"--shuffle-block {chosen.shuffle_block}") and not warned
+    assert rows.read_together.amplification(chosen.stream(len(rows)), 4) < 1.3
+
+
+def test_classes_that_a_window_lacks_get_a_larger_one() -> None:
+    labels = np.arange(60_000) // 6000
+    chosen, _, warned = choose(Rows(), labels=labels)
+    assert chosen.shuffle_apart and chosen.shuffle_window != 4 and not warned
+    assert ClassMixing.of(labels, chosen.stream(60_000)).is_enough
 
 
 def test_processes_of_pytorch_read_for_themselves() -> None:

@@ -1,0 +1,242 @@
+"""The defaults of options that depend on facts about a run, each with its reason: `resolve` fills them in.
+
+    fact                                          options whose default depends on it
+    what is installed                             loader
+    the weights it starts from, the job           image_size, resize_size, mean, std, interpolation
+    the largest number of workers                 global_batch_size, and batch_size of a recipe
+    the training samples                          shuffle_block, shuffle_window, shuffle_apart
+    the hardware of all workers                   precision, compile, fused
+
+All other defaults are in the classes of the options, or in a recipe (train/recipes/).
+
+What is chosen is written to `config.json` by value, and a resume takes it from there, unless the option is given. Only
+the loader is chosen at each start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources.file_rules import FILE_RULES, FIRST
+from raydali.data.sources.source import Source
+from raydali.data.stream.class_mixing import ClassMixing, fitting_window
+from raydali.data.stream.read_together import ReadTogether
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.image_sizes import validation_size
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
+from raydali.extras import default_loader
+from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
+from raydali.launch.options import LaunchOptions
+from raydali.train.recipes.published import find_recipe
+from raydali.train.recipes.recipe import micro_batch
+
+HARDWARE_OPTIONS = "precision", "compile", "fused"
+"""Options that are None until the workers know their hardware."""
+SHUFFLE_OPTIONS = "shuffle_block", "shuffle_window", "shuffle_apart"
+"""Options that are None until the driver knows the training samples and the number of workers."""
+MODEL_INPUTS: Mapping[str, Any] = {
+    "image_size": 224,
+    "mean": IMAGENET_MEAN,
+    "std": IMAGENET_STD,
+    "interpolation": "bilinear",
+}
+"""Options of a model's inputs. These values hold if neither the starting weights nor the job say more, since most
+models of torchvision were trained with them."""
+DEFAULTS_OF_OLD_VERSIONS: Mapping[str, Any] = {
+    "shuffle_window": 0,
+    "shuffle_apart": False,
+    "fused": False,
+    "video_rotation": "ignored",
+    FILE_RULES: FIRST,
+} | {name: MODEL_INPUTS[name] for name in ("mean", "std", "interpolation")}
+"""Settings of runs of versions that did not know these options and facts."""
+
+HIGH_AMPLIFICATION = 2.0
+"""Bytes read for a byte of samples from which blocks are worth their less random order."""
+_WINDOW = 4
+"""Blocks of a window, if these mix the classes: a process keeps the row groups of a window for each micro-batch."""
+_MAX_GROUPS = 8
+"""Row groups of a block: larger blocks are less torn where row groups are short, or lack samples."""
+_WINDOWS_OF_MICRO_BATCH = 8
+"""Windows that each micro-batch of a step goes through, at least: two micro-batches read the first and the last one."""
+
+Options = TypeVar("Options", bound=LaunchOptions)
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts about a run that are known so far; None: not known yet.
+
+    Attributes:
+        weights_inputs: the inputs that the starting weights expect; a value is None if they do not say it.
+        workers: the smallest and the largest number of workers.
+        cpus: of each worker.
+        samples: the number of training samples.
+        source: the training samples.
+        labels: of the training samples, if each has one.
+        device: the type of the workers' devices, such as "cuda".
+        bf16: whether all of them have bf16 units.
+    """
+
+    weights_inputs: Mapping[str, Any] | None = None
+    workers: tuple[int, int] | None = None
+    cpus: int = 1
+    samples: int = 0
+    source: Source | None = None
+    labels: Labels | None = None
+    device: str | None = None
+    bf16: bool = False
+
+
+def resolve(given: Options, kept: Mapping[str, Any], facts: Facts | None = None) -> Options:
+    """Return the options with a value for each open one, as far as it is kept or the facts are known.
+
+    Args:
+        given: the options as they were parsed, or with values that were resolved before.
+        kept: the settings of `config.json`, where None means not chosen yet; empty at a first start.
+        facts: Default: none are known.
+
+    Raises:
+        UsageError: no such number of workers.
+    """
+    facts, options = facts or Facts(), given
+    for rule in (_loader, _kept, _model_inputs, _resize_size, _batches, _blocks, _window, _hardware):
+        options = replace(options, **rule(options, kept, facts))
+    return options
+
+
+def defaults_of(config: type[LaunchOptions]) -> dict[str, Any]:
+    """Return the settings that a run has if its `config.json`, of any version, lacks them."""
+    defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
+    return defaults | dict(DEFAULTS_OF_OLD_VERSIONS) | dict(getattr(config, "usual_inputs", {}))
+
+
+def open_options(options: LaunchOptions, *names: str) -> list[str]:
+    """Return those of these options that the job has, and that have no value yet."""
+    return [name for name in names if getattr(options, name, False) is None]
+
+
+def _loader(options: LaunchOptions, _: Mapping[str, Any], __: Facts) -> dict[str, Any]:
+    """DALI, since it is faster; PyTorch's loader where DALI is not installed, as on macOS."""
+    return {"loader": default_loader()} if open_options(options, "loader") else {}
+
+
+def _kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
+    """What an earlier start has chosen: another choice would change the order or the numbers of the run."""
+    return {name: kept.get(name) for name in open_options(options, *HARDWARE_OPTIONS, *SHUFFLE_OPTIONS)}
+
+
+def _known_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> list[Mapping[str, Any]]:
+    """Inputs of the model, those that count most first."""
+    return [kept, facts.weights_inputs or {}, {**MODEL_INPUTS, **getattr(options, "usual_inputs", {})}]
+
+
+def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The inputs that the starting weights were trained with, else the usual ones of the job's models."""
+    known, values = _known_inputs(options, kept, facts), dict[str, Any]()
+    for name in open_options(options, *MODEL_INPUTS):
+        value = next(each[name] for each in known if each.get(name) is not None)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The size of the run or of the weights, if validation images have their size; else 8/7 of this size, as usual."""
+    if not open_options(options, "resize_size"):
+        return {}
+    size = validation_size(vars(options))
+    sizes = (each.get("resize_size") for each in _known_inputs(options, kept, facts) if validation_size(each) == size)
+    return {"resize_size": next(filter(None, sizes), None) or default_resize_size(size or 0)}
+
+
+def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """A full micro-batch for each of the largest number of workers.
+
+    A recipe gives the global batch instead, and the largest micro-batch: with more workers they get smaller ones.
+    """
+    workers = facts.workers[1] if facts.workers else (options.worker_range or (1, 1))[1]
+    size = options.global_batch_size or kept.get("global_batch_size")
+    if size is None:
+        return {"global_batch_size": options.batch_size * workers} if facts.workers else {}
+    recipe = getattr(options, "recipe", None)
+    if recipe is None or options.batch_size != (most := find_recipe(recipe).settings.batch_size):
+        return {"global_batch_size": size}
+    return {"global_batch_size": size, "batch_size": kept.get("batch_size") or micro_batch(size, most, workers)}
+
+
+def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """No blocks, but for samples that are read with their neighbours, as rows of Parquet are by row groups.
+
+    A full shuffle would read a row group for each sample. If it reads more than `HIGH_AMPLIFICATION` times the bytes of
+    the samples, blocks of row groups are shuffled that fit into the memory that a process keeps for them. If these do
+    not mix the classes, or read no less than half, there are none. Repeats of the same block would not stay apart.
+    """
+    if facts.workers is None or facts.source is None:
+        return {}
+    no_blocks: dict[str, Any] = {
+        "shuffle_block": options.shuffle_block or 0,
+        "shuffle_apart": options.shuffle_apart or False,
+    }
+    together: ReadTogether | None = getattr(facts.source, "read_together", None)
+    if options.shuffle_block is not None or options.repeats > 1 or together is None or together.fits:
+        return no_blocks
+    full = replace(options, **no_blocks).stream(facts.samples)
+    if (reads := amplification(full, options, facts)) <= HIGH_AMPLIFICATION:
+        return no_blocks
+    micro_batches, groups = full.micro_batches_per_step, len(together.group_bytes)
+    of_worker = -(-micro_batches // facts.workers[0])
+    fit = together.kept_bytes // (2 * of_worker * _WINDOW * int(np.median(together.group_bytes)))
+    fit = min(fit, groups // (micro_batches * _WINDOW * _WINDOWS_OF_MICRO_BATCH), _MAX_GROUPS)
+    block = max(fit, 1) * together.samples_per_group
+    stream = replace(full, shuffle_block=block, shuffle_window=_WINDOW, shuffle_apart=True)
+    if facts.labels is not None and not ClassMixing.of(facts.labels, stream).is_enough:
+        stream = replace(stream, shuffle_window=fitting_window(facts.labels, stream))
+        if not ClassMixing.of(facts.labels, stream).is_enough:
+            return no_blocks
+    if amplification(stream, options, facts) > reads / HIGH_AMPLIFICATION:
+        return no_blocks
+    return {"shuffle_block": block, "shuffle_window": stream.shuffle_window, "shuffle_apart": True}
+
+
+def _window(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """Enough blocks that a global batch of samples sorted by class has as many classes as in a full shuffle."""
+    if facts.workers is None or not options.shuffle_block or options.shuffle_window is not None:
+        return {}
+    return {"shuffle_window": fitting_window(facts.labels, options.stream(facts.samples))}
+
+
+def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The fastest precision that all devices have; compilation on GPUs, in runs that are long enough to gain from it.
+
+    Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth.
+    """
+    if facts.device is None:
+        return {}
+    on_gpu = facts.device == "cuda"
+    given = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
+    if not open_options(options, *HARDWARE_OPTIONS):
+        return {}
+    compiled, fused = given.get("compile"), given.get("fused")
+    if compiled is None:
+        pays = options.stream(facts.samples).steps >= COMPILE_PAYS_FROM
+        compiled = on_gpu and (pays or fused is True)
+    values = {
+        "precision": given.get("precision") or fastest_precision(facts.device, bf16=facts.bf16),
+        "compile": compiled,
+        "fused": on_gpu and compiled and fused is not False,
+    }
+    return {name: values[name] for name in given}
+
+
+def amplification(stream: Stream, options: LaunchOptions, facts: Facts) -> float:
+    """Return how many bytes a worker reads for a byte of its samples; 1 if samples are read one by one."""
+    together: ReadTogether | None = getattr(facts.source, "read_together", None)
+    if together is None or together.fits or facts.workers is None:
+        return 1.0
+    # PyTorch's loader has a process for each thread, and each of them reads for itself.
+    processes = facts.cpus if getattr(options, "loader", None) == "torch" else 1
+    return max(together.amplification(stream, workers, processes) for workers in {*facts.workers})
