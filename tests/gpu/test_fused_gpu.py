@@ -13,7 +13,7 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import grouping, kernels, launches, operators, stem
+from raydali.train.fused import kernels, launches, operators, stem
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
@@ -193,23 +193,6 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(times[1]) < sum(times[0])
 
 
-def casts_one_by_one(given: list[torch.Tensor], to: torch.dtype) -> list[torch.Tensor]:
-    return [each.to(to) for each in given]
-
-
-def test_casts_of_all_weights() -> None:
-    model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
-    weights = [each.detach() for each in model.parameters() if each.dim() > 1]
-    apart = casts_one_by_one(weights, torch.bfloat16)
-    for found, expected in zip(grouping.cast(weights, torch.bfloat16), apart, strict=True):
-        assert torch.equal(found, expected) and found.stride() == expected.stride()
-    for to, given in ((torch.bfloat16, weights), (torch.float32, apart)):
-        together = milliseconds(partial(grouping.cast, given, to))
-        one_by_one = milliseconds(partial(casts_one_by_one, given, to))
-        print(f"\n{len(given)} casts to {to}: {one_by_one:.3f} ms, together {together:.3f} ms", end="")
-        assert together < one_by_one
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("tile", "warps"), [(2048, 4), (4096, 4), (4096, 8), (8192, 8)])
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -289,7 +272,6 @@ STEPS: dict[str, tuple[str, list[str] | None]] = {
     "fused": ("resnet50", []),
     "without_pooling": ("resnet50", ["graph.fuse_pooling"]),
     "without_stem": ("resnet50", ["graph.replace_stem"]),
-    "without_groups": ("resnet50", ["grouping.group"]),
     "with_copies": ("vit_b_16", ["attention.replace_attention"]),
     "without_copies": ("vit_b_16", []),
 }

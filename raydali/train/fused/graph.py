@@ -8,7 +8,6 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
                         conv2d with a stride of 2               -->  raydali::stem_convolution (stem.py)
                         self-attention                          -->  the same without copies (attention.py)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
-                        casts of weights, counters of batches   -->  one operator for all (grouping.py)
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
 users, layers in evaluation mode, SyncBatchNorm over ranks, and other activations are left to Inductor.
@@ -26,7 +25,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import attention, grouping, kernels, launches, operators, pooling, pooling_kernels, stem
+from raydali.train.fused import attention, kernels, launches, operators, pooling, pooling_kernels, stem
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
@@ -42,10 +41,8 @@ _CALLED = (
     torch.ops.raydali.batch_norm_statistics.default,
     torch.ops.raydali.batch_norm_normalize.default,
     torch.ops.raydali.batch_norm_pool.default,
-    torch.ops.raydali.cast.default,
-    torch.ops.raydali.add_one.default,
 )
-_MODULES = attention, grouping, operators, launches, kernels, pooling, pooling_kernels, stem
+_MODULES = attention, operators, launches, kernels, pooling, pooling_kernels, stem
 _FILES = (__file__, *(str(each.__file__) for each in _MODULES))
 
 
@@ -58,7 +55,7 @@ def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
     for called in _CALLED:
         if called not in lowerings:
             make_fallback(called, layout_constraint=constrain_to_fake_tensors)
-    return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_after_gradients)}
+    return {"pre_grad_custom_pass": _Pass(fuse), "post_grad_custom_pre_pass": _Pass(fuse_additions)}
 
 
 class _Pass(CustomGraphPass):  # type: ignore[misc]  # mypy reads nothing of Inductor
@@ -131,16 +128,11 @@ def replace_stem(graph: Graph) -> int:
     return len(found)
 
 
-def fuse_after_gradients(graph: Graph) -> int:
-    """Fuse what exists only after gradients are traced, in a forward or a backward pass; return how often."""
-    return fuse_additions(graph) + grouping.group(graph)
-
-
 def fuse_additions(graph: Graph) -> int:
     """Let backward passes add two gradients, as of an output that two layers use; return how many do.
 
     Args:
-        graph: a backward pass, after all gradients are traced.
+        graph: a forward or a backward pass, after all gradients are traced.
     """
     count = 0
     for node in [each for each in graph.nodes if each.target in _GRADIENTS]:
