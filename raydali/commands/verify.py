@@ -268,7 +268,7 @@ def _examine_videos(source: "LabeledFiles", ids: Sequence[int]) -> Found:
 
 def _load_video(source: "LabeledFiles", id: int) -> None:
     from raydali.data.sources.video.packets import read_clip_packets, read_video_info
-    from raydali.data.tasks.video_pyav import decoded
+    from raydali.data.tasks.video import decoded
 
     path = source.path(id)
     facts = read_video_info(path)

@@ -50,6 +50,7 @@ DEFAULTS_OF_OLD_VERSIONS: Mapping[str, Any] = {
     "shuffle_apart": False,
     "fused": False,
     "video_rotation": "ignored",
+    "video_colours": "before resizing on CPUs",
     FILE_RULES: FIRST,
 } | {name: MODEL_INPUTS[name] for name in ("mean", "std", "interpolation")}
 """Settings of runs of versions that did not know these options and facts."""

@@ -28,7 +28,7 @@ from raydali.bench.video.contenders import (
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
-from raydali.data.tasks.video_pyav import rgb_clip
+from raydali.data.tasks.video import rgb_clip
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.videos import ROTATIONS, moving, write_video

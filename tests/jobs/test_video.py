@@ -60,7 +60,7 @@ def test_a_run_resumed_on_other_workers_equals_the_undisturbed(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("rotation", [UPRIGHT, (90, False, False)])
-def test_a_run_of_a_version_that_ignored_rotation_is_warned(
+def test_a_run_of_a_version_that_made_other_pixels_is_warned(
     tmp_path: Path, rotation: Rotation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i, split in enumerate(("train", "train", "train", "val")):
@@ -83,11 +83,13 @@ def test_a_run_of_a_version_that_ignored_rotation_is_warned(
             launch(replace(video.JOB, check=refuse), config, Console())
         return " ".join(capsys.readouterr().out.split())
 
+    assert mentions(said(), "warning video_colours before resizing CPUs after")
+    newest = {"video_colours": "after resizing"}
     if rotation == UPRIGHT:
-        assert "changed setting" not in said()
+        assert "changed setting" not in said(**newest)
     else:
-        assert mentions(said(), "warning video_rotation ignored applied 3 videos")
-        assert "changed setting" not in said(video_rotation="applied to 3 videos")
+        assert mentions(said(**newest), "warning video_rotation ignored applied 3 videos")
+        assert "changed setting" not in said(**newest, video_rotation="applied to 3 videos")
 
 
 @pytest.mark.slow

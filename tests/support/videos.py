@@ -9,11 +9,12 @@ from typing import Any
 
 import av
 import numpy as np
+from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
 
-from raydali.data.tasks.video_pyav import COLOURS
-
 Frames = NDArray[np.uint8]
+COLOURS = int(Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND)
+"""FFmpeg's accurate conversion to RGB."""
 
 Rotation = tuple[int, bool, bool]
 """Degrees counterclockwise, and whether the result is mirrored horizontally and vertically."""
@@ -134,3 +135,19 @@ def decoded_by_pyav(path: Path) -> Frames:
         return np.stack(
             [frame.to_ndarray(format="rgb24", interpolation=COLOURS) for frame in container.decode(video=0)]
         )
+
+
+def filtered_by_ffmpeg(path: Path, *filters: tuple[str, str]) -> Frames:
+    """All frames of a file after these filters of FFmpeg, each with its arguments."""
+    with av.open(str(path)) as container:
+        graph: Any = av.filter.Graph()
+        graph.link_nodes(
+            graph.add_buffer(template=container.streams.video[0]),
+            *(graph.add(name, arguments) for name, arguments in filters),
+            graph.add("buffersink"),
+        ).configure()
+        frames = []
+        for frame in container.decode(video=0):
+            graph.push(frame)
+            frames.append(graph.pull().to_ndarray())
+    return np.stack(frames)

@@ -1,36 +1,38 @@
 """Video classification: all frames of a clip are resized, cropped and flipped in the same way.
 
-    RGB clips --> resize the crop --> flip
-    starts, ends --------^       flips ^
+    on a CPU    FFmpeg decodes, resizes and converts whole frames to RGB in one step --> upright, crop, flip
+    on a GPU    the video engines decode, and DALI does the rest (video_gpu.py)
 
-Clips are decoded before they enter the DALI graph, by FFmpeg (video_pyav.py), or by a GPU's video engines
-(video_gpu.py), and turned upright. `fn.decoders.video` of DALI 2.4.0 is not used: it decodes a file from its first
-frame, and on a GPU it makes a decoder for each clip, which takes 0.1 s, one at a time for all GPUs of a host.
+On both, the coded planes are resized, and only the pixels of the result become RGB. `fn.decoders.video` of DALI 2.4.0
+is not used: it decodes a file from its first frame, and on a GPU it makes a decoder for each clip, which takes 0.1 s,
+one at a time for all GPUs of a host.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.packets import Part
+from raydali.data.sources.video.packets import ClipPackets, pts
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import default_resize_size, require, require_draws, require_resize
 
 if TYPE_CHECKING:
     import torch
+    from av import VideoFrame
     from nvidia.dali.data_node import DataNode
 
 Ids = NDArray[np.int64]
 
+T = TypeVar("T")
+
 _DECODING_THREADS = 8
-_MARGIN = 2
-"""The margin around a crop that antialiasing needs, in pixels of the output."""
 _FLIP, _TOP, _LEFT = range(3)
 
 
@@ -48,14 +50,9 @@ class Crops:
     starts: NDArray[np.int64]
     flips: NDArray[np.int32]
 
-
-@dataclass(frozen=True)
-class Regions:
-    """The kept parts of the coded frames of n clips, and the crops' corners in them, upright: float32 (n, 2) each."""
-
-    parts: list[Part]
-    starts: NDArray[np.float32]
-    ends: NDArray[np.float32]
+    def rows(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
+        """Return the three as lists, with an entry for each clip."""
+        return self.resized.tolist(), self.starts.tolist(), self.flips.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,67 +87,38 @@ class Clips(Pipeline[VideoClips]):
         return "clips", "labels"
 
     def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
-        """Return decoded clips, the crops in them, flips and labels.
-
-        Clips are (sequence_length, height, width, 3) uint8 RGB, upright, and contain only the part around the crop.
-        Starts and ends of the crops in them are (N, 2) float32, flips (N,) int32, labels (N,) int64.
+        """Return clips (sequence_length, image_size, image_size, 3) uint8 RGB, and labels (N,).
 
         Raises:
             OSError: a video cannot be read or decoded.
         """
-        from raydali.data.tasks.video_pyav import rgb_clip
-
         crops = self.crops(source, ids, epochs)
-        regions = self.regions(source, ids, crops)
         with ThreadPoolExecutor(_DECODING_THREADS) as threads:
-            clips = list(threads.map(partial(rgb_clip, source), ids.tolist(), regions.parts))
-        return clips, regions.starts, regions.ends, crops.flips, source.labels(ids)
+            clips = list(threads.map(partial(self._clip, source), ids.tolist(), *crops.rows()))
+        return clips, source.labels(ids)
 
     def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
-        """Resize only the part that the crop shows, with antialiasing, and flip it."""
+        """Pass the clips on."""
         from nvidia.dali import fn
 
-        clips, starts, ends, flips, labels = inputs
-        clips = fn.reshape(clips.gpu() if device == "gpu" else clips, layout="FHWC")
-        clips = fn.resize(clips, size=[self.image_size] * 2, roi_start=starts, roi_end=ends)
-        return fn.flip(clips, horizontal=flips), labels.gpu() if device == "gpu" else labels
+        clips, labels = (each.gpu() if device == "gpu" else each for each in inputs)
+        return fn.reshape(clips, layout="FHWC"), labels
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Return the same, made by PyAV and torch: clip (3, sequence_length, image_size, image_size) uint8, label.
-
-        Decoded frames are identical to those of the graph on the CPU; resized ones differ as in classification.py.
-        """
+        """Return the same: clip (3, sequence_length, image_size, image_size) uint8, label."""
         import torch
-        from torch.nn import functional as F
-
-        from raydali.data.tasks.video_pyav import rgb_clip
 
         ids = np.array([id])
         crops = self.crops(source, ids, np.array([epoch]))
-        shape, (top, left) = crops.resized[0].tolist(), crops.starts[0].tolist()
-        frames = torch.from_numpy(rgb_clip(source, id)).permute(0, 3, 1, 2)
-        frames = F.interpolate(frames, size=shape, mode="bilinear", antialias=True, align_corners=False)
-        frames = frames[:, :, top : top + self.image_size, left : left + self.image_size]
-        if crops.flips[0]:
-            frames = frames.flip(3)
-        return frames.permute(1, 0, 2, 3).contiguous(), torch.tensor(int(source.labels(ids)[0]))
+        (clip,) = map(partial(self._clip, source), ids.tolist(), *crops.rows())
+        return torch.from_numpy(clip).permute(3, 0, 1, 2), torch.tensor(int(source.labels(ids)[0]))
 
-    def regions(self, source: VideoClips, ids: Ids, crops: Crops) -> Regions:
-        """Return the parts of the decoded frames to keep: the crops with a margin."""
-        videos = source.places(ids)[0]
-        shapes, orientations = source.upright_shapes[videos], source.orientations[videos]
-        transposed, flipped = orientations[:, :1], orientations[:, 1:]
-        scale = shapes / crops.resized
-        starts, ends = crops.starts * scale, (crops.starts + self.image_size) * scale
-        starts, ends = np.where(flipped, shapes - ends, starts), np.where(flipped, shapes - starts, ends)
-        margin = _MARGIN * np.ceil(np.maximum(scale, 1))
-        whole = np.maximum(shapes // 2 * 2, 1)
-        first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
-        last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
-        lows, highs = (np.where(transposed, each[:, ::-1], each).tolist() for each in (first, last))
-        parts = [Part(*map(slice, low, high)) for low, high in zip(lows, highs, strict=True)]
-        starts, ends = np.where(flipped, last - ends, starts - first), np.where(flipped, last - starts, ends - first)
-        return Regions(parts, starts.astype(np.float32), ends.astype(np.float32))
+    def _clip(
+        self, source: VideoClips, id: int, resized: tuple[int, int], start: tuple[int, int], flip: int
+    ) -> NDArray[np.uint8]:
+        top, left = start
+        clip = rgb_clip(source, id, resized)[:, top : top + self.image_size, left : left + self.image_size]
+        return np.ascontiguousarray(clip[:, :, ::-1] if flip else clip)
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Return the crops of these clips: the centre, not mirrored."""
@@ -192,3 +160,51 @@ class TrainClips(Clips):
         resized = self._resized(source, ids)
         starts = np.floor(numbers[:, _TOP:] * (resized - self.image_size + 1)).astype(np.int64)
         return Crops(resized, starts, (numbers[:, _FLIP] < self.flip_probability).astype(np.int32))
+
+
+def rgb_clip(source: VideoClips, id: int, shape: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """Return the frames of a clip, upright: (sequence_length, height, width, 3) uint8 RGB.
+
+    Args:
+        source: the clips.
+        id: of the clip.
+        shape: height and width to which FFmpeg resizes the upright frames, antialiased; None: they are not resized.
+
+    Raises:
+        OSError: the video cannot be read or decoded.
+    """
+    from av.video.reformatter import Interpolation
+
+    # By default, FFmpeg repeats pixels of the colours, which are coded at half the size.
+    colours = int(Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND)
+    orientation = source.orientation(id)
+    height, width = (None, None) if shape is None else shape[::-1] if orientation.transposed else shape
+
+    def rgb(frame: "VideoFrame") -> NDArray[np.uint8]:
+        resized = frame.reformat(width, height, "rgb24", interpolation=colours, threads=1)
+        pixels = np.asarray(resized.to_ndarray(), np.uint8)
+        return np.flip(pixels.swapaxes(0, int(orientation.transposed)), orientation.reversed_axes)
+
+    with source.cut(id) as cut:
+        return np.stack(decoded(cut, rgb))
+
+
+def decoded(cut: ClipPackets, convert: Callable[["VideoFrame"], T]) -> list[T]:
+    """Decode the frames of a clip by FFmpeg, and return the result of `convert` for each.
+
+    Raises:
+        ValueError: some frames cannot be decoded.
+    """
+    context = cut.stream.codec_context
+    if not context.is_open:
+        context.thread_count = 1  # several clips are decoded in parallel
+    wanted, found = set(cut.times), {}
+    for packet in [*cut.packets, None]:  # None flushes the decoder
+        if packet is not None:
+            packet.pts = pts(packet)
+        for frame in context.decode(packet):
+            if frame.pts in wanted:
+                found[frame.pts] = convert(frame)
+        if len(found) == len(wanted):
+            return [found[time] for time in cut.times]
+    raise ValueError(f"{len(wanted) - len(found)} of {len(wanted)} frames cannot be decoded")

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,13 +25,14 @@ from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
 from raydali.data.sources.video.orientation import Orientation
 from raydali.data.sources.video.packets import ClipPackets, Part
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.video import Clips, Ids
-from raydali.data.tasks.video_pyav import decoded
+from raydali.data.tasks.video import Clips, Crops, Ids, decoded
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from nvidia.dali.data_node import DataNode
 
+_MARGIN = 2
+"""The margin around a crop that antialiasing needs, in pixels of the output."""
 _NV12 = ("yuv420p", "yuvj420p", "nv12")
 _BT601 = 0.299, 0.114
 _WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
@@ -44,6 +46,15 @@ class Colours(NamedTuple):
     pixels: str
     space: int
     range: int
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The kept parts of the coded frames of n clips, and the crops' corners in them, upright: float32 (n, 2) each."""
+
+    parts: list[Part]
+    starts: NDArray[np.float32]
+    ends: NDArray[np.float32]
 
 
 class ClipsOnGpu(Pipeline[VideoClips]):
@@ -80,7 +91,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
             OSError: a video cannot be read or decoded.
         """
         crops = self.clips.crops(source, ids, epochs)
-        regions = self.clips.regions(source, ids, crops)
+        regions = kept_regions(source, ids, crops, self.clips.image_size)
         found = list(self._threads.map(partial(self._decode, source), ids.tolist(), regions.parts))
         luma, chroma, colours = zip(*found, strict=True)
         matrices, offsets = zip(*map(to_rgb, colours), strict=True)
@@ -133,6 +144,24 @@ class ClipsOnGpu(Pipeline[VideoClips]):
             decoders[codec] = NvdecDecoder(self.device, codec, *largest)
         decoder: NvdecDecoder = decoders[codec]
         return decoder
+
+
+def kept_regions(source: VideoClips, ids: Ids, crops: Crops, side: int) -> Regions:
+    """Return the parts of the decoded frames to keep: the crops with a margin."""
+    videos = source.places(ids)[0]
+    shapes, orientations = source.upright_shapes[videos], source.orientations[videos]
+    transposed, flipped = orientations[:, :1], orientations[:, 1:]
+    scale = shapes / crops.resized
+    starts, ends = crops.starts * scale, (crops.starts + side) * scale
+    starts, ends = np.where(flipped, shapes - ends, starts), np.where(flipped, shapes - starts, ends)
+    margin = _MARGIN * np.ceil(np.maximum(scale, 1))
+    whole = np.maximum(shapes // 2 * 2, 1)
+    first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
+    last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
+    lows, highs = (np.where(transposed, each[:, ::-1], each).tolist() for each in (first, last))
+    parts = [Part(*map(slice, low, high)) for low, high in zip(lows, highs, strict=True)]
+    starts, ends = np.where(flipped, last - ends, starts - first), np.where(flipped, last - starts, ends - first)
+    return Regions(parts, starts.astype(np.float32), ends.astype(np.float32))
 
 
 class Planes:

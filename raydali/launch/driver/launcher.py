@@ -204,6 +204,8 @@ def _model_facts(
 def _settings(options: LaunchOptions, data: TrainAndVal[Any], rules: int, sha256: str | None) -> dict[str, Any]:
     facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, FILE_RULES: rules, SHA256: sha256}
     videos = [source for source in (data.train, data.val) if isinstance(source, VideoClips)]
+    if videos:
+        facts["video_colours"] = "after resizing"
     if rotated := sum(int(source.orientations.any(1).sum()) for source in videos):
         facts["video_rotation"] = f"applied to {plural(rotated, 'video')}"
     return asdict(options) | facts

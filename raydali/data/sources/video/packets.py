@@ -1,7 +1,7 @@
 """Reads a video with PyAV without decoding it: its number of frames, and the packets that a clip needs.
 
 file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyframes
-packets            I-----------------                  are decoded by data/tasks/video_pyav.py or nvdec.py
+packets            I-----------------                  are decoded by data/tasks/video.py or nvdec.py
 """
 
 from bisect import bisect_right, insort

@@ -12,11 +12,11 @@ from raydali.data.sources.file_list import FileList
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.packets import read_clip_packets, read_video_info
-from raydali.data.tasks.video_pyav import COLOURS, decoded, rgb_clip
+from raydali.data.tasks.video import decoded, rgb_clip
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
-from tests.support.videos import alternate_references, decoded_by_pyav, moving, uneven, write_video
+from tests.support.videos import COLOURS, alternate_references, decoded_by_pyav, moving, uneven, write_video
 
 CONTAINERS = [
     ("vp8", "webm"),
