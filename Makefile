@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist load
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests quick check style types figures docs wheel lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests quick chaos check style types figures docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -29,6 +29,10 @@ all-tests: check
 
 quick: setup
 	$(PYTEST) -m "not slow and not gpu"
+
+# Faults in a run on several nodes of this machine; as root, also cut links and a full disk.
+chaos: setup
+	$(BIN)/python -m tests.support.chaos
 
 check: style types
 

@@ -22,14 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 from tyro.extras import SubcommandApp
 
-from raydali.bench.goodput.command import GoodputBench
 from raydali.bench.loader.command import LoaderBench
-from raydali.bench.scale.command import ScaleBench
-from raydali.bench.soak import SoakBench
 from raydali.bench.strategies.command import StrategiesBench
 from raydali.bench.train.command import TrainBench
 from raydali.bench.video.command import VideoBench
-from raydali.commands.chaos.command import Chaos
 from raydali.commands.doctor.command import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
@@ -67,11 +63,11 @@ def _by_name(*commands: type, group: str = "") -> dict[str, type[Any]]:
     return {f"{group}{each.__name__.removesuffix('Bench').lower()}": each for each in commands}
 
 
-BENCHES = GoodputBench, LoaderBench, ScaleBench, SoakBench, StrategiesBench, TrainBench, VideoBench
+BENCHES = LoaderBench, StrategiesBench, TrainBench, VideoBench
 COMMANDS = {
     **_by_name(*BENCHES, group="bench "),
     **_by_name(Up, Down, Status, group="cluster "),
-    **_by_name(Chaos, Completion, Doctor, Evaluate, Export, New, Predict, Prepare, Preview, Report, Train, Verify),
+    **_by_name(Completion, Doctor, Evaluate, Export, New, Predict, Prepare, Preview, Report, Train, Verify),
 }
 """The options of each command, by what the user types."""
 

@@ -14,15 +14,15 @@ _IN_PLACE = (
     "a run restarts from its newest checkpoint when a worker dies, and --checkpoint-every sets how many steps are "
     "done again"
 )
-_NOT_INSTALLED = "it is a test now: run it in a checkout of raydali by make"
+_NOT_INSTALLED = "it is a test now: run it in a checkout of raydali by"
 
 REMOVED: dict[str, str] = {
     "--replace": _IN_PLACE,
     "--spares": _IN_PLACE,
-    "chaos": f"{_NOT_INSTALLED} chaos",
+    "chaos": f"{_NOT_INSTALLED} make chaos",
     "bench goodput": "it compared ways to recover, and a restart from the newest checkpoint is the only one left",
-    "bench scale": f"{_NOT_INSTALLED} test-all",
-    "bench soak": f"{_NOT_INSTALLED} test-all",
+    "bench scale": "its figures are in docs/scale.md, and they follow from the formats of the run's files",
+    "bench soak": f"{_NOT_INSTALLED} python -m tests.support.soak",
 }
 """What replaced an option or a command; ends the message, which has one line.
 

@@ -1,7 +1,4 @@
-"""`raydali chaos` in small: three nodes, one of which dies, a full disk, a damaged checkpoint and a killed driver.
-
-Then ranks are lost in other ways while a fixed number of workers trains, and replaced in place.
-"""
+"""Chaos in small: three nodes, one of which dies, a full disk, a damaged checkpoint and a killed driver."""
 
 import json
 import subprocess
@@ -11,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from raydali.commands.chaos.faults import FAULTS
+from tests.support.chaos.faults import FAULTS
 from tests.support.cluster import ROOT
 
-COMMAND = str(Path(sys.executable).with_name("raydali"))
+COMMAND = [sys.executable, "-m", "tests.support.chaos"]
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def run(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
     """The exit code, the output and the result of the command on three nodes."""
     file = tmp_path / "chaos.json"
-    command = [COMMAND, "chaos", "--nodes", "3", "--json", str(file), *options]
+    command = [*COMMAND, "--nodes", "3", "--json", str(file), *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said, errors = process.communicate(timeout=540)

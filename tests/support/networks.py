@@ -1,4 +1,4 @@
-"""Hosts of `raydali chaos` behind firewalls that open a few ports, and an address of this machine among them."""
+"""Virtual hosts behind firewalls that open a few ports, and an address of this machine among them."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.commands.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
+from tests.support.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
 
 EPHEMERAL = (40000, 60999)
 """The ports that a host's kernel gives out: torch's store and the connections between ranks."""

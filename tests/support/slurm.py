@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.commands.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
+from tests.support.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
 from tests.support.cluster import ROOT, descendants, kill, name_of, wait_until_gone
 
 CPUS = 3

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from raydali.commands.chaos import leaks
-from raydali.commands.chaos.virtual_hosts import LOCAL, Host
+from tests.support.chaos import leaks
+from tests.support.chaos.virtual_hosts import LOCAL, Host
 
 LISTENER = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
 

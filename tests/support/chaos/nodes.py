@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.chaos.virtual_hosts import Host
 from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports, head_options, ray_start
 from raydali.errors import CommandError
 from raydali.host.processes import MARK, command_line, kill, members
 from raydali.output import log_tail
+from tests.support.chaos.virtual_hosts import Host
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0

@@ -1,7 +1,7 @@
-"""`raydali bench soak`: a long run on small data, to find processes whose memory, files or threads grow.
+"""Soak: a long run on small data, to find processes whose memory, files or threads grow.
 
-    raydali bench soak
-    raydali bench soak --epochs 1000 --workers 4 --json soak.json
+    python -m tests.support.soak
+    python -m tests.support.soak --epochs 1000 --workers 4 --json soak.json
 
 The job trains on the built-in digits, on its own Ray cluster. After each epoch this command reads the resident memory,
 open files and threads of the driver, of Ray Train's controller and of every rank, and the memory in use on the GPUs.
@@ -30,7 +30,7 @@ from raydali.bench.common.results import present, result_of
 from raydali.errors import CommandError, UsageError
 from raydali.host.facts import driver_and_gpus
 from raydali.host.interrupts import raise_on_signals
-from raydali.output import JsonFile, log_tail, show
+from raydali.output import JsonFile, log_tail, parse_options, show
 
 MIN_READINGS = 8
 MIN_EPOCHS = MIN_READINGS + 1
@@ -66,7 +66,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoakBench:
+class Soak:
     """Train many epochs of small data and check that memory, open files and threads stay flat. Exit code 1: no."""
 
     epochs: int = 200
@@ -80,7 +80,7 @@ class SoakBench:
     json: JsonFile = None
 
 
-def main(options: SoakBench) -> dict[str, Any]:
+def main(options: Soak) -> dict[str, Any]:
     """Train, read the processes, show the table and write the file.
 
     Returns:
@@ -100,7 +100,7 @@ def main(options: SoakBench) -> dict[str, Any]:
     began = time.monotonic()
     figures = sorted(series(_train(options)).items())
     rows = [judged(process, figure, epochs, values) for (process, figure), (epochs, values) in figures]
-    result = result_of("bench soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
+    result = result_of("soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
     present(result, options, _show)
     if grown := [row for row in rows if row["growth"] > row["allowed"]]:
         raise CommandError(
@@ -150,7 +150,7 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
     }
 
 
-def _train(options: SoakBench) -> list[tuple[int, Reading]]:
+def _train(options: Soak) -> list[tuple[int, Reading]]:
     """Read the figures after each epoch except the last."""
     from raydali.host import processes
     from raydali.launch.driver.job_file import find_job
@@ -229,3 +229,10 @@ def _show(result: dict[str, Any]) -> None:
     columns = ["", "first epoch", "quarter", "half", "three quarters", "last", "growth an epoch", "in all", "allowed"]
     epochs, workers = result["settings"]["epochs"], result["settings"]["workers"]
     show(f"{epochs} epochs of the digits, {workers} workers, {result['seconds']:.0f} s", columns, lines)
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_options(Soak, sys.argv[1:], "python -m tests.support.soak"))
+    except (UsageError, CommandError) as error:
+        sys.exit(f"error: {error}")

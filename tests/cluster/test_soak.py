@@ -1,4 +1,4 @@
-"""`bench soak`: what counts as growth, and a short soak of a real run."""
+"""A soak: what counts as growth, and a short soak of a real run."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import soak
-from raydali.bench.soak import LIMITS, SoakBench, judged, series
 from raydali.errors import CommandError, UsageError
+from tests.support import soak
 from tests.support.messages import mentioning, mentions
+from tests.support.soak import LIMITS, Soak, judged, series
 
 EPOCHS = range(1, 201)
 
@@ -63,14 +63,14 @@ def test_processes_that_come_and_go_are_left_out() -> None:
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
-        soak.main(SoakBench(**options))
+        soak.main(Soak(**options))
     assert str(refused.value).startswith(message)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = soak.main(SoakBench(epochs=16, json=str(tmp_path / "soak.json")))
+    result = soak.main(Soak(epochs=16, json=str(tmp_path / "soak.json")))
     rows = {(row["process"], row["figure"]): row for row in result["rows"]}
     assert {process for process, _ in rows} >= {"driver", "controller", "rank 0", "rank 1"}
     for process in ("driver", "rank 0", "rank 1"):

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.chaos.accounting import IN_PLACE, FaultOutcome, first, is_starting, reached, resumption
-from raydali.commands.chaos.nodes import Nodes
-from raydali.commands.chaos.run import WatchedRun
-from raydali.commands.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
 from raydali.host.processes import send
 from raydali.report.console import CONTINUES
 from raydali.train.checkpoint_file import FILE_NAME
+from tests.support.chaos.accounting import FaultOutcome, first, reached
+from tests.support.chaos.nodes import Nodes
+from tests.support.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
+from tests.support.chaos.watched_run import WatchedRun
 
 CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""
-LOSSES = ("replace", "failure", "preemption")
+LOSSES = ("failure", "preemption")
 """The events that name lost ranks."""
 
 
@@ -64,7 +64,7 @@ class Fault:
         inject: injects the fault.
         detected: returns the detection, or None if the fault was not detected yet.
         repair: does what an operator would do after the detection.
-        stops: whether it costs ranks: training stops until a resume, or a replacement is awaited.
+        stops: whether it costs ranks, so that training stops until a resume.
         resumes_undetected: whether this resume may come before the detection.
         unavailable: returns why the fault cannot be injected on this machine; empty if it can.
     """
@@ -96,12 +96,12 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault.repair(context)
     if fault.stops:
         since = context.at if fault.resumes_undetected else noticed
-        run.wait_for(f"training to go on after {name}", lambda: resumption(run.events(), since) is not None)
-        row = resumption(run.events(), since) or {}
-        resumed, resumed_at, in_place = row["time"], row.get("step"), row["event"] in IN_PLACE
+        run.wait_for(f"training to go on after {name}", lambda: first(run.events(), ["resume"], since) is not None)
+        row = first(run.events(), ["resume"], since) or {}
+        resumed, resumed_at = row["time"], row["step"]
     else:
         run.wait_for("a checkpoint that can be saved again", lambda: run.checkpoints()[0][1] > repaired)
-        resumed, resumed_at, in_place = run.checkpoints()[0][1], None, None
+        resumed, resumed_at = run.checkpoints()[0][1], None
     return FaultOutcome(
         fault=name,
         at=context.at,
@@ -110,8 +110,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
         noticed=noticed,
         noticed_by=by,
         resumed=resumed,
-        resumed_at=None if in_place else resumed_at,
-        in_place=in_place,
+        resumed_at=resumed_at,
     )
 
 
@@ -119,8 +118,8 @@ def wait_until_training(context: FaultContext, *, beyond: int, every: int) -> No
     """Wait for a checkpoint after a step, for a node other than the head to train, and for a while after that."""
     goal, run = beyond + CHECKPOINTS_BETWEEN * every, context.run
     run.wait_for(
-        f"a checkpoint at step {goal} or later, while a node other than the head trains and no worker starts",
-        lambda: run.committed() >= goal and bool(context.training_nodes()) and not is_starting(run.events()),
+        f"a checkpoint at step {goal} or later, while a node other than the head trains",
+        lambda: run.committed() >= goal and bool(context.training_nodes()),
     )
     (_, newest), (_, before) = run.checkpoints()[:2]
     time.sleep(max(0.0, newest + random.random() * (newest - before) - time.time()))

@@ -1,4 +1,4 @@
-"""The cost of faults in time, steps and samples: pure functions of events, checkpoints and ids."""
+"""The cost of faults in time, steps and samples, from events, checkpoints and ids."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.stream.stream import Stream
+from raydali.run.folder import CONFIG, RunFolder
+from raydali.run.sample_trace import read_samples
+
 LOSS_TOLERANCE = 1e-6
 """The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number
 of workers adds floating-point numbers in another order, and training may amplify the difference."""
 
-IN_PLACE = "rejoin", "spare"
-"""The events of a replacement's first step with the others, and of a spare that is ready."""
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -28,10 +30,8 @@ class FaultOutcome:
         reached: estimate of the last completed step at that time.
         noticed: time of the detection.
         noticed_by: the event, or another sign, by which the fault was detected.
-        resumed: time of the first completed step after the fault, with all ranks; for a full disk, of the first saved
-            checkpoint.
-        resumed_at: step from which the run resumed; None if not all ranks stopped.
-        in_place: whether the lost ranks were replaced while the others trained on; None if no rank was lost.
+        resumed: time of the first completed step after the fault; for a full disk, of the first saved checkpoint.
+        resumed_at: step from which the run resumed; None if no rank stopped.
     """
 
     fault: str
@@ -42,7 +42,6 @@ class FaultOutcome:
     noticed_by: str
     resumed: float
     resumed_at: int | None
-    in_place: bool | None
 
     @property
     def repeated_steps(self) -> int:
@@ -53,31 +52,6 @@ class FaultOutcome:
 def first(events: Events, names: Sequence[str], since: float) -> Mapping[str, Any] | None:
     """Return the first event with one of these names since a time, or None."""
     return next((row for row in events if row["event"] in names and row["time"] >= since), None)
-
-
-def resumption(events: Events, since: float) -> Mapping[str, Any] | None:
-    """Return the event by which training goes on with all ranks: the last replacement's, or that of a restart.
-
-    If a spare was lost that had no rank, it is that of the next spare.
-    """
-    lost = set[int | None]()
-    for row in (row for row in events if row["time"] >= since):
-        if row["event"] == "replace":
-            lost |= set(row["ranks"])
-        elif row["event"] in IN_PLACE:
-            lost.discard(row.get("rank"))
-        if row["event"] == "resume" or (row["event"] in IN_PLACE and not lost):
-            return row
-    return None
-
-
-def is_starting(events: Events) -> bool:
-    """Return whether a worker that becomes the next spare is still starting: nothing tells of its death."""
-    names = [row["event"] for row in events]
-    first_loss = names.index("replace") if "replace" in names else len(names)
-    spares = names[:first_loss].count("spare")
-    lost = sum(len(row["ranks"]) + row["spares"] for row in events if row["event"] == "replace")
-    return spares > 0 and "resume" not in names and names.count("spare") < spares + lost
 
 
 def reached(checkpoints: Sequence[tuple[int, float]], at: float) -> int:
@@ -109,6 +83,20 @@ class Samples:
         """Return the number of times that each (step, id) occurs in steps low..high-1."""
         chosen = (self.steps >= low) & (self.steps < high)
         return Counter(zip(self.steps[chosen].tolist(), self.ids[chosen].tolist(), strict=True))
+
+
+def due_and_trained(folder: RunFolder) -> tuple[Samples, Samples]:
+    """Return the samples that a run has to train on, by its settings, and those that it trained on, by its trace."""
+    settings = folder.read_json(CONFIG)
+    names = "samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block", "shuffle_apart"
+    stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
+    batches = list(stream.micro_batches(0, 1))
+    steps = np.repeat([batch.step for batch in batches], [len(batch.ids) for batch in batches])
+    table = read_samples(folder)
+    return (
+        Samples(steps, np.concatenate([batch.ids for batch in batches])),
+        Samples(table["step"].to_numpy(), table["id"].to_numpy()),
+    )
 
 
 def lost_and_repeated(reference: Samples, committed: Samples, low: int, high: int) -> tuple[int, int]:

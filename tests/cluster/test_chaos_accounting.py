@@ -5,25 +5,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydali.commands.chaos import command
-from raydali.commands.chaos.accounting import (
+from raydali.data.stream.stream import Stream
+from raydali.errors import UsageError
+from raydali.run.folder import RunFolder
+from tests.support.chaos import __main__ as command
+from tests.support.chaos.__main__ import NAMES, Chaos, failures
+from tests.support.chaos.accounting import (
     FaultOutcome,
     Losses,
     Samples,
     first,
-    is_starting,
     lost_and_repeated,
     reached,
-    resumption,
     shares,
 )
-from raydali.commands.chaos.command import NAMES, Chaos, failures
-from raydali.commands.chaos.experiment import ChaosExperiment
-from raydali.commands.chaos.faults import FAULTS
-from raydali.commands.chaos.virtual_hosts import LOCAL, Host
-from raydali.data.stream.stream import Stream
-from raydali.errors import UsageError
-from raydali.run.folder import RunFolder
+from tests.support.chaos.experiment import ChaosExperiment
+from tests.support.chaos.faults import FAULTS
+from tests.support.chaos.virtual_hosts import LOCAL, Host
 from tests.support.messages import mentioning, mentions
 
 STREAM = Stream(samples=10, epochs=3, batch_size=2, global_batch_size=4, seed=0)
@@ -40,7 +38,7 @@ def suffered(**given: Any) -> FaultOutcome:
         "noticed": 0.0,
         "noticed_by": "failure",
     }
-    return FaultOutcome(**(facts | {"resumed": 0.0, "resumed_at": 0, "in_place": False} | given))
+    return FaultOutcome(**(facts | {"resumed": 0.0, "resumed_at": 0} | given))
 
 
 def result(**given: Any) -> dict[str, Any]:
@@ -96,32 +94,6 @@ def test_the_first_event_since() -> None:
     assert first(events, ["resume"], 2.5) is None
 
 
-def made(text: str, time: int) -> dict[str, Any]:
-    """An event of "replace" with the digits of ranks, "rejoin" with the digit of one, or another name."""
-    name = text.rstrip("0123456789")
-    ranks = [int(digit) for digit in text.removeprefix(name)]
-    return {"event": name, "time": float(time), "ranks": ranks, "rank": sum(ranks)}
-
-
-@pytest.mark.parametrize(
-    ("events", "resumed"),
-    [
-        ("replace12 rejoin1", None),
-        ("replace12 rejoin1 rejoin2", 2),
-        ("replace1 replace2 rejoin1 rejoin2", 3),
-        ("replace1 replace1 rejoin1", 2),  # its replacement was lost, too
-        ("replace spare", 1),  # a spare without a rank
-        ("replace1 spare rejoin1", 2),
-        ("replace1 failure resume", 2),
-        ("hang failure resume rejoin1", 2),
-        ("hang failure", None),
-    ],
-)
-def test_all_ranks_train_again_after_the_last_rejoin_or_a_restart(events: str, resumed: int | None) -> None:
-    rows = [made(text, time) for time, text in enumerate(events.split())]
-    assert resumption([made("rejoin3", -1), *rows], 0) == (None if resumed is None else rows[resumed])
-
-
 def test_losses_agree_within_the_tolerance() -> None:
     same = Losses([2.0, 0.1], [2.0, 0.1])
     assert same.agree and same.largest == 0
@@ -156,17 +128,16 @@ def test_every_fault_that_can_be_asked_for_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "workers", "epochs", "injected"),
+    ("options", "epochs", "injected"),
     [
-        (Chaos(faults="worker,freeze"), "1:3", "60", ["worker", "freeze"]),
-        (Chaos(faults="worker,freeze", in_place=True), "3", "60", ["worker", "freeze"]),
-        (Chaos(in_place=True, faults="freeze", workers_per_node=2, epochs=9), "6", "9", ["freeze"]),
-        (Chaos(kills=2), "3", "60", ["worker", "worker"]),
-        (Chaos(kills=10), "3", "80", ["worker"] * 10),
+        (Chaos(faults="worker,freeze"), "60", ["worker", "freeze"]),
+        (Chaos(faults="freeze", workers_per_node=2, epochs=9), "9", ["freeze"]),
+        (Chaos(kills=2), "60", ["worker", "worker"]),
+        (Chaos(kills=10), "120", ["worker"] * 10),
     ],
 )
-def test_in_place_is_a_fixed_number_of_workers(
-    options: Chaos, workers: str, epochs: str, injected: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_the_run_is_asked_for(
+    options: Chaos, epochs: str, injected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[str], list[str]]] = []
 
@@ -178,8 +149,7 @@ def test_in_place_is_a_fixed_number_of_workers(
     with pytest.raises(KeyboardInterrupt):
         command.main(options)
     ((faults, line),) = asked
-    assert faults == injected and line[line.index("--workers") + 1] == workers
-    assert line[line.index("--epochs") + 1] == epochs
+    assert faults == injected and line[line.index("--epochs") + 1] == epochs
 
 
 @pytest.mark.parametrize(
@@ -190,9 +160,7 @@ def test_in_place_is_a_fixed_number_of_workers(
         (Chaos(nodes=1), "--nodes 2 16 1"),
         (Chaos(epochs=0), "--epochs 1 0"),
         (Chaos(kills=-1), "--kills 0 -1"),
-        (Chaos(in_place=True, workers_per_node=0), "--workers-per-node 1 8 0"),
-        (Chaos(spares=1), "--spares 0 --in-place 1"),
-        (Chaos(in_place=True, spares=-1), "--spares 0 -1"),
+        (Chaos(workers_per_node=0), "--workers-per-node 1 8 0"),
         (Chaos(gpu=True), "--gpu 1 worker 0"),
         (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
     ],
@@ -203,19 +171,11 @@ def test_refusals(options: Chaos, values: str) -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"fault": "link", "noticed_seconds": 15.3, "noticed_by": "hang", "in_place": True, "resumed_seconds": 85.6}
+    row = {"fault": "link", "noticed_seconds": 15.3, "noticed_by": "hang", "resumed_seconds": 85.6}
     rows = [row | {"repeated_steps": 12, "lost": 0, "repeated": 1}]
     command._show(result(rows=rows, settings={"nodes": 3}, machine={"cpus": 2}))
     shown = capsys.readouterr().out
     line = next(line for line in shown.splitlines() if "link" in line)
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
-    assert cells == ["link", "15.3 s", "hang", "in place", "85.6 s", "12", "0", "1"]
+    assert cells == ["link", "15.3 s", "hang", "85.6 s", "12", "0", "1"]
     assert mentions(shown, "1 epoch") and "shared memory left: 0" in shown
-
-
-def test_the_next_spare_is_ready_before_another_fault() -> None:
-    ready: dict[str, Any] = {"event": "spare"}
-    loss: dict[str, Any] = {"event": "replace", "ranks": [1], "spares": 0}
-    assert [is_starting(rows) for rows in ([ready], [ready, loss], [ready, loss, ready])] == [False, True, False]
-    assert not is_starting([loss])  # without spares, each replacement has an event of its own
-    assert not is_starting([ready, loss, {"event": "resume"}])

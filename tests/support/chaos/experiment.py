@@ -1,4 +1,4 @@
-"""The experiment of `raydali chaos`: a cluster, an undisturbed run, a disturbed one, and their comparison."""
+"""The chaos experiment: a cluster, an undisturbed run, a disturbed one, and their comparison."""
 
 import sys
 import tempfile
@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydali.commands.chaos import leaks
-from raydali.commands.chaos.accounting import FaultOutcome, Losses, first, lost_and_repeated, shares
-from raydali.commands.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
-from raydali.commands.chaos.nodes import Nodes
-from raydali.commands.chaos.run import RunOverError, WatchedRun
-from raydali.commands.chaos.samples import due_and_trained
-from raydali.commands.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from raydali.commands.local_cluster.head import Ports
 from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
-from raydali.text import error_line, plural
+from raydali.text import plural
+from tests.support.chaos import leaks
+from tests.support.chaos.accounting import FaultOutcome, Losses, due_and_trained, lost_and_repeated, shares
+from tests.support.chaos.faults import FAULTS, FaultContext, inject, wait_until_training
+from tests.support.chaos.nodes import Nodes
+from tests.support.chaos.virtual_hosts import Host, small_disk, virtual_hosts
+from tests.support.chaos.watched_run import RunOverError, WatchedRun
 
 BATCH_SIZE = 16
 CHECKPOINT_EVERY = 20
@@ -37,14 +36,12 @@ FINISH_SECONDS = 900.0
 
 
 class ChaosExperiment:
-    """One run of `raydali chaos`.
+    """One chaos experiment.
 
     Args:
         faults: names of faults, in the order of their injection.
-        in_place: whether the number of workers is fixed, so that lost ranks are replaced while the others train on.
         nodes: number of nodes of the cluster.
         workers: number of workers on each node.
-        spares: number of workers that wait until another one is lost.
         gpus: number of GPUs that the nodes share; 0 to train on CPUs.
         epochs: number of epochs of the run.
         report: called with lines about the progress.
@@ -54,23 +51,20 @@ class ChaosExperiment:
         self,
         faults: Sequence[str],
         *,
-        in_place: bool,
         nodes: int,
         workers: int,
-        spares: int,
         gpus: int,
         epochs: int,
         report: Callable[[str], None],
     ) -> None:
         self._left_out = {name: why for name in faults if (why := FAULTS[name].unavailable())}
         self._faults = [name for name in faults if name not in self._left_out]
-        self._in_place, self._nodes, self._workers = in_place, nodes, workers
-        self._epochs, self._report, self._spares, self._gpus = epochs, report, spares, gpus
-        self._hosts = nodes + -(-spares // workers)
+        self._nodes, self._workers, self._gpus = nodes, workers, gpus
+        self._epochs, self._report = epochs, report
         self._over: str | None = None
 
     def run(self) -> dict[str, Any]:
-        """Run the experiment; return its part of the result of command.py.
+        """Run the experiment; return its part of the result of __main__.py.
 
         Raises:
             CommandError: the cluster or a run does not start, or does not continue.
@@ -81,7 +75,7 @@ class ChaosExperiment:
         memory = leaks.shared_memory()
         with tempfile.TemporaryDirectory(prefix="raydali-chaos-", dir="/tmp") as temporary, ExitStack() as stack:
             folder = Path(temporary)
-            members = stack.enter_context(virtual_hosts(self._hosts))
+            members = stack.enter_context(virtual_hosts(self._nodes))
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
             nodes = Nodes(
                 members,
@@ -104,13 +98,13 @@ class ChaosExperiment:
             undisturbed, disturbed = runs
             occupied: set[int] = set()
             try:
-                for i in range(self._hosts):
+                for i in range(self._nodes):
                     nodes.start(i)
-                self._report(f"{self._hosts} nodes are up; starting the undisturbed run")
+                self._report(f"{self._nodes} nodes are up; starting the undisturbed run")
                 undisturbed.start()
                 undisturbed.finish(FINISH_SECONDS)
                 outcomes = self._disturb(FaultContext(nodes, disturbed, disk))
-                occupied = leaks.ports_of(nodes.processes(i) for i in range(self._hosts))
+                occupied = leaks.ports_of(nodes.processes(i) for i in range(self._nodes))
             finally:
                 for run in runs:
                     run.kill()
@@ -140,9 +134,7 @@ class ChaosExperiment:
                 return outcomes
             outcomes.append(outcome)
             last = max(run.committed(), outcome.resumed_at or 0)
-            why = (first(run.events(), ["failure"], outcome.at) or {}).get("error", "") if self._in_place else ""
-            noticed_by = f"{outcome.noticed_by}: {error_line(why)}" if why else outcome.noticed_by
-            noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({noticed_by})"
+            noticed = f"noticed after {outcome.noticed - outcome.at:.1f} s ({outcome.noticed_by})"
             self._report(f"{name}: {noticed}, training resumed after {outcome.resumed - outcome.at:.1f} s")
         self._report("no more faults; waiting for the end of the run")
         run.finish(FINISH_SECONDS)
@@ -150,14 +142,12 @@ class ChaosExperiment:
 
     def _command(self, host: Host, folder: RunFolder) -> list[str]:
         most = self._nodes * self._workers
-        workers = str(most) if self._in_place else f"1:{most}"
-        options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", workers]
+        options = ["--storage", folder.uri_of_storage, "--name", folder.name, "--workers", f"1:{most}"]
         options += ["--cpus-per-worker", "1", "--batch-size", str(BATCH_SIZE), "--epochs", str(self._epochs)]
         options += ["--global-batch-size", str(BATCH_SIZE * most), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--hang-timeout", str(HANG_SECONDS), "--trace-samples", "--no-ceiling"]
-        options += ["--precision", "fp64", "--learning-rate", str(LEARNING_RATE), "--spares", str(self._spares)]
+        options += ["--precision", "fp64", "--learning-rate", str(LEARNING_RATE)]
         options += ["--gpu"] if self._gpus else ["--no-gpu"]
-        options += ["--replace"] if self._in_place else []
         return host.command([sys.executable, str(find_job("imagenet")), *options])
 
     def _accounting(
@@ -173,7 +163,6 @@ class ChaosExperiment:
                     "fault": each.fault,
                     "noticed_seconds": round(each.noticed - each.at, 2),
                     "noticed_by": each.noticed_by,
-                    "in_place": each.in_place,
                     "resumed_seconds": round(each.resumed - each.at, 2),
                     "repeated_steps": each.repeated_steps,
                     "lost": lost,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.commands.chaos.virtual_hosts import (
+from tests.support.chaos.virtual_hosts import (
     Host,
     namespaces_unavailable,
     small_disk,

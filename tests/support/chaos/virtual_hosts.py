@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from raydali.commands.chaos import leaks
+from tests.support.chaos import leaks
 
 LOCAL = "127.0.0.1"
 

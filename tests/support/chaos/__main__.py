@@ -1,9 +1,9 @@
-"""`raydali chaos`: inject faults into a training run on several nodes of this machine.
+"""Chaos: inject faults into a training run on several nodes of this machine.
 
-    raydali chaos                                   all faults, as root; without root some are skipped
-    raydali chaos --faults worker,disk --nodes 2 --json chaos.json
-    raydali chaos --in-place --faults worker,node,link,freeze   lost ranks are replaced while the others train on
-    raydali chaos --kills 20                        the same, with so many faults `worker`
+    make chaos                                      all faults, as root; without root some are skipped
+    python -m tests.support.chaos --faults worker,disk --nodes 2 --json chaos.json
+    python -m tests.support.chaos --kills 20        so many faults `worker`
+    python -m tests.support.chaos --gpu --nodes 2   on GPUs, which the nodes share
 
     undisturbed   a run on the built-in digits, for its losses
     disturbed     the same run; each fault is injected when training has progressed after the previous fault
@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raydali.errors import CommandError, UsageError
-from raydali.output import JsonFile, machine, require_writable, show, write_json
+from raydali.output import JsonFile, machine, mark_warnings, parse_options, require_writable, show, write_json
 from raydali.text import number, plural
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MAX_NODES = 16
 MAX_WORKERS = 8
-DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 8, 30
+DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 12, 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +33,16 @@ class Chaos:
 
     faults: str = ",".join(NAMES)
     """Faults to inject, in this order."""
-    in_place: bool = False
-    """Fix the number of workers, so that lost ranks are replaced while the others train on."""
     kills: int = 0
-    """Inject the fault `worker` so many times instead, with --in-place."""
+    """Inject the fault `worker` so many times instead."""
     nodes: int = 3
     """Nodes of the cluster, all on this machine."""
     workers_per_node: int = 1
     """Workers of the run on each node."""
-    spares: int = 0
-    """Further workers, on further nodes, which wait until another one is lost, with --in-place."""
     gpu: bool = False
     """Train on the GPUs of this machine, which the nodes share; otherwise on CPUs."""
     epochs: int | None = None
-    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 8 (with --gpu 30) for each of
+    """Epochs of the run: enough for it to last until the last fault. Default: 60, or 12 (with --gpu 40) for each of
     --kills if that is more."""
     json: JsonFile = None
 
@@ -59,7 +55,7 @@ def main(options: Chaos) -> dict[str, Any]:
         injected, "over": why the last faults are missing, if the run was over before, "rows", "same_stream",
         "losses": {"undisturbed" and "disturbed": one for each epoch, "largest_difference", "agree"}, "left":
         {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault", "noticed_seconds", "noticed_by",
-        "in_place", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+        "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
         UsageError: an option is invalid; nothing was started.
@@ -72,20 +68,15 @@ def main(options: Chaos) -> dict[str, Any]:
         raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
     if not 1 <= options.workers_per_node <= MAX_WORKERS:
         raise UsageError(f"--workers-per-node must be from 1 to {MAX_WORKERS}, not {options.workers_per_node}")
-    in_place = options.in_place or options.kills > 0
-    if options.spares < 0 or (options.spares and not in_place):
-        raise UsageError(f"--spares must be at least 0, and needs --in-place, not {options.spares}")
     of_kill = EPOCHS_OF_KILL_ON_GPU if options.gpu else EPOCHS_OF_KILL
     epochs = max(DEFAULT_EPOCHS, of_kill * options.kills) if options.epochs is None else options.epochs
     if epochs < 1:
         raise UsageError(f"--epochs must be at least 1, not {epochs}")
     require_writable("--json", options.json)
-    from raydali.commands.chaos.experiment import ChaosExperiment, gpus_of  # imports Ray and torch: seconds
+    from tests.support.chaos.experiment import ChaosExperiment, gpus_of  # imports Ray and torch: seconds
 
     experiment = ChaosExperiment(
         faults,
-        in_place=in_place,
-        spares=options.spares,
         gpus=gpus_of(options.workers_per_node) if options.gpu else 0,
         nodes=options.nodes,
         workers=options.workers_per_node,
@@ -133,7 +124,6 @@ def _show(result: dict[str, Any]) -> None:
             row["fault"],
             number(row["noticed_seconds"], ".1f", " s"),
             row["noticed_by"],
-            {True: "in place", False: "restart", None: "-"}[row["in_place"]],
             number(row["resumed_seconds"], ".1f", " s"),
             number(row["repeated_steps"]),
             number(row["lost"]),
@@ -141,7 +131,7 @@ def _show(result: dict[str, Any]) -> None:
         ]
         for row in result["rows"]
     ]
-    columns = ["fault", "noticed after", "by", "handled", "resumed after", "steps done again", "samples lost"]
+    columns = ["fault", "noticed after", "by", "resumed after", "steps done again", "samples lost"]
     show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", [*columns, "repeated"], lines)
     losses, left = result["losses"], result["left"]
     epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
@@ -163,3 +153,11 @@ def _faults(listed: str) -> list[str]:
 
 def _report(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    mark_warnings()
+    try:
+        main(parse_options(Chaos, sys.argv[1:], "python -m tests.support.chaos"))
+    except (UsageError, CommandError) as error:
+        sys.exit(f"error: {error}")

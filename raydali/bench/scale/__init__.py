@@ -1,1 +1,0 @@
-"""`raydali bench scale`: costs that grow with the number of workers."""
