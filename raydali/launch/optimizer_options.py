@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raydali.errors import UsageError
@@ -33,8 +34,8 @@ class ScheduleOptions(TrainingOptions):
         require(self, "min_learning_rate", least=0, most=self.learning_rate)
         require(self, "clip_grad", above=0)
 
-    @property
-    def rates(self) -> dict[str, Any]:
+    @cached_property
+    def rates(self) -> Mapping[str, Any]:
         """The arguments of `learning_rate` besides the progress and the peak."""
         return {
             "warmup": self.warmup,
