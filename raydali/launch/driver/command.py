@@ -1,4 +1,4 @@
-"""A job's command: parse, check, launch, and end with the right exit code and a readable last line.
+"""A job's command: help, parse, check, launch, and end with the right exit code and a readable last line.
 
 0    done, or done before
 1    training failed: the worker's own error comes last; Ray did not start; or another driver took over the run
@@ -9,16 +9,19 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, make_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
+
+import tyro
 
 from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
 from raydali.launch.driver.job_file import PROGRAM
-from raydali.launch.driver.job_help import show_help
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
@@ -27,6 +30,15 @@ from raydali.report.console import Console
 from raydali.train.recipes.published import find_recipe
 
 Config = TypeVar("Config")
+
+FIRST_OPTIONS = {
+    "data": ("data", "val_data", "val_fraction", "label_column"),
+    "model": ("model", "weights", "image_size"),
+    "training": ("recipe", "epochs", "batch_size", "global_batch_size", "optimizer", "learning_rate", "augment"),
+    "placement": ("workers", "gpu", "no_gpu", "loader", "precision"),
+    "results": ("storage", "name", "checkpoint_every"),
+}
+"""The options that --help shows of those that jobs share, by group."""
 
 
 def parse(
@@ -58,7 +70,7 @@ def parse(
         refuse_secrets(argument)
     refuse_removed_options(args, config)
     if {"-h", "--help"} & {*args}:
-        show_help(config, prog)
+        _show_help(config, prog)
     args = ["--help" if argument == "--help-all" else argument for argument in args]
     recipe = _given_recipe(args) if hasattr(config, "recipe") else None
     if recipe is not None:
@@ -84,6 +96,24 @@ def _given_recipe(args: Sequence[str]) -> str | None:
     parser.add_argument("--recipe", nargs="?")
     recipe: str | None = parser.parse_known_args(args)[0].recipe
     return recipe
+
+
+def _show_help(config: type, command: str) -> None:
+    """Print the first options of a job's dataclass, and those that no class of raydali has; raises SystemExit."""
+    bases = (base for base in config.__mro__ if base.__module__.startswith("raydali."))
+    shared = {*chain(*FIRST_OPTIONS.values()), *(each.name for base in bases for each in fields(base))}
+    own = [each.name for each in fields(config) if each.name not in shared]
+    groups = [(name, _only(config, names)) for name, names in {**FIRST_OPTIONS, "job": own}.items()]
+    options = make_dataclass("Options", [group for group in groups if fields(group[1])])
+    about = f"{config.__doc__}\n{command} --help-all shows all {len(fields(config))} options."
+    style = tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes
+    tyro.cli(options, prog=command, description=about, config=style, args=["--help"])
+
+
+def _only(config: Any, names: Iterable[str]) -> Any:  # noqa: ANN401 (a dataclass)
+    """Return a copy of a dataclass with some of its fields, whose descriptions tyro reads in the same source."""
+    kept = {name: config.__dataclass_fields__[name] for name in names if name in config.__dataclass_fields__}
+    return type(config.__name__, config.__bases__, {**vars(config), "__dataclass_fields__": kept, "__doc__": ""})
 
 
 def run_job(job: Job[Any]) -> None:
