@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.tasks.image_formats import HEAD, JPEG, format_of
 from raydali.data.tasks.pillow import decoded_pixels, opened, turned
-from raydali.data.tasks.plain_images import plain_shape
+from raydali.data.tasks.plain_images import HEAD, JPEG, format_of, plain_shape
 from raydali.errors import DataError
 from raydali.host.child import take_output
 

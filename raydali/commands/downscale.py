@@ -11,9 +11,8 @@ from typing import Any
 
 from PIL import ExifTags, Image, ImageOps
 
-from raydali.data.tasks.image_formats import HEAD, PNG, format_of
 from raydali.data.tasks.pillow import decoded, in_8_bits, opened
-from raydali.data.tasks.plain_images import plain_shape
+from raydali.data.tasks.plain_images import HEAD, PNG, format_of, plain_shape
 
 _GREY = "1", "L", "LA", "La"
 _DECODED_SIDE = 2

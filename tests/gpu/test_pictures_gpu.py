@@ -17,7 +17,7 @@ from raydali.data.sources.files import Files
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.data.tasks.whole_images import WholeImages
+from raydali.data.tasks.restoration import WholeImages
 from tests.support.odd_pictures import REFUSED, SOUND, saved
 
 pytestmark = pytest.mark.gpu

@@ -247,7 +247,7 @@ def _spdl(task: Task) -> Batches:
     import torch
     from spdl.pipeline import PipelineBuilder
 
-    from raydali.data.tasks.random_crops import crop_windows
+    from raydali.data.tasks.crops import crop_windows
     from raydali.train.models.normalized import Normalized
 
     if task.gpu:

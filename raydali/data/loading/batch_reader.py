@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import nvidia.dali as dali
 from numpy.typing import NDArray
+from nvidia.dali import fn
 
 from raydali.data.loading.prefetch import InputPrefetcher, PreparedInputs
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources import storage
 from raydali.data.sources.read_timing import WaitTimer
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.dali_ops import reading_graph
 from raydali.data.tasks.pipeline import Inputs
 
 READ_BATCHES = 2
@@ -62,7 +62,9 @@ class BatchReader:
             batch_size=batch_size, num_threads=self._threads, device_id=None, prefetch_queue_depth=READ_BATCHES
         )
         with self._pipeline:
-            self._pipeline.set_outputs(*reading_graph(self._next_files, self._files, reads=self._dali_reads))
+            files = fn.external_source(self._next_files, num_outputs=self._files, batch=True, no_copy=True)
+            read = [fn.io.file.read(each, dont_use_mmap=True) if self._dali_reads else each for each in files]
+            self._pipeline.set_outputs(*read)
         self._pipeline.build()
 
     def _next_files(self) -> Inputs:

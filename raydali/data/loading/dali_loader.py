@@ -21,12 +21,11 @@ from raydali.data.loading.dali_recovery import Keys, Once, failing, keys_of
 from raydali.data.loading.first_batch import FirstBatch
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.prefetch import InputPrefetcher, InputsError
-from raydali.data.loading.python_timing import timed_python
 from raydali.data.loading.screening import Read, Screening
 from raydali.data.sources.read_timing import Cause
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
-from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs
+from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, timed_python
 from raydali.data.tasks.dali_trial import cause_of
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
@@ -40,7 +39,7 @@ PREFETCHED_BATCHES = 4
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 """The operator that reads files, as DALI's errors name it. Its failure in a graph is no sign of broken contents."""
 _DEFINING = threading.Lock()
-"""Held to define a graph: meanwhile DALI's module has other functions (python_timing.py)."""
+"""Held to define a graph: meanwhile DALI's module has other functions (`timed_python`)."""
 
 
 class DaliLoader(Loader):

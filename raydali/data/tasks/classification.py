@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks import crops
+from raydali.data.tasks.crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.image_sizes import ImageSizes
 from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
-from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import (
     SquareImages,
     default_resize_size,
@@ -128,12 +129,13 @@ class TrainImages(Images):
         """Decode only the windows, resize them with antialiasing, and flip them."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks import dali_ops, resize_cpu
+        from raydali.data.tasks import dali_ops
 
         encoded, start, size, resized, flips, *others = inputs
         images = fn.decoders.image_slice(encoded, start=start, shape=size, axes=[0, 1], **self.decoder_options(device))
         if device == "cpu":
-            images = resize_cpu.each(partial(resize_cpu.resize, mode=self.interpolation), images, resized)
+            resize = partial(crops.resize, mode=self.interpolation)
+            images = dali_ops.each_image(resize, images, resized)
             return fn.flip(images, horizontal=flips), *others
         images = fn.resize(
             images,
@@ -168,10 +170,8 @@ class TrainImages(Images):
 
     def from_decoded(self, images: "torch.Tensor", *inputs: "torch.Tensor") -> tuple["torch.Tensor", ...]:
         """Return the same crops and flips of decoded images of one size, and labels and plans."""
-        from raydali.data.tasks import resize_batch
-
         starts, sizes, _, flips, *others = inputs
-        images = resize_batch.resized(images, starts, sizes, (self.image_size, self.image_size), self.interpolation)
+        images = crops.resized_windows(images, starts, sizes, (self.image_size, self.image_size), self.interpolation)
         if flips.any():
             flipped = flips.to(images.device, non_blocking=True).bool()[:, None, None, None]
             images = images.where(~flipped, images.flip(-1))
@@ -225,12 +225,12 @@ class ValidationImages(Images):
         """Decode the images, and resize only the part that the centre crop shows."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks import dali_ops, resize_cpu
+        from raydali.data.tasks import dali_ops
 
         images, side = fn.decoders.image(inputs[0], **self.decoder_options(device)), self.image_size
         if device == "cpu":
-            crop = partial(resize_cpu.resize_and_crop, shorter=self.shorter_side, side=side, mode=self.interpolation)
-            return resize_cpu.each(crop, images), inputs[1]
+            crop = partial(crops.resize_and_crop, shorter=self.shorter_side, side=side, mode=self.interpolation)
+            return dali_ops.each_image(crop, images), inputs[1]
         start, end, labels = inputs[1:]
         filter = dali_ops.FILTERS[self.interpolation]
         return fn.resize(images, size=(side, side), roi_start=start, roi_end=end, interp_type=filter), labels.gpu()
@@ -239,11 +239,9 @@ class ValidationImages(Images):
         """Return the same crops of decoded images of one size, and labels."""
         import torch
 
-        from raydali.data.tasks import resize_batch
-
         height, width = (self.shorter_side * length // min(images.shape[2:]) for length in images.shape[2:])
         whole = torch.tensor([images.shape[2:]])
-        images = resize_batch.resized(
+        images = crops.resized_windows(
             images, torch.zeros_like(whole), whole, (height, width), self.interpolation, centre=self.image_size
         )
         return images, *inputs
@@ -252,11 +250,11 @@ class ValidationImages(Images):
         """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""
         from torchvision.transforms.v2 import functional as F
 
-        from raydali.data.tasks.pillow import centre, decoded, is_thin
+        from raydali.data.tasks.pillow import decoded
 
         image, shorter = decoded(source.read(id)), self.shorter_side
-        if is_thin(image.height, image.width, shorter):
-            return _tensors(centre(image, shorter, self.image_size, self.interpolation), source, id)
+        if crops.is_thin(image.height, image.width, shorter):
+            return _tensors(crops.pillow_centre(image, shorter, self.image_size, self.interpolation), source, id)
         resized = F.resize(image, [shorter], interpolation=F.InterpolationMode(self.interpolation))
         return _tensors(F.center_crop(resized, [self.image_size]), source, id)
 

@@ -1,36 +1,36 @@
-"""Common parts of DALI graphs: reading files and their shapes, external inputs, decoders.
+"""Common parts of DALI graphs: external inputs, options of decoders, Python functions and the time that they take.
 
 Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import nvidia.dali as dali
 import torch
+from numpy.typing import NDArray
 from nvidia.dali import fn
+from nvidia.dali.pipeline import do_not_convert
 
+from raydali.data.sources.read_timing import PythonCpuTime
+from raydali.data.tasks.crops import on_threads
 from raydali.data.tasks.pipeline import Device, Interpolation
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+
+T = TypeVar("T")
 
 Feed = Callable[[], tuple[Any, ...]]
 """A callback that returns the inputs of the next batch."""
 FILTERS: dict[Interpolation, Any] = {"bilinear": dali.types.INTERP_LINEAR, "bicubic": dali.types.INTERP_CUBIC}
 """DALI's filters for resizing."""
-
-
-def reading_graph(feed: Feed, files: int, *, reads: bool) -> tuple[Any, ...]:
-    """Build the nodes that read the files of each sample.
-
-    Args:
-        feed: returns the paths or the contents of a batch.
-        files: number of files per sample.
-        reads: if True, DALI reads the paths that `feed` returns; if False, `feed` returns contents.
-    """
-    nodes = fn.external_source(feed, num_outputs=files, batch=True, no_copy=True)
-    return tuple(fn.io.file.read(node, dont_use_mmap=True) if reads else node for node in nodes)
 
 
 def external_inputs(feed: Feed, num_inputs: int, *, gpu_inputs: int, device: torch.device) -> list[Any]:
@@ -81,3 +81,44 @@ def conditionals_hint() -> Iterator[None]:
         if "enable_conditionals" in str(error):
             error.add_note("in raydali: `conditionals = True` in the pipeline's class, see docs/own-data.md")
         raise
+
+
+@do_not_convert  # type: ignore[untyped-decorator]
+def each_image(function: Callable[..., NDArray[np.uint8]], images: "DataNode", *others: "DataNode") -> "DataNode":
+    """Return a DALI node of function(image, *others) of each sample, on as many threads as torch has."""
+    whole_batch = on_threads(function)
+    return fn.python_function(images, *others, function=whole_batch, batch_processing=True, output_layouts="HWC")
+
+
+@contextmanager
+def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iterator[None]:
+    """Time each call of a `fn.python_function` in the graphs that are made inside, except raydali's own.
+
+    Args:
+        add: takes seconds of the clock.
+        computing: takes those of a core.
+    """
+    original = fn.python_function
+
+    def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> "DataNode":
+        of_users = not (getattr(function, "__module__", None) or "").startswith("raydali.")
+        return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
+
+    fn.python_function = python_function
+    try:
+        yield
+    finally:
+        fn.python_function = original
+
+
+def _timed(function: Callable[..., T], add: Callable[[float], None], computing: PythonCpuTime) -> Callable[..., T]:
+    @wraps(function)
+    def call(*arguments: Any) -> T:
+        began = time.perf_counter()
+        try:
+            with computing.running():
+                return function(*arguments)
+        finally:
+            add(time.perf_counter() - began)
+
+    return call

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.boxes import Integers, corners, differs, fitted, moved, padded
+from raydali.data.tasks.crops import CROP_UNIFORMS, Range, crop_windows, draw_crops, resize
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.random_crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
 from raydali.data.tasks.settings import SquareImages, require, require_crops, require_draws
 from raydali.errors import DataError
 
@@ -45,14 +45,14 @@ class Images(Pipeline[Coco], SquareImages):
         """Decode only the windows, fit them into the square with antialiasing, and flip them."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks import resize_cpu
+        from raydali.data.tasks import dali_ops
 
         encoded, starts, sizes, flips, *others = inputs
         images = fn.decoders.image_slice(
             encoded, start=starts, shape=sizes, axes=[0, 1], **self.decoder_options(device)
         )
         if device == "cpu":
-            images = resize_cpu.each(partial(_resized_into_square, side=self.image_size), images)
+            images = dali_ops.each_image(partial(_resized_into_square, side=self.image_size), images)
             return fn.flip(images, horizontal=flips), *others
         small, square, *others = others
         images = fn.resize(images, size=small)
@@ -222,12 +222,10 @@ def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
 
 def _resized_into_square(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     """Return an image (H, W, 3) in the middle of a square (side, side, 3)."""
-    from raydali.data.tasks import resize_cpu
-
     small = fitted(np.array(image.shape[:2]), side)
     (height, width), (top, left) = small.tolist(), corners(small, side).tolist()
     square = np.full((side, side, 3), FILL, np.uint8)
-    square[top : top + height, left : left + width] = resize_cpu.resize(image, (height, width))
+    square[top : top + height, left : left + width] = resize(image, (height, width))
     return square
 
 

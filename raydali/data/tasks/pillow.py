@@ -21,9 +21,19 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from raydali.data.tasks.image_formats import HEAD, JPEG, JPEG_2000, PNG, TIFF, Format, format_of, why_not_read
-from raydali.data.tasks.pipeline import Interpolation
-from raydali.data.tasks.plain_images import ORIENTATION, Directory, plain_shape
+from raydali.data.tasks.plain_images import (
+    HEAD,
+    JPEG,
+    JPEG_2000,
+    ORIENTATION,
+    PNG,
+    TIFF,
+    Directory,
+    Format,
+    format_of,
+    plain_shape,
+    why_not_read,
+)
 from raydali.errors import DataError
 from raydali.host.child import Children
 from raydali.host.cpu_times import usable_cores
@@ -31,8 +41,6 @@ from raydali.host.cpu_times import usable_cores
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MARKER = re.compile(b"\xff[\xc0-\xcf\xd9-\xdf\xe0-\xef\xfe]")
 """A JPEG's marker of the end of the image, or of a segment with a length."""
-MAX_RESIZED = 2**22
-"""Maximum pixels of a resized image: an image of 5,000 x 1 pixels with a shorter side of 256 would have 327 million."""
 _LAST = 65_536
 """Number of last bytes in which the end marker is searched first, since to follow all markers takes longer."""
 _FRAME = re.compile(b"\xff([\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf])..(.)", re.DOTALL)
@@ -129,7 +137,7 @@ def opened(data: bytes) -> ImageFile:
     """Open the image in a file's content; only the header is parsed.
 
     Raises:
-        DataError: the file is empty, or not of `image_formats.FORMATS`; the end of a JPEG is missing, which Pillow does
+        DataError: the file is empty, or not of `plain_images.FORMATS`; the end of a JPEG is missing, which Pillow does
             not always detect; a PNG's checksum is wrong; Pillow does not decode pixels of this kind, or wrongly.
         Exception: it has more than twice PIL.Image.MAX_IMAGE_PIXELS, or a header that Pillow cannot read.
     """
@@ -165,20 +173,6 @@ def _kind(data: bytes, format: Format) -> str:
             numbers = {2: "signed integers", 3: "floats"}.get(signs, "integers")
             return f"a TIFF of {samples} x {bits}-bit {numbers}, compression {packing}, which Pillow does not read"
     return f"a {format.name} with a damaged header, or of a kind that Pillow does not read; it begins with {data[:8]!r}"
-
-
-def is_thin(height: int, width: int, shorter: int) -> bool:
-    """Return whether an image resized to this shorter side has too many pixels to be computed as a whole."""
-    return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
-
-
-def centre(image: Image.Image, shorter: int, side: int, mode: Interpolation) -> Image.Image:
-    """Return the centre (side, side) of an image resized to this shorter side; the rest is not computed."""
-    wide, high = (shorter * length // min(image.size) for length in image.size)
-    left, top = round((wide - side) / 2), round((high - side) / 2)
-    x, y = image.width / wide, image.height / high
-    box = (left * x, top * y, (left + side) * x, (top + side) * y)
-    return image.resize((side, side), Image.Resampling[mode.upper()], box)
 
 
 def has_end(data: bytes | memoryview) -> bool:

@@ -1,4 +1,4 @@
-"""Tells by a file's header whether DALI decodes it exactly as Pillow does, and then its size: it is plain.
+"""Tells by a file's header of which format it is, and whether DALI decodes it exactly as Pillow does: it is plain.
 
     plain          DALI decodes it: ordinary JPEG, PNG, WebP, BMP, PNM and TIFF of 8 bits
     all others     Pillow decodes them (pillow.py), for DALI too, which gets the pixels as PNM
@@ -6,22 +6,53 @@
 Only what is known to be alike is plain. What DALI decodes differently, or not at all, or does not survive, are the rare
 kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF, and
 JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; that of the others has no end.
+
+A format is recognised by a file's first bytes. Files of other formats are never parsed, whatever their name is.
 """
 
 import re
 import struct
 from typing import NamedTuple
 
-from raydali.data.tasks.image_formats import (
-    BMP,
-    HEAD,
-    JPEG,
-    PNG,
-    PNM,
-    TIFF,
-    WEBP,
-    format_of,
-)
+from raydali.data.sources.pointers import why_pointer
+
+HEAD = 12
+"""Number of first bytes that identify a file's format."""
+_REMEDY = "which is not read: convert it to JPEG or PNG"
+
+
+class Format(NamedTuple):
+    """A format that is read.
+
+    Attributes:
+        name: the name in Pillow.
+        magics: the possible first bytes of a file.
+    """
+
+    name: str
+    magics: tuple[bytes, ...]
+
+
+JPEG = Format("JPEG", (b"\xff\xd8\xff",))
+PNG = Format("PNG", (b"\x89PNG\r\n\x1a\n",))
+WEBP = Format("WEBP", (b"RIFF",))
+BMP = Format("BMP", (b"BM",))
+PNM = Format("PPM", tuple(b"P%d" % kind for kind in range(1, 7)))
+TIFF = Format("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"))
+JPEG_2000 = Format("JPEG2000", (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51"))
+FORMATS = JPEG, PNG, WEBP, BMP, PNM, TIFF, JPEG_2000
+
+_OTHERS = {
+    b"GIF8": "a GIF",
+    b"\xff\x0a": "a JPEG XL",
+    b"\0\0\0\x0cJXL ": "a JPEG XL",
+    b"<svg": "an SVG",
+    b"<?xml": "an SVG or another XML file",
+    b"%!PS": "an EPS or PostScript file",
+    b"%PDF": "a PDF",
+    b"\0\0\1\0": "an icon",
+}
+_BRANDS = {b"avif": "an AVIF", b"avis": "an AVIF", b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
 
 Shape = tuple[int, int]
 """Height and width of an upright image, in pixels."""
@@ -37,6 +68,23 @@ _PNM = re.compile(rb"P[56]\s(\d{1,6})\s(\d{1,6})\s255\s")
 _XMP_ORIENTATION = b"tiff:Orientation"
 _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
 """The beginnings of the texts in a PNG in which Pillow looks for an orientation."""
+
+
+def format_of(head: bytes) -> Format | None:
+    """Return the format of a file by its first HEAD bytes; None if it is not supported."""
+    if head.startswith(JPEG.magics):  # most files are
+        return JPEG
+    return next((each for each in FORMATS if head.startswith(each.magics)), None)
+
+
+def why_not_read(head: bytes) -> str:
+    """Return the reason why a file with these first bytes is not supported."""
+    if pointer := why_pointer(head):
+        return pointer
+    named = [name for magic, name in _OTHERS.items() if head.startswith(magic)]
+    if head[4:8] == b"ftyp":
+        named += [_BRANDS.get(head[8:12], "a video or an image of the MP4 family")]
+    return f"{named[0]}, {_REMEDY}" if named else f"cannot identify image file: it begins with {head[:8]!r}"
 
 
 class Entry(NamedTuple):

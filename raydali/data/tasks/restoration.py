@@ -157,6 +157,39 @@ class ValidationPairs(Pairs):
         return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeImages(Pipeline[Files], DecoderSettings):
+    """Whole images, without their targets, as predictions of networks that take any size need them.
+
+    A batch has one image, since sizes differ.
+    """
+
+    image_files: ClassVar[int] = 1
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The name of images (3, H, W) uint8."""
+        return ("inputs",)
+
+    def inputs(self, source: Files, ids: Ids, epochs: Ids) -> Inputs:
+        """Return the files."""
+        return (source.files(ids),)
+
+    def graph(self, source: Files, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
+        """Decode the images."""
+        from nvidia.dali import fn
+
+        return (fn.decoders.image(inputs[0], **self.decoder_options(device)),)
+
+    def sample(self, source: Files, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """Return an image, decoded by Pillow."""
+        from torchvision.transforms.v2 import functional as F
+
+        from raydali.data.tasks.pillow import decoded
+
+        return (F.pil_to_tensor(decoded(source.read(id))),)
+
+
 def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int, int]) -> Integers:
     """Return the starts of windows of one size: (N, 2), y before x.
 

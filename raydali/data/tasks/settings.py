@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from raydali.data.tasks.crops import Range
 from raydali.data.tasks.pipeline import Device
-from raydali.data.tasks.random_crops import Range
 from raydali.errors import UsageError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

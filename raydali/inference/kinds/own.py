@@ -12,7 +12,7 @@ from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks import classification
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.data.tasks.whole_images import WholeImages
+from raydali.data.tasks.restoration import WholeImages
 from raydali.errors import UsageError
 from raydali.inference.kinds.kind import Arrays, Columns, Evaluation, Kind, text_of
 from raydali.inference.labeled_data import unlabeled

@@ -17,9 +17,8 @@ from raydali.data.sources.image_folder import EXTENSIONS
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.data.tasks.restoration import ValidationPairs
+from raydali.data.tasks.restoration import ValidationPairs, WholeImages
 from raydali.data.tasks.settings import DecoderSettings
-from raydali.data.tasks.whole_images import WholeImages
 from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
 from raydali.train.evaluation.restoration import in_8_bits, per_image
 

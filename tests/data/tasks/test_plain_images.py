@@ -15,7 +15,7 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.dali_trial import decoded_files, decoded_in_16_bits
 from raydali.data.tasks.pillow import decoded, decoded_pixels
 from raydali.data.tasks.plain_images import plain_shape
-from raydali.data.tasks.whole_images import WholeImages
+from raydali.data.tasks.restoration import WholeImages
 from raydali.host.child import Child
 from tests.support.odd_pictures import HEIGHT, REFUSED, SOUND, TURNED, WIDTH
 

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
+from raydali.data.tasks.crops import resize_and_crop
 from raydali.data.tasks.pipeline import Interpolation
-from raydali.data.tasks.resize_cpu import resize_and_crop
 from raydali.inference.export.centre_crop import CentreCrop
 from tests.support.pictures import photograph
 
