@@ -1,13 +1,11 @@
-"""The channel between driver, controller and workers: an actor that collects their messages for the driver.
+"""The channel between the driver and its workers: an actor that collects their messages for the driver.
 
-In the other direction it holds a board, which the driver writes and every process reads: the requests to the workers,
-and which start of a worker group is permitted.
+In the other direction it holds the driver's notice to the workers, and it runs functions for the driver.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,10 +13,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydali.run.events import Notice
 from raydali.run.messages import Message
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
 _POLL_SECONDS = 0.5
 POST_SECONDS = 10.0
 """How long a process that ends waits for its last message to arrive."""
 T = TypeVar("T")
+DriverNotice = Literal["stop", "resize"]
 
 
 class Interrupted(Exception):  # noqa: N818 (no error: how training ends on notice)
@@ -29,30 +31,11 @@ class Interrupted(Exception):  # noqa: N818 (no error: how training ends on noti
         self.notice = notice
 
 
-@dataclass(frozen=True, kw_only=True)
-class Board:
-    """The requests that the driver has written, and for a resize the controller.
-
-    Attributes:
-        notice: why the workers should save a checkpoint and leave; None while they should train.
-        permitted: ends of worker groups after which the next group may start.
-        left_out: ids of the nodes on which no worker may start.
-        training: whether a worker group is past its first step.
-        left: whether its workers have saved a checkpoint and left.
-    """
-
-    notice: Literal["stop", "resize"] | None = None
-    permitted: int = 0
-    left_out: tuple[str, ...] = ()
-    training: bool = False
-    left: bool = False
-
-
-@ray.remote(num_cpus=0, concurrency_groups={"calls": 1})  # type: ignore[call-overload]
+@ray.remote(num_cpus=0, concurrency_groups={"calls": 2})  # type: ignore[call-overload]
 class _ChannelActor:
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
-        self._board = Board()
+        self._notice: DriverNotice | None = None
         self._groups = 0
 
     def next_group(self) -> int:
@@ -66,19 +49,31 @@ class _ChannelActor:
         messages, self._messages = self._messages, []
         return messages
 
-    def write(self, facts: dict[str, Any]) -> None:
-        self._board = replace(self._board, **facts)
+    def set_notice(self, notice: DriverNotice | None) -> None:
+        self._notice = notice
 
-    def ask_to_resize(self, wanted: bool) -> None:
-        if self._board.notice != "stop":
-            self._board = replace(self._board, notice="resize" if wanted else None)
-
-    def board(self) -> Board:
-        return self._board
+    def notice(self) -> DriverNotice | None:
+        return self._notice
 
     @ray.method(concurrency_group="calls")
     def call(self, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
+
+
+class Call(Generic[T]):
+    """A call of a function in the process of the channel."""
+
+    def __init__(self, reference: "ObjectRef[T]") -> None:
+        self._reference = reference
+
+    def has_returned(self, seconds: float = 0.0) -> bool:
+        """Wait for at most so long, and return whether the function has returned, or its process has died."""
+        return bool(ray.wait([self._reference], timeout=seconds)[0])
+
+    def result(self) -> T:
+        """Return its result, or raise a RayError."""
+        result: T = ray.get(self._reference)
+        return result
 
 
 class DriverChannel:
@@ -108,35 +103,21 @@ class DriverChannel:
         messages: list[tuple[float, Message]] = ray.get(self._actor.empty.remote())
         return messages
 
-    def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Return what a function returns in the actor's process, which goes on to take messages meanwhile."""
-        result: T = ray.get(self._actor.call.remote(function, *arguments))
-        return result
+    def call(self, function: Callable[..., T], *arguments: object) -> "Call[T]":
+        """Call a function in the actor's process, which goes on to take messages meanwhile."""
+        return Call(self._actor.call.remote(function, *arguments))
 
-    def write(self, **facts: Any) -> None:
-        """Change these fields of the board."""
-        self._actor.write.remote(facts)
+    def notify(self, notice: DriverNotice | None) -> None:
+        """Ask the workers to save a checkpoint and leave, or no more."""
+        self._actor.set_notice.remote(notice)
 
-    def stop(self) -> None:
-        """Ask the workers to stop."""
-        self.write(notice="stop")
-
-    def ask_to_resize(self, wanted: bool) -> None:
-        """Ask the workers to leave for a group of another size, or withdraw that; a stop stays."""
-        self._actor.ask_to_resize.remote(wanted)
-
-    def board(self) -> Board:
-        """Return the current board."""
-        board: Board = ray.get(self._actor.board.remote())
-        return board
-
-    def notice(self) -> Literal["stop", "resize"] | None:
-        """Return the board's notice, as of about a second ago; never waits."""
+    def notice(self) -> DriverNotice | None:
+        """Return the notice to the workers, as of about a second ago; never waits."""
         if self._reply is not None and ray.wait([self._reply], timeout=0)[0]:
             reply, self._reply = self._reply, None
-            board: Board = ray.get(reply)
-            if board.notice is not None:
-                return board.notice
+            notice: DriverNotice | None = ray.get(reply)
+            if notice is not None:
+                return notice
         if self._reply is None and time.monotonic() - self._asked >= _POLL_SECONDS:
-            self._reply, self._asked = self._actor.board.remote(), time.monotonic()
+            self._reply, self._asked = self._actor.notice.remote(), time.monotonic()
         return None

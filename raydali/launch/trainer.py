@@ -1,93 +1,185 @@
-"""Run Ray Train's trainer in the process of the channel, so that the driver need not import PyTorch and Ray Train.
+"""Train one worker group with Ray Train, in the process of the channel, and learn why it ended.
 
-The process is a fork of the job's server (launch/worker/process_server.py), which has imported them. Ray Train's
-controller runs in it, too.
+The driver calls `fit` for each group, and decides what follows. It need not import PyTorch and Ray Train itself.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from raydali.errors import TrainingError
-from raydali.launch.channel import DriverChannel
+from raydali.run.events import Failure, Preemption
+from raydali.text import error_line
 
 if TYPE_CHECKING:
     import ray
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
 
     from raydali.launch.worker.task import WorkerTask
 
-_READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
-"""How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""The variable with the seconds for which Ray Train waits for the places of a group."""
+GroupEnd = Failure | Preemption | Literal["finished", "left", "not placed"]
+"""How a group ended: "left" on the driver's notice; "not placed": there was no room for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The facts that Ray Train needs about a run.
+    """The facts that Ray Train needs about all groups of a run.
 
     Attributes:
-        name, storage: the run's name, and the folder of the runs, as a URI.
-        workers: the number of workers, or the least and the most.
+        name: the run's name.
         gpu: whether each worker has a GPU.
         cpus: CPU cores of each worker.
         timeout: of the process group.
-        start_timeout: see `controller.scaling.Trainer`.
-        worker_variables: environment variables of the workers, and of the trainer.
+        worker_variables: environment variables of the workers.
+        settings: those that Ray Train reads in the process of the trainer.
     """
 
     name: str
-    storage: str
-    workers: int | tuple[int, int]
     gpu: bool
     cpus: int
     timeout: timedelta
-    start_timeout: float
     worker_variables: Mapping[str, str]
+    settings: Mapping[str, str]
 
 
-def train(training: Training, task: "ray.ObjectRef[WorkerTask]", channel: DriverChannel) -> None:
-    """Train until the end.
+def fit(
+    training: Training,
+    task: "Mapping[str, ray.ObjectRef[WorkerTask]]",
+    workers: int,
+    left_out: Sequence[str],
+    placement_timeout: float,
+    requester: str = "",
+    more: int = 0,
+) -> GroupEnd:
+    """Train a worker group until it ends.
 
-    Raises:
-        TrainingError: Ray Train ended with an error.
+    Args:
+        training: see there.
+        task: the reference to the workers' task, in a dictionary so that Ray does not fetch it here.
+        workers: their number.
+        left_out: ids of the nodes on which no worker may start.
+        placement_timeout: seconds for which the group may wait for its places.
+        requester: the id of a request to the autoscaler, see `request_workers`; none if it is empty.
+        more: the number of workers that are requested besides.
     """
-    settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_RAY_TRAIN)}
-    if (error := channel.call(_fit, training, {"task": task}, channel, settings)) is not None:
-        raise TrainingError(error)
+    os.environ.update({**training.settings, **training.worker_variables, START_TIMEOUT: str(placement_timeout)})
+    import ray
+    from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train's are typed as those of the first version
 
-
-def _fit(training: Training, config: dict[str, Any], channel: DriverChannel, settings: Mapping[str, str]) -> str | None:
-    """Return the error with which Ray Train ended, or None. To read an exception of Ray Train, one must import it."""
-    os.environ.update({**settings, **training.worker_variables})
-    from ray.train import RunConfig, ScalingConfig
-
-    from raydali.launch.controller.scaling import START_TIMEOUT, Trainer
-    from raydali.launch.worker.process_group import WorkerProcesses
+    from raydali.launch.worker.process_group import Trainer, WorkerProcesses
     from raydali.launch.worker.ray_session import run_worker
 
-    if not isinstance(training.workers, int):
-        # Free resources may be taken, or their node dead, when workers are placed: then they are counted again.
-        os.environ.setdefault(START_TIMEOUT, "3")
-    trainer = Trainer(
-        run_worker,
-        channel=channel,
-        start_timeout=training.start_timeout,
-        train_loop_config=config,
-        torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),
-        scaling_config=ScalingConfig(
-            num_workers=training.workers,  # type: ignore[arg-type]  # the stub knows no (min, max)
-            use_gpu=training.gpu,
-            resources_per_worker={"CPU": training.cpus} | ({"GPU": 1} if training.gpu else {}),
-        ),
-        run_config=RunConfig(
-            name=training.name,
-            storage_path=training.storage,
-            worker_runtime_env={"env_vars": dict(training.worker_variables)},  # type: ignore[call-arg]  # nor this
-        ),
-    )
+    if requester:
+        request_workers(training, requester, more, left_out)
+    context = ray.get_runtime_context()
     try:
-        trainer.fit()
+        Trainer(
+            run_worker,
+            train_loop_config=dict(task),
+            torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),
+            scaling_config=_scaling(training, workers, left_out),
+            run_config=RunConfig(
+                name=training.name,
+                # Ray Train tests that it can write there. It keeps nothing there, since checkpoints are raydali's own.
+                storage_path=str(Path(context.get_temp_dir(), context.get_session_name(), "raydali")),
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
+                worker_runtime_env={"env_vars": dict(training.worker_variables)},
+            ),
+        ).fit()
     except Exception as error:
-        return str(error).strip() or type(error).__name__
-    return None
+        remove_places()  # Ray Train keeps those of a group whose process group was not set up
+        return end_of(error)
+    if requester:
+        request_workers(training, requester, 0, ())
+    return "finished"
+
+
+def _scaling(training: Training, workers: int, left_out: Sequence[str]) -> Any:  # noqa: ANN401 (imported in functions)
+    from ray.train.v2.api.config import ScalingConfig
+
+    return ScalingConfig(
+        num_workers=workers,
+        use_gpu=training.gpu,
+        resources_per_worker={"CPU": training.cpus} | ({"GPU": 1} if training.gpu else {}),
+        label_selector={"ray.io/node-id": f"!in({','.join(left_out)})"} if left_out else None,
+    )
+
+
+def end_of(error: Exception) -> GroupEnd:
+    """Return how a worker group ended, by the error of Ray Train."""
+    from ray.train import ControllerError, PreemptionError, WorkerGroupError
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+    from raydali.launch.channel import Interrupted
+
+    if isinstance(error, PreemptionError):
+        return Preemption(ranks=sorted(error.preemption_info.preempted_ranks), error=error_line(error))
+    if not isinstance(error, WorkerGroupError):
+        cause = error.controller_failure if isinstance(error, ControllerError) else error
+        if isinstance(cause, WorkerGroupStartupTimeoutError):
+            return "not placed"
+        return Failure(ranks=[], killed=[], error=error_line(cause), starting=True)
+    errors = error.worker_failures
+    # Ray Train wraps the error of a worker, and the death of a process.
+    causes = [getattr(each, "_base_exc", each) for each in errors.values()]
+    notices = {cause.notice for cause in causes if isinstance(cause, Interrupted)}
+    if {"stop", "resize"} & notices:
+        return "left"
+    ranks, killed = sorted(errors), sorted(rank for rank in errors if hasattr(errors[rank], "health_check_failure"))
+    if notices:
+        return Preemption(ranks=ranks, killed=killed, error="left after a checkpoint")
+    lines = "; ".join(sorted({error_line(each) for each in errors.values()} - {""})) or error_line(error)
+    is_preempted = any(getattr(getattr(each, "health_check_failure", each), "preempted", False) for each in causes)
+    return (Preemption if is_preempted else Failure)(ranks=ranks, killed=killed, error=lines)
+
+
+def request_workers(training: Training, requester: str, workers: int, left_out: Sequence[str]) -> None:
+    """Let the cluster's autoscaler start nodes for workers that no group has yet, for the next three minutes.
+
+    Args:
+        training: see there.
+        requester: replaces the earlier request of this id.
+        workers: their number; 0: the request is over.
+        left_out: ids of the nodes on which no worker may start.
+    """
+    from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
+        TrainAutoscalingCoordinatorClient,
+    )
+
+    client = TrainAutoscalingCoordinatorClient(requester)
+    if workers:
+        client.send_resource_request(_scaling(training, workers, left_out), workers)
+    else:
+        client.cancel_resource_request()
+
+
+def has_places() -> bool:
+    """Return whether a worker group of this job has its places."""
+    return any(group.state == group.CREATED for group in _placement_groups())
+
+
+def remove_places() -> None:
+    """Remove the places of the worker groups of this job, and so end their processes."""
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for group in _placement_groups():
+        with suppress(ray.exceptions.RayError):
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+
+
+def _placement_groups() -> "Iterator[PlacementGroupTableData]":
+    import ray
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
+
+    job = bytes.fromhex(ray.get_runtime_context().get_job_id())
+    # ray.util.placement_group_table() does not name their jobs.
+    for packed in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
+        group = PlacementGroupTableData.FromString(packed)
+        if group.creator_job_id == job and group.state != PlacementGroupTableData.REMOVED:
+            yield group

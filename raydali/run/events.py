@@ -159,14 +159,7 @@ class Left(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEnded(Event):
-    """A worker group ended early.
-
-    Attributes:
-        number: the number of this end, counted from 1.
-    """
-
-    _unrecorded: ClassVar[tuple[str, ...]] = ("number",)
-    number: int = 0
+    """A worker group ended early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +176,7 @@ class Failure(GroupEnded):
     """
 
     event = "failure"
-    _unrecorded = ("number", "places")
+    _unrecorded = ("places",)
     ranks: Sequence[int]
     killed: Sequence[int]
     error: str

@@ -44,10 +44,10 @@ def test_a_run_whose_driver_raises_an_unexpected_exception_has_an_end(env: dict[
         "import os\nimport jobs.imagenet as job\n"
         "from raydali.launch.driver.command import run_job\n"
         "from raydali.launch.driver.worker_groups import WorkerGroups\n"
-        "def permit_start(groups):\n"
+        "def grow(groups):\n"
         f"    if os.path.exists('{reached}'):\n"
         "        {}['planted']\n"
-        "WorkerGroups.permit_start = permit_start\n"
+        "WorkerGroups.grow = grow\n"
         "run_job(job.JOB)\n"
     )
     with running(env, tmp_path, script=str(script)) as (process, folder):

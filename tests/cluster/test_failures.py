@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_frozen_rank_is_named_ended_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
-    with running(env, tmp_path, "--hang-timeout", "10", "--no-replace") as (process, folder):
+    with running(env, tmp_path, "--hang-timeout", "10") as (process, folder):
         frozen = trainers(process.pid)[1]
         began = time.time()
         os.kill(frozen, signal.SIGSTOP)
@@ -73,7 +73,7 @@ def test_a_rank_that_hangs_at_its_start_is_named_and_restarted(env: dict[str, st
 
 
 def test_workers_restart_after_a_kill(env: dict[str, str], tmp_path: Path) -> None:
-    with running(env, tmp_path, "--no-replace") as (process, folder):
+    with running(env, tmp_path) as (process, folder):
         began = time.time()
         kill(trainers(process.pid)[:1])
         wait_for(lambda: bool(events(folder, "resume")), process, tmp_path)
@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_answer_delays_no_restart(env: dict[str, str], tmp_pa
         "job.train = train\n"
         "run_job(replace(job.JOB, train=job.train))\n"
     )
-    with running(env, tmp_path, "--no-replace", script=str(script)) as (process, folder):
+    with running(env, tmp_path, script=str(script)) as (process, folder):
         asked.touch()
         wait_for(lambda: held.exists() and bool(held.read_text()), process, tmp_path)
         kill([each for each in trainers(process.pid) if each != int(held.read_text())])

@@ -16,7 +16,6 @@ from tests.support.cluster import committed, descendants, environment, kill, nam
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
 OPTIONS = ["--epochs", "400", "--workers", "2", "--checkpoint-every", "10", "--global-batch-size", "64"]
-OPTIONS += ["--no-replace"]
 OF_DRIVER = ["imports", "index", "cluster", "workers"]
 OF_WORKER = ["worker start", "process group", "model", "first batch", "first step"]
 

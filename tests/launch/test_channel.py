@@ -26,7 +26,7 @@ def test_a_worker_that_ends_keeps_its_own_error_if_the_driver_does_not_answer(
         ray.init(using["RAY_ADDRESS"], log_to_driver=False)
         try:
             driver = channel.DriverChannel("driver")
-            pid = driver.call(os.getpid)
+            pid = driver.call(os.getpid).result()
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 os.kill(pid, number)
                 driver.post_and_wait(Note("the worker's error"))

@@ -38,18 +38,30 @@ class EventRouter:
         self._began = time.time()
 
     def dispatch(self) -> None:
-        """Route all messages that arrived since the last call; kill ranks that hold up the run."""
+        """Route all messages that arrived since the last call, start the next group, and end processes that hang."""
         began = time.monotonic()
+        end = self._groups.take_end()  # first: what its workers have reported has arrived before
         for arrived, message in self._channel.empty():
             if not self._groups.is_outdated(message):
                 self._route(message, arrived)
+        if end is not None:
+            self._route(end, time.time())
         if self._groups.takes_nodes_back():
             self._console.print("the other nodes do not suffice any more: those that were left out are used again")
-        self._groups.permit_start()
+        if (smaller := self._groups.start()) is not None:
+            self._route(smaller, time.time())
+        self._groups.grow()
         self._show_warnings()
         if time.monotonic() - began > HEARTBEAT_SECONDS:  # a slow storage: newer heartbeats have arrived meanwhile
             return
-        if stuck := self._watch.stuck():
+        self._end_hangs()
+
+    def _end_hangs(self) -> None:
+        if placed := self._groups.placed:
+            self._watch.group_placed(placed)
+        if self._watch.is_late():
+            self._groups.end_late()
+        elif stuck := self._watch.stuck():
             self._groups.hung(stuck)
             hang_detection.kill(stuck)  # before the storage is written to, which may take long
             self._route(Hang(starting=not self._groups.training, ranks=stuck), time.time())
@@ -65,6 +77,7 @@ class EventRouter:
         match message:
             case Heartbeat():
                 self._watch.heartbeat(message)
+                self._groups.heartbeat(message)
             case HeartbeatEnded():
                 self._watch.forget((message.node_id, message.pid))
             case ForwardedWarning():

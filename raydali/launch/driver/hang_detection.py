@@ -34,6 +34,14 @@ class HangWatch:
         self._heartbeats: dict[WorkerAddress, tuple[float, Heartbeat]] = {}
         self._since: float | None = None
         self._training = False
+        self._placed = 0
+
+    def group_placed(self, workers: int) -> None:
+        """Note that so many workers have their places: from now on each must start, and send a heartbeat."""
+        if not self._placed:
+            self._placed = workers
+            if self._since is None:
+                self._since = self._now()
 
     def training_started(self) -> None:
         """Note that a worker group has completed its first step: from now on it must make progress."""
@@ -41,13 +49,13 @@ class HangWatch:
 
     def group_ended(self) -> None:
         """Note that the worker group has ended."""
-        self._since, self._heartbeats, self._training = None, {}, False
+        self._since, self._heartbeats, self._training, self._placed = None, {}, False, 0
 
     def heartbeat(self, message: Heartbeat) -> None:
         """Take a heartbeat of a worker."""
         address = message.node_id, message.pid
         _, last = self._heartbeats.get(address, (0.0, None))
-        if self._since is None or (self._training and (last is None or last.count != message.count)):
+        if not self._heartbeats or (self._training and (last is None or last.count != message.count)):
             self._since = self._now()
         self._heartbeats[address] = self._now(), message
 
@@ -55,10 +63,17 @@ class HangWatch:
         """Note that a worker has finished, and sends no more heartbeats."""
         self._heartbeats.pop(worker, None)
 
+    def is_late(self) -> bool:
+        """Return whether a worker is not ready for too long after its group was placed; the time then starts again."""
+        if self._training or len(self._heartbeats) >= self._placed or not self._is_over(self._now()):
+            return False
+        self._since = self._now()
+        return True
+
     def stuck(self) -> Sequence[StuckRank]:
         """Return the ranks that hold up the run, if it made no progress for too long; the timeout then starts again."""
         now = self._now()
-        if self._since is None or not self._heartbeats or not 0 < self._timeouts[self._training] <= now - self._since:
+        if not self._heartbeats or not self._is_over(now):
             return ()
         silent_after = _MISSED_HEARTBEATS * HEARTBEAT_SECONDS
         silent = [message for at, message in self._heartbeats.values() if now - at > silent_after]
@@ -67,6 +82,9 @@ class HangWatch:
         blamed = silent or [message for message in behind if not message.waits] or behind
         self._since = now
         return [_stuck(last, frozen=bool(silent)) for last in sorted(blamed, key=lambda last: last.rank)]
+
+    def _is_over(self, now: float) -> bool:
+        return self._since is not None and 0 < self._timeouts[self._training] <= now - self._since
 
 
 def _stuck(last: Heartbeat, *, frozen: bool) -> StuckRank:

@@ -133,7 +133,6 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
             cluster=cluster,
             folder=folder,
             attempt=attempt.driver,
-            stale_run_ids=earlier.train_runs if earlier is not None else frozenset(),
         )
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:

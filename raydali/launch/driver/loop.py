@@ -1,10 +1,9 @@
-"""The driver's loop: Ray Train works in a thread; this one routes messages, decides what follows failures, and ends."""
+"""The driver's loop: starts worker groups, routes messages, decides what follows failures, and ends."""
 
 import copyreg
 import importlib
 import os
 import sys
-import threading
 import time
 import traceback
 import uuid
@@ -18,13 +17,13 @@ from raydali.errors import SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
 from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.host.interrupts import Interrupt
-from raydali.launch.driver.autoscaling_coordinator import AutoscalingCoordinatorSync
+from raydali.launch import trainer
 from raydali.launch.driver.driver_node import DriverNode
 from raydali.launch.driver.event_router import EventRouter
+from raydali.launch.driver.group_size import GroupSize
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
-from raydali.launch.driver.process_servers import start_processes
 from raydali.launch.driver.ray_start import check_processes
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunRecorder
@@ -46,6 +45,8 @@ POLL_SECONDS = 0.2
 LEAVE_SECONDS = 20
 """How long an interrupted driver waits for the workers' last checkpoint; Kubernetes gives 30 s."""
 
+READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
+"""How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 
 
@@ -57,7 +58,6 @@ class Run:
         train, data, samples: see `launcher.Job`.
         weights: what the model starts from, if not from random weights or a checkpoint.
         attempt: the id of this driver's attempt, see `run.attempt`.
-        stale_run_ids: Ray's ids of earlier Ray Train runs of this name, which have ended.
     """
 
     train: Callable[..., None]
@@ -69,7 +69,6 @@ class Run:
     cluster: Cluster
     folder: RunFolder
     attempt: str
-    stale_run_ids: frozenset[str]
 
 
 def pickle_modules_of_torch() -> None:
@@ -127,7 +126,6 @@ class _DriverLoop:
         self._folder, self._console, self._interrupt = run.folder, console, interrupt
         self._channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
         options, placement, cluster = run.options, run.placement, run.cluster
-        self._training = _Background(lambda: _train(run, self._channel))
         pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
         if cluster.own:
             pending.stop()  # it was given what its workers need
@@ -135,15 +133,23 @@ class _DriverLoop:
         policy = RestartPolicy(
             options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
         )
-        self._groups = WorkerGroups(self._channel, policy, pending, describe_deaths)
+        self._groups = WorkerGroups(
+            self._channel,
+            _training(run),
+            {"task": _put_task(run, self._channel)},
+            GroupSize(placement),
+            policy,
+            pending,
+            describe_deaths,
+            options.start_timeout,
+            requester="" if cluster.own else f"raydali-{uuid.uuid4().hex}",
+        )
         watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
         recorder = RunRecorder(run.folder, report, RunMetrics(run.folder.name), track, console.warn)
         self._router = EventRouter(self._channel, self._groups, watch, recorder, console)
         self._polls = [self._router.dispatch, pending.poll, report.poll, DriverNode(interrupt.request).poll]
         if cluster.own:
             self._polls.insert(0, check_processes)  # first: without them, calls of Ray may end this process
-        if placement.is_elastic:
-            self._polls.append(AutoscalingCoordinatorSync(set(run.stale_run_ids)).poll)
 
     def poll_until_end(self) -> None:
         """Return once training is over, or must not be started again.
@@ -151,23 +157,23 @@ class _DriverLoop:
         Raises:
             KeyboardInterrupt: the run was interrupted.
         """
-        ended, interrupt = self._training.ended, self._interrupt
-        while not (ended.wait(POLL_SECONDS) or self._groups.stop_reason or interrupt.requested()):
+        groups, interrupt = self._groups, self._interrupt
+        while not (groups.finished or groups.stop_reason or interrupt.requested()):
             for poll in self._polls:
                 poll()
+            groups.wait(POLL_SECONDS)
         self._router.dispatch()
-        if interrupt.requested() and not ended.is_set():
-            if self._groups.training:
+        if interrupt.requested() and not groups.finished:
+            if groups.training:
                 self._wait_for_checkpoint()
             self._router.close(RunInterrupted(why=interrupt.why))
             raise KeyboardInterrupt(resume_hint(self._folder))
 
     def _wait_for_checkpoint(self) -> None:
         self._console.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
-        self._channel.stop()
+        self._groups.stop()
         deadline = time.monotonic() + LEAVE_SECONDS
-        ended = self._training.ended
-        while not (self._groups.has_left or self._interrupt.again() or ended.wait(POLL_SECONDS / 4)):
+        while not (self._groups.has_left or self._interrupt.again() or self._groups.wait(POLL_SECONDS / 4)):
             if time.monotonic() > deadline:
                 self._console.warn(
                     f"the workers did not save a checkpoint within {LEAVE_SECONDS} s: they end without it"
@@ -177,7 +183,7 @@ class _DriverLoop:
         self._router.dispatch()
 
     def end(self, error: Exception | None) -> None:
-        """Record the end. If Ray Train would go on, the workers end with this process's Ray.
+        """Record the end. Workers that still run end with this process's Ray.
 
         Args:
             error: with which the driver failed.
@@ -185,9 +191,9 @@ class _DriverLoop:
         Raises:
             TrainingError, UsageError: see `train_in_workers`.
         """
-        groups, outcome = self._groups, self._training.error
-        if error is None and (groups.stop_reason is not None or outcome is not None):
-            error = final_error(outcome, groups.errors, groups.failure, groups.stop_reason)
+        groups = self._groups
+        if error is None and groups.stop_reason is not None:
+            error = final_error(groups.errors, groups.failure, groups.stop_reason)
         if error is not None:
             self._router.close(RunStopped(error=error_line(error), why=groups.stop_reason))
             raise error
@@ -197,69 +203,45 @@ class _DriverLoop:
         self._console.print(": ".join(filter(None, ["finished", str(self._folder), self._report.last_and_best()])))
 
 
-def _train(run: Run, channel: "DriverChannel") -> None:
-    """Train until Ray Train ends; see `trainer.train`."""
+def _put_task(run: Run, channel: "DriverChannel") -> Any:  # noqa: ANN401 (a reference)
+    """Put the workers' task into Ray's object store."""
     import ray
 
-    from raydali.launch import trainer
     from raydali.launch.worker.task import WorkerTask
 
-    options, placement = run.options, run.placement
     task = WorkerTask(
         train=run.train,
         data=ray.put(run.data),
         samples=run.samples,
         weights=ray.put(run.weights),
-        options=options,
+        options=run.options,
         folder=run.folder,
         attempt=run.attempt,
         marks=start_clock.marks(),
         channel=channel,
     )
+    return ray.put(task)
+
+
+def _training(run: Run) -> trainer.Training:
+    """Return what Ray Train needs to know."""
+    placement = run.placement
     # Ray Train would pass its own ones on, too: then the workers would get no process that was started for them.
     of_ray_train = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
     polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(placement.reachable):g}"}
-    variables = {**polls, **of_ray_train, **WORKER_ENVIRONMENT}
-    if not placement.is_elastic:
-        start_processes(placement, variables)
-    training = trainer.Training(
+    return trainer.Training(
         name=run.folder.name,
-        storage=run.folder.uri_of_storage,
-        workers=(placement.minimum, placement.reachable) if placement.is_elastic else placement.minimum,
         gpu=placement.gpu,
         cpus=placement.cpus,
-        timeout=options.group_timeout,
-        start_timeout=options.start_timeout,
-        worker_variables=variables,
+        timeout=run.options.group_timeout,
+        worker_variables={**polls, **of_ray_train, **WORKER_ENVIRONMENT},
+        settings={name: value for name, value in os.environ.items() if name.startswith(READ_BY_RAY_TRAIN)},
     )
-    trainer.train(training, ray.put(task), channel)
 
 
 def health_check_seconds(workers: int) -> float:
     """Return the interval at which Ray Train's controller polls all workers: at most 400 workers a second."""
     return max(0.25, workers / 400)
-
-
-class _Background:
-    """A call on a thread of its own.
-
-    Attributes:
-        ended: set when it has returned or raised. The thread's own state cannot be used: after an interrupted `join`
-            (Python 3.11), a running thread looks as if it had ended.
-        error: what it raised.
-    """
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
-        threading.Thread(target=self._run, args=(call,), daemon=True, name="fit").start()
-
-    def _run(self, call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            self.error = error
-        self.ended.set()
 
 
 def resume_hint(folder: RunFolder) -> str:
@@ -286,22 +268,18 @@ def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
     return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
 
 
-def final_error(
-    outcome: BaseException | None, errors: Sequence[WorkerError], failure: str, stop_reason: str | None
-) -> Exception:
+def final_error(errors: Sequence[WorkerError], failure: str, stop_reason: str) -> Exception:
     """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
 
     Args:
-        outcome: the exception of Ray Train; None if it would go on.
         errors: see `WorkerGroups`, as the next two.
         failure: the end of the last worker group, as Ray Train describes it.
-        stop_reason: why the run must end; None if it might go on.
+        stop_reason: why the run must end.
     """
-    reason = f" ({stop_reason})" if stop_reason else ""
     if not errors:
-        text = (str(outcome).strip() or type(outcome).__name__) if outcome is not None else failure
-        return TrainingError(text + reason)
+        return TrainingError(f"{failure} ({stop_reason})")
     first = errors[0]
     if first.usage:
         return UsageError(first.error)
-    return TrainingError(f"{first.traceback}rank {first.rank}: {first.error}{'' if first.final else reason}")
+    reason = "" if first.final else f" ({stop_reason})"
+    return TrainingError(f"{first.traceback}rank {first.rank}: {first.error}{reason}")

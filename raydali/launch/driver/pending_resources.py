@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from raydali.launch.driver.autoscaler import AutoscalerCapacity, fitting, growth_of, present_groups
 from raydali.launch.driver.placement import Cluster, Placement
+from raydali.launch.trainer import has_places
 from raydali.text import plural
 
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 4.0
 """No report before this: most workers are placed by then."""
 ROOM_SECONDS = 30.0
-"""The same if there is room for the workers, since Ray Train's controller takes a while to request it."""
+"""The same if there is room for the workers, since Ray Train takes a while to request it."""
 CHANGE_SECONDS = 6.0
 """Minimum interval between different reports."""
 REPEAT_SECONDS = 60.0
@@ -75,6 +76,9 @@ class PendingResources:
         take_snapshot: returns the current state of the cluster.
         print_line: takes a line for the console.
         clock: a monotonic clock.
+
+    Attributes:
+        is_over: whether the workers are placed.
     """
 
     def __init__(
@@ -87,20 +91,20 @@ class PendingResources:
         self._asked, self._take_snapshot, self._print_line, self._clock = asked, take_snapshot, print_line, clock
         self.start()
 
-    def start(self) -> None:
-        """Start polling: the workers are gone."""
-        self._stopped = False
-        self._began = self._polled = self._clock()
+    def start(self, pause: float = 0.0) -> None:
+        """Start polling after a pause: the workers are gone."""
+        self.is_over = False
+        self._began = self._polled = self._clock() + pause
         self._reported_at, self._reported = self._began + GRACE_SECONDS - CHANGE_SECONDS, ""
 
     def stop(self) -> None:
         """Stop polling: the workers run."""
-        self._stopped = True
+        self.is_over = True
 
     def poll(self) -> None:
         """Poll the cluster and report, if it is time to."""
         now = self._clock()
-        if self._stopped or now - self._polled < POLL_SECONDS:
+        if self.is_over or now - self._polled < POLL_SECONDS:
             return
         self._polled = now
         try:
@@ -108,7 +112,7 @@ class PendingResources:
         except Exception:  # a missing report must not end the run
             return
         if moment.placed:
-            self._stopped = True
+            self.is_over = True
             return
         text = describe(moment, self._asked, now - self._began)
         since = now - self._reported_at
@@ -144,23 +148,9 @@ def cluster_snapshot(cluster: Cluster) -> ClusterSnapshot:
         growth=growth,
         starting=starting,
         failures=tuple(sorted(failures)),
-        placed=_placed(),
+        placed=has_places(),
     )
 
 
 def _of(resources: Mapping[str, float]) -> tuple[float, float]:
     return resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-
-
-def _placed() -> bool:
-    """Return whether a placement group of this job is complete."""
-    import ray
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData as Group  # type: ignore[attr-defined]
-
-    job = bytes.fromhex(ray.get_runtime_context().get_job_id())
-    # ray.util.placement_group_table() does not name their jobs.
-    for packed in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
-        group = Group.FromString(packed)
-        if group.creator_job_id == job and group.state == Group.CREATED:
-            return True
-    return False

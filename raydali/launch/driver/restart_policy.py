@@ -86,7 +86,7 @@ class RestartPolicy:
         """Judge the failure of a worker group.
 
         Args:
-            failure: as the controller reports it.
+            failure: as Ray Train reports it.
             errors: those that its workers reported, oldest first.
         """
         decision = self._judge(failure, errors)

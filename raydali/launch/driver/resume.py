@@ -18,15 +18,10 @@ SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """The state that earlier starts of the same run left.
-
-    Attributes:
-        train_runs: Ray's own ids of these starts.
-    """
+    """The state that earlier starts of the same run left."""
 
     settings: dict[str, Any]
     finished: bool
-    train_runs: frozenset[str] = frozenset()
 
 
 def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> PreviousRun | None:
@@ -49,7 +44,6 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
     return PreviousRun(
         _as_json(defaults or {}) | _settings(folder),
         finished=any(row["event"] == "finish" for row in events),
-        train_runs=frozenset(row["train_run"] for row in events if "train_run" in row),
     )
 
 

@@ -1,25 +1,48 @@
-"""Ray Train's backend that sets up and ends the processes of a worker group."""
+"""Ray Train's trainer and its backend: how the processes of a worker group are set up and end."""
 
+import asyncio
 import fcntl
 import os
 import socket
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from raydali.run.compile_cache import enter_working_folder, use_node_folders
 
 if TYPE_CHECKING:
-    from ray.train._internal.base_worker_group import BaseWorkerGroup
+    from ray.train import Result
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup
+    from ray.train.v2.api.callback import RayTrainCallback
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
+
+
+class Trainer(TorchTrainer):
+    """A TorchTrainer whose controller runs in this process: as an actor, it would start three processes per group."""
+
+    def _create_default_callbacks(self) -> "list[RayTrainCallback]":
+        """Leave out what only starts further processes: for Ray's data sets, and to clean up after a controller.
+
+        Where this process ends, the driver ends, too, and Ray then removes the workers' placement group.
+        """
+        unused = DatasetsCallback, PlacementGroupCleanerCallback
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, unused)]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
+        controller = TrainController(**arguments)
+        asyncio.run(controller.run())
+        return controller.get_result()
 
 
 class WorkerProcesses(TorchConfig):
@@ -36,16 +59,19 @@ class WorkerProcesses(TorchConfig):
 
 
 class _Backend(_TorchBackend):
-    def on_start(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
+    def on_start(self, worker_group: "WorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # as Ray's
         try:
             worker_group.execute(_prepare_process)
             super().on_start(worker_group, backend_config)
-        except ray.exceptions.RayTaskError as error:
-            # For example, a connection was reset. Ray Train retries only after this type; the driver counts it.
-            raise WorkerGroupStartupFailedError(f"the process group was not set up: {error}") from error
+        except ray.exceptions.RayTaskError as error:  # for example, a connection was reset
+            raise RuntimeError(f"the process group was not set up: {error}") from error
 
-    def on_shutdown(self, worker_group: "BaseWorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]
-        """Do nothing: the processes end anyway, and NCCL would wait 5 s for a dead one."""
+    def on_shutdown(self, worker_group: "WorkerGroup", backend_config: TorchConfig) -> None:  # type: ignore[override]  # noqa: ARG002
+        """End the processes of a group that failed: Ray would wait 5 s for one that cannot answer, and NCCL, too."""
+        status = worker_group.get_latest_poll_status()
+        if status is None or status.errors or not status.finished:
+            for worker in worker_group.get_workers():
+                ray.kill(worker.actor)
 
 
 def _prepare_process() -> None:

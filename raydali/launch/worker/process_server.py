@@ -38,7 +38,8 @@ JOB_MODULES: tuple[str, ...] = (
     "raydali.data.tasks.classification",
     "ray.tune",
     "ray.train.v2._internal.execution.worker_group.worker",
-    "raydali.launch.controller.scaling",
+    "raydali.launch.trainer",
+    "raydali.launch.worker.process_group",
     "raydali.launch.worker.ray_session",
     "raydali.launch.worker.training_run",
 )

@@ -38,15 +38,6 @@ def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], 
     assert previous_run(folder) == PreviousRun(SETTINGS, finished)
 
 
-def test_ray_s_ids_of_earlier_starts_are_known(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    folder.write_json("config.json", SETTINGS)
-    for event, train_run in (("start", "a"), ("failure", None), ("resume", "a"), ("resume", "b")):
-        folder.append("events.jsonl", {"event": event} | ({"train_run": train_run} if train_run else {}))
-    earlier = previous_run(folder)
-    assert earlier is not None and earlier.train_runs == {"a", "b"}
-
-
 def test_equal_or_irrelevant_settings_may_resume(tmp_path: Path) -> None:
     check_unchanged(folder_of(tmp_path), PreviousRun(SETTINGS, False), SETTINGS | {"workers": "7", "new": 1}, FIXED)
 
