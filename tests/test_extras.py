@@ -29,7 +29,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("av", "video", "raydali/cli.py bench video"),
         ("pycocotools", "detection", "jobs/detection.py"),
         ("sklearn", "demo", "jobs/restoration.py"),
-        ("matplotlib", "plot", "raydali/cli.py bench loader --plot plot.png"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, command: str, tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, com
 
 def test_an_installed_package_is_not_imported() -> None:
     imported = set(sys.modules)
-    require_extra("plot", "matplotlib", "pictures")
+    require_extra("export", "onnxruntime", "exports")
     assert set(sys.modules) == imported
-    with pytest.raises(UsageError, match=mentioning("module nowhere raydali[plot]")):
-        require_extra("plot", "nowhere", "pictures")
+    with pytest.raises(UsageError, match=mentioning("module nowhere raydali[export]")):
+        require_extra("export", "nowhere", "exports")

@@ -98,7 +98,7 @@ def test_the_job_has_the_options() -> None:
     known = {field.name.replace("_", "-") for config in jobs for field in fields(config)}
     known |= {f"no-{field.name}" for field in fields(Config) if field.type in (bool, bool | None)}
     of_others = {"help", "help-all", "cluster"}  # tyro's, and the doctor's
-    of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json", "plot"} - known
+    of_others |= {*re.findall(r" --([a-z-]+)", " ".join(BENCH)), "json"} - known
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", README + FILES))
     assert named - known == of_others
     defaults = {"model": "resnet50", "image-size": 224, "epochs": 90, "batch-size": 256}

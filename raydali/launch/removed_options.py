@@ -19,6 +19,8 @@ _NOT_INSTALLED = "it is a test now: run it in a checkout of raydali by"
 REMOVED: dict[str, str] = {
     "--replace": _IN_PLACE,
     "--spares": _IN_PLACE,
+    "--plot": "--json FILE has all figures, for any program that draws",
+    "bench train --split": "it measures the ceiling, training and the loader; a profiler shows where the rest goes",
     "chaos": f"{_NOT_INSTALLED} make chaos",
     "bench goodput": "it compared ways to recover, and a restart from the newest checkpoint is the only one left",
     "bench scale": "its figures are in docs/scale.md, and they follow from the formats of the run's files",

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from raydali.bench.common.results import evaluate
 from raydali.bench.strategies import command
 from raydali.bench.strategies.command import StrategiesBench
 from raydali.bench.strategies.metrics import METRICS, STRATEGIES, balance, strategy_name, to_one
-from raydali.bench.strategies.plot import plot
 from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
@@ -39,7 +37,6 @@ OPTIONS = StrategiesBench(
     steps=2,
     repeats=2,
 )
-PNG = b"\x89PNG"
 
 
 def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
@@ -70,10 +67,9 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
+    files: dict[str, Any] = {"json": str(tmp_path / "s.json")}
     result = command.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
     assert json.loads(Path(files["json"]).read_text()) == result
-    assert Path(files["plot"]).read_bytes().startswith(PNG)
     assert result["command"] == "bench strategies"
     assert (result["settings"]["images"], result["settings"]["gpus"]) == (32, 0)
     (row,) = result["rows"]
@@ -115,7 +111,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
     with_gpus(monkeypatch, 4)
-    files: dict[str, Any] = {"json": str(tmp_path / "s.json"), "plot": str(tmp_path / "s.png")}
+    files: dict[str, Any] = {"json": str(tmp_path / "s.json")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
     with pytest.raises(CommandError, match=mentioning("DataParallel 4 amp dali")):
         command.main(options)
@@ -125,7 +121,6 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [row["strategy"] for row in rows] == [strategy for strategy in STRATEGIES for _ in range(4)]
     assert [row["error"] is not None for row in rows] == [row["strategy"] == "dp" for row in rows]
     assert [row["to_one"] for row in rows] == [None if row["strategy"] == "dp" else 1 for row in rows]
-    assert Path(files["plot"]).read_bytes().startswith(PNG)
     # DataParallel's one loader makes the batches, and has the threads and workers, of all.
     shapes = {(task.strategy, task.loader): (task.world_size, task.batch_size, task.threads) for task in tasks}
     assert shapes == {
@@ -208,23 +203,6 @@ def test_which_device_events_are_computing() -> None:
     assert not is_computing(event("Memcpy PtoP (Device -> Device)"))
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_plots_what_there_is(rows: int, tmp_path: Path) -> None:
-    def each() -> Iterator[dict[str, Any]]:
-        for gpus, strategy in (1, "one"), (2, "dp"):
-            row = {"strategy": strategy, "precision": "amp", "loader": "dali", "gpus": gpus, "processes": 1}
-            yield row | {"error": None} | evaluate(METRICS, measured(100, gpus))
-
-    result = {
-        "command": "bench strategies",
-        "machine": {"gpus": ["A", "A"], "cpus": 2},
-        "settings": {"model": "a", "image_size": 8, "batch_size": 8, "repeats": 1, "gpus": 2},
-        "rows": [*list(each())[:rows], {"error": "oh"}],
-    }
-    plot(result, str(tmp_path / "a.png"))
-    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
-
-
 def test_names() -> None:
     assert strategy_name({"strategy": "one", "gpus": 1, "processes": 1}) == "one GPU"
     assert mentions(strategy_name({"strategy": "sync-bn", "gpus": 4, "processes": 4}), "DDP SyncBatchNorm 4 GPUs")
@@ -256,7 +234,6 @@ def test_names() -> None:
         ({"data": "s3://bucket/folder"}, "s3://bucket/folder"),
         ({"data": "/nowhere"}, "/nowhere"),
         ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json"),
-        ({"plot": "/"}, "--plot /"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
@@ -265,8 +242,5 @@ def test_refuses(changed: dict[str, Any], message: str) -> None:
 
 
 def test_options_are_cheap_to_import() -> None:
-    code = (
-        "import sys, raydali.bench.strategies.command; "
-        "assert not {'torch', 'ray', 'nvidia', 'matplotlib'} & {*sys.modules}"
-    )
+    code = "import sys, raydali.bench.strategies.command; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,7 +21,6 @@ from raydali.bench.video.contenders import (
     VIDEO_LOADERS,
     VideoTask,
     read_by_pyav,
-    read_by_torchcodec,
     square_of,
     squares,
 )
@@ -36,8 +35,6 @@ from tests.support.videos import ROTATIONS, moving, write_video
 OPTIONS = VideoBench(
     gpus="0", batch_size=2, sequence_length=4, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1
 )
-
-READERS = {"pyav": (read_by_pyav, -1), "torchcodec": (read_by_torchcodec, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +64,20 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
     result = command.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
-    ours, pyav, torchcodec = result["rows"]
-    assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav", "torchcodec"]
+    ours, pyav = result["rows"]
+    assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav"]
     for row in (ours, pyav):
         assert row["error"] is None and row["gpus"] == 0 and row["scaling"] is None and row["to_reader"] is None
         assert 0 < row["low"] <= row["frames_per_second"] <= row["high"]
-    assert ours["decoders"] == 2 and torchcodec["frames_per_second"] is None
+    assert ours["decoders"] == 2
     assert ours["to_cpu"] == ours["frames_per_second"] / pyav["frames_per_second"]
     assert json.loads(json_file.read_text()) == result
     output = capsys.readouterr().out
     assert mentions(output, "68 clips 4 frames 34 videos") and "raydali, 2 decoders" in output
-    assert "not installed" in output
 
 
-@pytest.mark.parametrize("loader", ["raydali", "pyav", "torchcodec"])
+@pytest.mark.parametrize("loader", ["raydali", "pyav"])
 def test_all_loaders_deliver_the_same(folder: str, loader: str) -> None:
-    if not VIDEO_LOADERS[loader].is_installed:
-        pytest.skip(f"{loader} is not installed")
     task = task_of(loader, folder)
     means = {}
     for pixels in get_args(Pixels)[::2]:
@@ -102,17 +96,14 @@ def clips_of(batch: Any) -> torch.Tensor:
     return clips.movedim(clips.shape.index(3), 1)
 
 
-@pytest.mark.parametrize("loader", ["pyav", "torchcodec"])
-def test_data_loaders_see_a_square_of_the_frames(folder: str, loader: str) -> None:
-    if not VIDEO_LOADERS[loader].is_installed:
-        pytest.skip(f"{loader} is not installed")
-    task = task_of(loader, folder)
-    clips, (read, channels) = task.clips(), READERS[loader]
+def test_data_loaders_see_a_square_of_the_frames(folder: str) -> None:
+    task = task_of("pyav", folder)
+    clips = task.clips()
     for seed in range(4):
         torch.manual_seed(seed)
         square = square_of(task, clips, 3)
         torch.manual_seed(seed)
-        seen = read(task, clips, 3).movedim(channels, 1)
+        seen = read_by_pyav(task, clips, 3).movedim(-1, 1)
         whole = torch.from_numpy(rgb_clip(clips, 3)).movedim(-1, 1)
         part = whole[..., square.top : square.top + 72, square.left : square.left + 72]
         expected = interpolate(part, (32, 32), mode="bilinear", antialias=True)
@@ -120,19 +111,16 @@ def test_data_loaders_see_a_square_of_the_frames(folder: str, loader: str) -> No
         assert square.side == 72 and (seen.double() - expected.double()).abs().mean() < 3  # of 255
 
 
-@pytest.mark.parametrize("loader", ["pyav", "torchcodec"])
-def test_data_loaders_see_rotated_videos_upright(tmp_path: Path, loader: str) -> None:
-    if not VIDEO_LOADERS[loader].is_installed:
-        pytest.skip(f"{loader} is not installed")
+def test_data_loaders_see_rotated_videos_upright(tmp_path: Path) -> None:
     for i, rotation in enumerate(ROTATIONS):
         write_video(tmp_path / "a" / f"{i}.mov", moving(4, height=72, width=128), "mjpeg", rotation=rotation)
-    task = task_of(loader, str(tmp_path))
-    clips, (read, channels) = task.clips(), READERS[loader]
+    task = task_of("pyav", str(tmp_path))
+    clips = task.clips()
     for id in range(len(clips)):
         torch.manual_seed(id)
         square = square_of(task, clips, id)
         torch.manual_seed(id)
-        seen = read(task, clips, id).movedim(channels, 1)
+        seen = read_by_pyav(task, clips, id).movedim(-1, 1)
         whole = torch.from_numpy(rgb_clip(clips, id)).movedim(-1, 1)
         part = whole[..., square.top : square.top + 72, square.left : square.left + 72]
         expected = interpolate(part, (32, 32), mode="bilinear", antialias=True)

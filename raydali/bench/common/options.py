@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.extras import require_dali, require_extra
+from raydali.extras import require_dali
 from raydali.output import JsonFile, devices, gpu_names, require_writable
 
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
@@ -58,8 +58,6 @@ class TrainingOptions(BenchOptions):
     """Steps of each measured segment."""
     timeout: float = 300.0
     """Maximum seconds per row, start-up and compilation included."""
-    plot: str | None = None
-    """PNG file to draw the results to."""
 
 
 def names(listed: str) -> list[str]:
@@ -110,13 +108,10 @@ def check(options: Any, **choices: Collection[str]) -> None:
         for each in check_names(name, getattr(options, name), choice):
             if each in OF_DALI:
                 require_dali(f"--{name} {each}", f"leave {each} out of --{name}")
-    data, plot = getattr(options, "data", None), getattr(options, "plot", None)
+    data = getattr(options, "data", None)
     if data is not None and "://" in data:
         raise UsageError(f"--data {data} is not local, as the other loaders need it: give a copy on a disk")
     require_writable("--json", options.json)
-    require_writable("--plot", plot)
-    if plot:
-        require_extra("plot", "matplotlib", "pictures of benchmarks")
 
 
 def gpu_counts(gpus: str | None) -> list[int]:

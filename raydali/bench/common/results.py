@@ -1,4 +1,4 @@
-"""The results of a benchmark: rows of a table, the files of --json and --plot, and errors of rows."""
+"""The results of a benchmark: rows of a table, the file of --json, and errors of rows."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -10,11 +10,8 @@ from raydali.errors import CommandError
 from raydali.output import machine, show, write_json
 from raydali.text import error_line, number
 
-NOT_INSTALLED = "not installed"
-"""The error of a row that does not count as a failure."""
 Row = dict[str, Any]
 Show = Callable[[dict[str, Any]], None]
-Plot = Callable[[dict[str, Any], str], None]
 _Task = TypeVar("_Task")
 
 
@@ -23,13 +20,11 @@ def result_of(command: str, settings: dict[str, Any], rows: list[Row]) -> dict[s
     return {"command": command, "machine": machine(), "settings": settings, "rows": rows}
 
 
-def present(result: dict[str, Any], options: Any, show_table: Show, plot: Plot | None = None) -> None:
-    """Print the table, and write the files that the options name."""
+def present(result: dict[str, Any], options: Any, show_table: Show) -> None:
+    """Print the table, and write the file that the options name."""
     show_table(result)
     if options.json:
         write_json(result, options.json)
-    if plot and options.plot:
-        plot(result, options.plot)
 
 
 def collect(
@@ -40,7 +35,6 @@ def collect(
     name: Callable[[Row], str],
     line: Callable[[Row], str],
     show_table: Show,
-    plot: Plot,
 ) -> dict[str, Any]:
     """Add rows to the result as they are measured, and write --json after each. Present the result at the end.
 
@@ -51,7 +45,6 @@ def collect(
         name: returns the name of a row.
         line: returns a description of a measured row.
         show_table: prints the result.
-        plot: draws the result, for --plot.
 
     Raises:
         CommandError: a row could not be measured; the others were presented.
@@ -65,7 +58,7 @@ def collect(
                 write_json(result, options.json)
     finally:
         if result["rows"]:
-            present(result, options, show_table, plot)
+            present(result, options, show_table)
     require_measured(result["rows"], name)
     return result
 
@@ -104,7 +97,7 @@ def contender_name(row: Row) -> str:
 def spread(row: Row, low: str = "low", high: str = "high", form: str = ",.0f") -> str:
     """Format the lowest and the highest of a row's repeats, or the reason why there are none."""
     if row["error"]:
-        return NOT_INSTALLED if row["error"] == NOT_INSTALLED else "failed: see below"
+        return "failed: see below"
     return f"{number(row[low], form)} .. {number(row[high], form)}"
 
 
@@ -119,7 +112,7 @@ def show_rows(title: str, columns: Mapping[str, Callable[[Row], str]], rows: Ite
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:
-    """Raise CommandError with the errors of the rows that could not be measured, except NOT_INSTALLED."""
-    failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"] not in (None, NOT_INSTALLED)]
+    """Raise CommandError with the errors of the rows that could not be measured."""
+    failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"] is not None]
     if failed:
         raise CommandError("\n".join(failed))

@@ -1,6 +1,6 @@
 """`raydali bench loader`: how fast loaders deliver batches if nothing uses them.
 
-    raydali bench loader --data ~/imagenet/train --gpus 1,2,4 --json loaders.json --plot loaders.png
+    raydali bench loader --data ~/imagenet/train --gpus 1,2,4 --json loaders.json
     raydali bench loader --loaders raydali,native,torchvision --threads 2 --workers 2 --batch-size 64
 
 All loaders deliver the same formats: images in 8 bits, and in separate rows normalized floats. The second command is a
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from raydali.bench.common import options as common
 from raydali.bench.common.options import PIXELS, LoadingOptions
 from raydali.bench.common.results import (
-    NOT_INSTALLED,
     cell,
     contender_name,
     present,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 FEW, SECONDS_FOR_FEW = 1000, 120.0
 """Images of a trial, and the default of --limit for it."""
-CHOICE = ("raydali", "native", "torchvision", "spdl", "synthetic")
+CHOICE = ("raydali", "native", "torchvision", "synthetic")
 ONE_PROCESS = ("torchvision", "torchvision-resize")
 """Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
 
@@ -48,14 +47,12 @@ class LoaderBench(LoadingOptions):
     make: int = 2048
     """Without --data: number of synthetic images, 130 KB each, in a temporary folder."""
     threads: int = 8
-    """Threads of DALI and of SPDL, per GPU."""
+    """Threads of DALI, per GPU."""
     loaders: str = ",".join(CHOICE)
-    """Loaders to measure. spdl is left out if it is not installed."""
+    """Loaders to measure."""
     limit: float | None = None
     """Maximum seconds of all repeats but the first; one that would end later is left out. Default: 120 with fewer than
     1000 images, else none."""
-    plot: str | None = None
-    """PNG file to draw the results to."""
     seed_table: bool = False
     """Reproduce a published table instead: images resized to 640x640, batches of 32, 8 threads, 8 workers."""
 
@@ -75,7 +72,6 @@ def main(options: LoaderBench) -> dict[str, Any]:
     """
     from raydali.bench.common.synthetic_images import synthetic_images
     from raydali.bench.loader import published_baseline
-    from raydali.bench.loader.plot import plot
     from raydali.data.sources.image_folder import ImageFolder
 
     if options.seed_table:
@@ -89,7 +85,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
         result = _measure(options, given or ImageFolder.scan(root), wanted)
     if options.seed_table:
         published_baseline.complete(result)
-    present(result, options, _show_table, plot)
+    present(result, options, _show_table)
     require_measured(result["rows"], _name)
     return result
 
@@ -107,15 +103,14 @@ def _wanted(options: LoaderBench, counts: list[int]) -> list[tuple[str, str, int
 
 
 def _measure(options: LoaderBench, source: "ImageFolder", wanted: list[tuple[str, str, int]]) -> dict[str, Any]:
-    from raydali.bench.loader.contenders import LOADERS, Task
+    from raydali.bench.loader.contenders import Task
     from raydali.bench.loader.measurement import interleaved
 
     def task(row: dict[str, Any]) -> Task:
         return task_of(Task, options, loader=row["loader"], root=source.root, pixels=row["pixels"])
 
     rows: list[dict[str, Any]] = [
-        {"loader": name, "pixels": pixels, "gpus": gpus, "error": None if LOADERS[name].is_installed else NOT_INSTALLED}
-        for name, pixels, gpus in wanted
+        {"loader": name, "pixels": pixels, "gpus": gpus, "error": None} for name, pixels, gpus in wanted
     ]
     limit = options.limit or (SECONDS_FOR_FEW if len(source) < FEW else math.inf)
     interleaved(rows, task, repeats=options.repeats, name=_name, limit=limit)

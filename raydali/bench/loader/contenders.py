@@ -3,18 +3,16 @@
     raydali       make_loader("dali", ...): the stream, crops drawn on the host
     native        a bare DALI pipeline with DALI's own reader and random crop, as in DALI's examples
     torchvision   torch's DataLoader over an ImageFolder: Pillow and torchvision in worker processes
-    spdl          SPDL, if it is installed: FFmpeg decodes, crops and resizes in threads
     synthetic     make_loader("synthetic", ...): one resident batch, the cost of handing out batches
 
 Each is an endless generator of batches, which are only counted. All but "synthetic" do the same work: a random resized
 crop and flip of each image, `image_size` x `image_size` RGB pixels, in 8 bits or as normalized floats, on the device,
-with labels (SPDL: without). Each normalizes where its users do: raydali and SPDL on the device, native in its graph,
+with labels. Each normalizes where its users do: raydali on the device, native in its graph,
 torchvision in its processes. Memory layouts differ.
 
 Each loader runs in its own process, so slow imports are inside the functions.
 """
 
-import importlib.util
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +46,7 @@ class Task:
         root: a folder of class folders of images.
         batch_size: images per batch.
         image_size: height and width of the output, pixels.
-        threads: of DALI or SPDL.
+        threads: of DALI.
         workers: processes of torch's DataLoader.
         seconds: length of the timed segment, after a warm-up.
         pixels: the format that is delivered.
@@ -95,18 +93,11 @@ class Contender:
         batches: starts the loader and generates its batches.
         parallel: whether several processes make whole batches, which then arrive in bursts.
         all_queues: whether all hardware queues of CUDA are requested, as in raydali's jobs.
-        module: the module that this loader needs, if raydali does not need it.
     """
 
     batches: Callable[[Task], Batches]
     parallel: bool = False
     all_queues: bool = False
-    module: str | None = None
-
-    @property
-    def is_installed(self) -> bool:
-        """True if this machine has that module."""
-        return self.module is None or importlib.util.find_spec(self.module) is not None
 
 
 def _crops(task: Task) -> TrainImages:
@@ -241,66 +232,10 @@ def data_loader_batches(task: Task, dataset: Any) -> Batches:
         yield [tensor.to(task.device, non_blocking=True) for tensor in batch]
 
 
-def _spdl(task: Task) -> Batches:
-    import numpy as np
-    import spdl.io
-    import torch
-    from spdl.pipeline import PipelineBuilder
-
-    from raydali.data.tasks.crops import crop_windows
-    from raydali.train.models.normalized import Normalized
-
-    if task.gpu:
-        torch.cuda.set_device(task.device)
-    source, drawn = ImageFolder.scan(task.root), _crops(task)
-    normalise, dtype = Normalized(torch.nn.Identity()).to(task.device), getattr(torch, task.pixels)
-    memory = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-    to_device: Any = spdl.io.cuda_config(device_index=task.rank, allocator=memory) if task.gpu else None
-
-    def images() -> Generator[list[Any], None, None]:
-        order = endless(len(source), task.batch_size, task.world_size)
-        for micro_batch in order.micro_batches(task.rank, task.world_size):
-            draws, flips = drawn.draws(micro_batch.ids, micro_batch.epochs)
-            paths = [source.path(id) for id in micro_batch.ids.tolist()]
-            yield list(zip(paths, draws[:, None], flips.tolist(), strict=True))
-
-    def decode(image: Any) -> Any:
-        path, draws, flip = image
-        packets = spdl.io.demux_image(path)
-        shapes = np.array([[packets.height, packets.width]])
-        (start,), (size,) = crop_windows(shapes, draws, drawn.random_aspect)
-        (y, x), (height, width) = start.tolist(), size.tolist()
-        side = f"{task.image_size}:{task.image_size}:flags=bilinear"
-        steps = [f"crop={width}:{height}:{x}:{y}:exact=1", f"scale={side}", *["hflip"] * flip, "format=pix_fmts=rgb24"]
-        return spdl.io.decode_packets(packets, filter_desc=",".join(steps))
-
-    def batch(frames: list[Any]) -> Any:
-        buffer = spdl.io.convert_frames(frames)
-        if to_device is not None:
-            buffer = spdl.io.transfer_buffer(buffer, device_config=to_device)
-        pixels = spdl.io.to_torch(buffer).permute(0, 3, 1, 2)
-        return normalise(pixels).to(dtype) if task.normalised else pixels
-
-    decode(next(images())[0])  # fails at once if SPDL finds no FFmpeg
-    pipeline = (
-        PipelineBuilder()
-        .add_source(images())
-        .disaggregate()
-        .pipe(decode, concurrency=task.threads)
-        .aggregate(task.batch_size)
-        .pipe(batch)
-        .add_sink(2)
-        .build(num_threads=task.threads + 1, max_failures=0)
-    )
-    with pipeline.auto_stop():
-        yield from pipeline
-
-
 LOADERS = {
     "raydali": Contender(batches=lambda task: _ours(task, "dali", _crops(task)), all_queues=True),
     "native": Contender(batches=_native),
     "torchvision": Contender(batches=_torchvision, parallel=True),
-    "spdl": Contender(batches=_spdl, module="spdl"),
     "synthetic": Contender(batches=lambda task: _ours(task, "synthetic", _crops(task))),
     # Whole images resized, as in published_baseline.py.
     "raydali-resize": Contender(batches=lambda task: _ours(task, "dali", _resize(task)), all_queues=True),

@@ -1,6 +1,6 @@
 """`raydali bench strategies`: the separate effects of several GPUs, mixed precision and DALI on training.
 
-    raydali bench strategies --data ~/imagenet/train --gpus 4 --json s.json --plot s.png
+    raydali bench strategies --data ~/imagenet/train --gpus 4 --json s.json
     raydali bench strategies --strategies one,ddp --precisions amp --loaders dali
 
     one       one GPU
@@ -69,14 +69,12 @@ def main(options: StrategiesBench) -> dict[str, Any]:
         UsageError: an option is invalid; before anything is measured.
         CommandError: a row could not be measured; after the other results were shown and written.
     """
-    from raydali.bench.strategies.plot import plot
-
     wanted = _rows(options)
     gpus = max(row["gpus"] for row in wanted)
     settings = common.training_settings(options, gpus, max(row["processes"] for row in wanted))
     result = result_of("bench strategies", settings | {"gpus": gpus}, [])
     rows = _measured(options, settings["make"] or 0, wanted)
-    return collect(result, rows, options, name=_name, line=_line, show_table=_show_table, plot=plot)
+    return collect(result, rows, options, name=_name, line=_line, show_table=_show_table)
 
 
 def _measured(options: StrategiesBench, make: int, wanted: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

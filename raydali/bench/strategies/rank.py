@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.common.processes import join_ranks
 from raydali.bench.loader.contenders import Task, our_loader
-from raydali.bench.train.rank import MIN_CLASSES, optimizer_step
-from raydali.bench.train.segments import Step
+from raydali.bench.train.rank import MIN_CLASSES, Step, optimizer_step
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages
 from raydali.host import cuda_queues

@@ -1,13 +1,14 @@
-"""`raydali bench train`: how close training on real data comes to its ceiling, and what causes the difference.
+"""`raydali bench train`: how close training on real data comes to its ceiling.
 
-    raydali bench train --data ~/imagenet/train --gpus 1,2,4 --models resnet50,resnet18 --json t.json --plot t.png
-    raydali bench train --loaders raydali,native --no-split
+    raydali bench train --data ~/imagenet/train --gpus 1,2,4 --models resnet50,resnet18 --json t.json
+    raydali bench train --loaders raydali,native
 
 The ceiling is the same step on one batch that is resident on the device. It is measured in the same processes as the
 training, alternating with it; the result is the ratio of the two. Ray is not needed: the processes are started here.
 """
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,8 +50,6 @@ class TrainBench(TrainingOptions):
     """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none."""
     erase: float | None = None
     """Probability of random erasing of raydali's batches. Default: 0."""
-    split: bool = True
-    """Also measure the causes of the difference, which doubles the duration."""
 
 
 def main(options: TrainBench) -> dict[str, Any]:
@@ -58,14 +57,12 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"model", "loader", "gpus" (0: the
-        CPU), "error", the metrics of breakdown.py, "scaling", "communication"}. Null: not measured.
+        CPU), "error", METRICS, "scaling", "communication"}. Null: not measured.
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
         CommandError: a combination could not be measured; after the other results were shown and written.
     """
-    from raydali.bench.train.plot import plot
-
     common.check(options, loaders=CHOICE)
     Augmentation(options.augment, options.erase or 0)
     if options.fused and not options.compile:
@@ -82,14 +79,13 @@ def main(options: TrainBench) -> dict[str, Any]:
     settings = common.training_settings(options, max(counts))
     result = result_of("bench train", settings, [])
     rows = _rows(options, settings["make"] or 0, counts)
-    return collect(result, rows, options, name=_name, line=_line, show_table=_show_tables, plot=plot)
+    return collect(result, rows, options, name=_name, line=_line, show_table=_show_table)
 
 
 def _rows(options: TrainBench, make: int, counts: list[int]) -> Iterator[dict[str, Any]]:
     from raydali.bench.common.processes import run_ranks
     from raydali.bench.common.synthetic_images import synthetic_images
     from raydali.bench.loader.contenders import Task
-    from raydali.bench.train.breakdown import METRICS, against_one_gpu
     from raydali.bench.train.rank import TrainTask, measure
 
     def measured() -> Any:
@@ -126,8 +122,8 @@ def _line(row: dict[str, Any]) -> str:
     return f"{_name(row)}: real {real} of ceiling {ceiling} images/s, {number(row['of_ceiling'], '.3f')}"
 
 
-def _show_tables(result: dict[str, Any]) -> None:
-    settings, rows = result["settings"], result["rows"]
+def _show_table(result: dict[str, Any]) -> None:
+    settings = result["settings"]
     show_rows(
         f"{settings['images']:,} images to {settings['image_size']} x {settings['image_size']} pixels, batches of "
         f"{settings['batch_size']}, {settings['precision']}, {settings['threads']} threads; images/s",
@@ -137,28 +133,52 @@ def _show_tables(result: dict[str, Any]) -> None:
             "real": cell("real_images_per_second"),
             "real / ceiling": cell("of_ceiling", ".3f"),
             "lowest .. highest": lambda row: spread(row, "of_ceiling_low", "of_ceiling_high", ".3f"),
+            "waiting": cell("loader_wait_fraction", ".1%"),
             "/ 1 GPU": cell("scaling", ".2f"),
+            "communication": cell("communication", ".1%"),
             "loader alone": cell("loader_images_per_second"),
         },
-        rows,
+        result["rows"],
     )
 
-    def part(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: number((row["split"] or {}).get(name), "+.1%")
 
-    show_rows(
-        "where the difference goes, in per cent of the time of a step at the ceiling; and the share of the ceiling of "
-        "single GPUs\nthat their communication takes",
-        {
-            "model, loader, on": _name,
-            "distance": part("distance"),
-            "= data values": part("data_values"),
-            "+ waiting": part("waiting"),
-            "+ contention": part("contention"),
-            "(GPU": part("contention_gpu"),
-            "+ CPU)": part("contention_cpu"),
-            "+ unexplained": part("unexplained"),
-            "communication": cell("communication", ".1%"),
-        },
-        rows,
-    )
+def _median(name: str, figure: str = "images_per_second") -> Callable[[dict[str, Any]], float]:
+    return lambda measured: statistics.median(each[name][figure] for each in measured["rounds"])
+
+
+def _of_ceiling(measured: dict[str, Any]) -> list[float]:
+    return [each["real"]["images_per_second"] / each["ceiling"]["images_per_second"] for each in measured["rounds"]]
+
+
+METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ceiling_images_per_second": _median("ceiling"),
+    "real_images_per_second": _median("real"),
+    "loader_images_per_second": _median("alone"),
+    "ceiling_before_images_per_second": lambda measured: measured["ceiling_before"]["images_per_second"],
+    "of_ceiling": lambda measured: statistics.median(_of_ceiling(measured)),
+    "of_ceiling_low": lambda measured: min(_of_ceiling(measured)),
+    "of_ceiling_high": lambda measured: max(_of_ceiling(measured)),
+    "loader_wait_fraction": _median("real", "loader_wait_fraction"),
+    "host_wait_fraction": _median("real", "host_wait_fraction"),
+    "rounds": lambda measured: measured["rounds"],
+}
+"""Metrics of a row, computed from what rank 0 returns: rates in images per second over all GPUs, medians of the rounds.
+The fractions are shares of the time in which the device, or the host, waited for data."""
+
+
+def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """Compare a row with the same model and loader on one GPU; null if that was not measured.
+
+    Returns:
+        "scaling": the ratio of the rates of real training. "communication": the share of the ceiling that the GPUs lose
+        together, compared with as many single ones; mostly in the all-reduce.
+    """
+    same = (row["model"], row["loader"], 1, None)
+    one = next((each for each in rows if (each["model"], each["loader"], each["gpus"], each["error"]) == same), None)
+    if one is None or row["error"] is not None or not row["gpus"]:
+        return {"scaling": None, "communication": None}
+    together = row["ceiling_images_per_second"] / (row["gpus"] * one["ceiling_images_per_second"])
+    return {
+        "scaling": row["real_images_per_second"] / one["real_images_per_second"],
+        "communication": 1 - together,
+    }

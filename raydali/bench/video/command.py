@@ -15,7 +15,6 @@ from typing import Any
 from raydali.bench.common import options as common
 from raydali.bench.common.options import PIXELS, LoadingOptions
 from raydali.bench.common.results import (
-    NOT_INSTALLED,
     cell,
     contender_name,
     present,
@@ -32,8 +31,8 @@ from raydali.extras import require_extra
 from raydali.output import devices
 from raydali.text import plural
 
-CHOICE = ("raydali", "reader", "pyav", "torchcodec")
-ONE_PROCESS = ("pyav", "torchcodec")
+CHOICE = ("raydali", "reader", "pyav")
+ONE_PROCESS = ("pyav",)
 """Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
 
 PUBLISHED_VIDEOS, PUBLISHED_FRAMES = 173, 300
@@ -77,7 +76,7 @@ class VideoBench(LoadingOptions):
     threads: int = 16
     """DALI threads per GPU."""
     loaders: str = ",".join(CHOICE)
-    """Loaders to measure. torchcodec is left out if it is not installed, reader if there is no GPU."""
+    """Loaders to measure. The reader is left out if there is no GPU."""
     seed_table: bool = False
     """Reproduce a published table instead: 173 videos of 300 frames, batches of 8, 8 threads or workers."""
 
@@ -89,7 +88,7 @@ def main(options: VideoBench) -> dict[str, Any]:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"loader", "pixels" ("uint8" or
         "float32"), "gpus" (0: the CPU), "decoders" (null: the default), "frames_per_second" (over all GPUs, the
         median), "low", "high", "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one
-        pipeline on as many GPUs), "to_cpu" (the faster of pyav and torchcodec; all deliver the same), "scaling" (to
+        pipeline on as many GPUs), "to_cpu" (pyav, which delivers the same), "scaling" (to
         itself on the fewest GPUs), "error"}; with --seed-table also "pass_seconds" and "published_seconds". Null: not
         measured.
 
@@ -127,16 +126,13 @@ def _decoders(listed: str | None) -> list[int | None]:
 
 
 def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) -> list[dict[str, Any]]:
-    from raydali.bench.video.contenders import VIDEO_LOADERS
-
     rows = []
     for name in common.names(options.loaders):
-        error = None if VIDEO_LOADERS[name].is_installed else NOT_INSTALLED
         for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
             if name == "reader" and gpus == 0:
                 continue
             for count, pixels in product(decoders if name == "raydali" else [None], common.names(options.pixels)):
-                rows.append({"loader": name, "pixels": pixels, "gpus": gpus, "decoders": count, "error": error})
+                rows.append({"loader": name, "pixels": pixels, "gpus": gpus, "decoders": count, "error": None})
     if not rows:
         raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
     return rows

@@ -3,7 +3,6 @@
     raydali      VideoClips in the stream's order, with several decoders on a GPU
     reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
     pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
-    torchcodec   the same with torchcodec, if it is installed
 
 Each is an endless generator of batches of clips. All do the same work: they resize the shorter side of the frames to
 `image_size`, take a random square, mirror it or not, and deliver RGB in 8 bits or as normalized floats on the device.
@@ -138,10 +137,6 @@ def _pyav(task: Any) -> Batches:
     return _data_loader(task, read_by_pyav, channels=-1)
 
 
-def _torchcodec(task: Any) -> Batches:
-    return _data_loader(task, read_by_torchcodec, channels=1)
-
-
 def _data_loader(task: Any, read: Callable[[Any, VideoClips, int], Any], channels: int) -> Batches:
     """Generate batches by a DataLoader, of clips that `read` returns in 8 bits; `channels` is the axis of channels."""
     import torch
@@ -226,22 +221,8 @@ def read_by_pyav(task: Any, clips: VideoClips, id: int) -> Any:
     return torch.from_numpy(np.stack([found[place] for place in wanted]))
 
 
-def read_by_torchcodec(task: Any, clips: VideoClips, id: int) -> Any:
-    """Read a clip (frames, 3, image_size, image_size), uint8."""
-    from torch.nn.functional import interpolate
-    from torchcodec.decoders import VideoDecoder
-
-    path, wanted = _frames_of(task, clips, id)
-    top, left, side, mirrored = square_of(task, clips, id)
-    frames = VideoDecoder(path, num_ffmpeg_threads=1).get_frames_at(wanted).data
-    frames = frames[..., top : top + side, left : left + side]
-    frames = interpolate(frames, size=(task.image_size, task.image_size), mode="bilinear", antialias=True)
-    return frames.flip(-1) if mirrored else frames
-
-
 VIDEO_LOADERS = {
     "raydali": Contender(batches=_raydali, all_queues=True),
     "reader": Contender(batches=_reader),
     "pyav": Contender(batches=_pyav, parallel=True),
-    "torchcodec": Contender(batches=_torchcodec, parallel=True, module="torchcodec"),
 }
