@@ -84,13 +84,11 @@ class Rehearsed(Event):
 
     Attributes:
         ceiling_images_per_second: the ceiling of all ranks together; None if it was not measured.
-        ceiling_measured_at: when an earlier run measured it, in seconds since 1970; None if this one did.
     """
 
     event = "rehearsal"
     ceiling_images_per_second: float | None
     rehearsal_seconds: float
-    ceiling_measured_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

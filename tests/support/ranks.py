@@ -68,9 +68,8 @@ class LocalSession:
         device: torch.device = CPU,
         cpus: int = 1,
         waits_for_saves: bool = True,
-        node_cache: Path | None = None,
     ) -> None:
-        self.folder, self.node_cache = folder, node_cache
+        self.folder = folder
         self.worker = Worker.join(device, cpus=cpus, node="local")
         self.messages: list[Message] = []
         self.steps_left = 0

@@ -82,6 +82,7 @@ class RunState:
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
+                self.flops_per_image = checkpoint.get("flops_per_image")  # older checkpoints lack it
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
@@ -172,6 +173,7 @@ class RunState:
             "best": self._best,
             "ceiling": self.ceiling,
             "ceiling_of": self._ceiling_of,
+            "flops_per_image": self.flops_per_image,
         }
         if reference is not None:
             state["reference"] = reference.state

@@ -13,7 +13,6 @@ import torch
 from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.loading.loader import Loader
-from raydali.data.sources.cache import cache_folder
 from raydali.data.sources.retry import retries
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
@@ -67,7 +66,6 @@ class RaySession:
         if attempt.group == 1:
             start_clock.join(task.marks)
         self.folder = attempt.fenced(folder)
-        self.node_cache = cache_folder()
         self._metrics = RankMetrics(self.folder.name, worker.rank, worker.device)
         kept_steps = task.options.kept_steps(task.samples)
         self._checkpoints = CheckpointStore(self.folder, self.worker, self.emit, kept_steps)

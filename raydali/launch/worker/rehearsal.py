@@ -16,11 +16,10 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.checkpointing import RunState
-from raydali.launch.worker.run_ceiling import RunCeiling, ceiling_conditions, code_of
+from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.ceiling import Ceiling
-from raydali.measure.kept_ceiling import Kept
 from raydali.measure.meter import EpochMeter
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed
@@ -64,8 +63,6 @@ class Rehearsal:
             session,
             state,
             lambda steps, measures: self._warm_up(self._epoch, steps, measures),
-            ceiling_conditions(config, session.worker)
-            | {"model": str(context.model), "code": code_of(context.model, [each.loss for each in differentiated])},
         )
         self._cache = CompileCache(session.folder, session.worker, session.warn)
         self._steps = warm_up_steps(differentiated, session.worker.device)
@@ -79,7 +76,6 @@ class Rehearsal:
             for each in (self._loader, self._val_loader):
                 each.begin_ahead()
         measures = self._config.ceiling and not self._state.is_resumed
-        known = self._known_ceiling() if measures or on_gpu else None
         if self._config.compile:
             self._cache.load()
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
@@ -91,7 +87,7 @@ class Rehearsal:
             yield from self._warm_up(epoch, self._steps, False)
             self._forget()
         if self._prepares or measures:
-            yield from self._begin(measures, known if measures else None, Rehearsed)
+            yield from self._begin(measures, Rehearsed)
         if self._config.compile:
             self._cache.save()
 
@@ -116,23 +112,10 @@ class Rehearsal:
         self._forget()
         measures = self._config.ceiling
         if self._prepares or measures:
-            yield from self._begin(measures, self._known_ceiling(), CeilingMeasured)
+            yield from self._begin(measures, CeilingMeasured)
 
-    def _known_ceiling(self) -> Kept | None:
-        """Return the kept ceiling; also take the operations that were counted with it."""
-        if not self._config.ceiling:
-            return None
-        sample = self._loader.resident_batch(1, self._epoch)
-        known = self._ceiling.find(
-            ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sample.items())
-        )
-        if known is not None:
-            self._state.flops_per_image = known.flops_per_image
-        return known
-
-    def _begin(self, measures: bool, known: Kept | None, event: type[Rehearsed]) -> Iterator[Step]:
-        doing = ", ".join(self._doing)
-        return self._ceiling.begin(self._steps, measures=measures, known=known, what=doing, event=event)
+    def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
+        return self._ceiling.begin(self._steps, measures=measures, what=", ".join(self._doing), event=event)
 
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from raydali.measure.records import Figures
@@ -52,11 +51,6 @@ class Session(Protocol):
     @property
     def folder(self) -> RunFolder:
         """The folder of the run."""
-        ...
-
-    @property
-    def node_cache(self) -> Path | None:
-        """This node's folder for what can be made again; None: nothing is kept."""
         ...
 
     def latest(self) -> dict[str, Any] | None:

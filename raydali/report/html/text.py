@@ -216,9 +216,7 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
         ceiling = number(row.get("ceiling_images_per_second"))
         again = " again" if kind == "ceiling" else ""
         took = f"warm-up steps{again} for {seconds(number(row.get('rehearsal_seconds')))}"
-        kept = number(row.get("ceiling_measured_at"))
-        of = f", kept from an earlier run, which measured it at {moment(kept)}" if kept is not None else ""
-        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s{of}"
+        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
     if kind == "failure":
         failed = f"{named} failed" if (named := _ranks(row)) else "workers failed to start"
         text = f"{failed}: {_shortened(row.get('error'))}"

@@ -1,13 +1,10 @@
 """A ceiling measured on a busy machine is void, said so, and measured again amid the run, which knows nothing of it."""
 
-import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.imagenet import Config, train
+from jobs.imagenet import train
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.measure import ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
@@ -79,74 +76,6 @@ def test_it_is_measured_again_and_leaves_no_trace(tmp_path: Path) -> None:
     assert not [message for message in of_other if isinstance(message, Note | Rehearsed)]
 
 
-KEPT = replace(SHORT, epochs=1, ceiling=True, trace_samples=False, name="run")
-
-
-def trained(storage: Path, name: str, config: Config, monkeypatch: pytest.MonkeyPatch, disproves: bool = False) -> Any:
-    """The event of the warm-up and the notes, of a command on a node whose cache is in the storage."""
-    monkeypatch.setattr(ceiling, "MAX_FOREIGN", inf)
-    monkeypatch.setattr(ceiling, "VOID_ABOVE", 0.0 if disproves else inf)
-    session = LocalSession(folder_of(storage, name), node_cache=storage / "cache")
-    train(config, digits_data(), session)
-    (event,) = [message for message in session.messages if type(message) is Rehearsed]
-    return event, " ".join(message.text for message in session.messages if isinstance(message, Note))
-
-
-@pytest.mark.slow
-def test_a_second_command_on_the_node_takes_the_ceiling_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began = time.time()
-    first, said = trained(tmp_path, "first", KEPT, monkeypatch)
-    assert first.ceiling_measured_at is None and "kept" not in said
-    (file,) = (tmp_path / "cache" / "ceilings").iterdir()
-    second, said = trained(tmp_path, "second", replace(KEPT, seed=1), monkeypatch)
-    assert second.ceiling_images_per_second == first.ceiling_images_per_second
-    assert began - 1 < second.ceiling_measured_at < time.time() and "kept from" in said and "measuring" not in said
-    rows = RunFolder(str(tmp_path), "second").rows("epochs.jsonl")
-    assert [row["ceiling_images_per_second"] for row in rows] == [first.ceiling_images_per_second]
-    other, _ = trained(tmp_path, "other", replace(KEPT, batch_size=32), monkeypatch)
-    assert other.ceiling_measured_at is None  # other conditions
-    old = json.loads(file.read_text())
-    file.write_text(json.dumps(old | {"time": old["time"] - 2 * 24 * 3600}))
-    third, _ = trained(tmp_path, "third", KEPT, monkeypatch)
-    assert third.ceiling_measured_at is None and json.loads(file.read_text())["time"] > old["time"]
-
-
-@pytest.mark.slow
-def test_a_kept_ceiling_that_an_epoch_disproves_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(tmp_path, "first", KEPT, monkeypatch)
-    (file,) = (tmp_path / "cache" / "ceilings").iterdir()
-    (config := json.loads(file.read_text()))["images_per_second"] = 1.0
-    file.write_text(json.dumps(config))
-    _, said = trained(tmp_path, "second", replace(KEPT, epochs=2), monkeypatch, disproves=True)
-    assert "kept from" in said and "is void" in said
-    assert not file.exists() or json.loads(file.read_text())["images_per_second"] > 1
-
-
-def _begun_twice(folder: RunFolder, caches: Path) -> tuple[list[bool], float]:
-    session = LocalSession(folder)
-    session.node_cache = caches / str(session.worker.rank)
-    asked: list[bool] = []
-
-    def warm_up(_: int, measures: bool) -> Generator[Any, None, ceiling.Ceiling]:
-        asked.append(measures)
-        yield
-        return ceiling.Ceiling(100.0 if measures else None)
-
-    state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
-    of_run = RunCeiling(session, state, warm_up, {"batch_size": "64"})
-    for _ in range(2):
-        list(of_run.begin(1, measures=True, known=of_run.find("images of 32 pixels"), what=""))
-    return asked, state.ceiling
-
-
-def test_all_ranks_take_the_ceiling_that_rank_0_has_kept(tmp_path: Path) -> None:
-    results = run_ranks(2, _begun_twice, folder_of(tmp_path), tmp_path / "caches")
-    assert results == [([True, False], 100.0)] * 2
-    assert [path.name for path in (tmp_path / "caches").iterdir()] == ["0"]
-
-
 def _doubted(folder: RunFolder) -> list[bool]:
     """Whether this rank measures after each of five epochs; rank 1 has replaced another one after the first start."""
     session, asked = LocalSession(folder), list[bool]()
@@ -156,11 +85,11 @@ def _doubted(folder: RunFolder) -> list[bool]:
         return ceiling.Ceiling(None, "the machine was busy", void=True)
 
     state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
-    of_run = RunCeiling(session, state, warm_up, {})
+    of_run = RunCeiling(session, state, warm_up)
     if session.worker.rank == 0:
         alone = replace(session.worker, world_size=1)
         session.worker, together = alone, session.worker
-        list(of_run.begin(1, measures=True, known=of_run.find(""), what=""))
+        list(of_run.begin(1, measures=True, what=""))
         session.worker = together
     for _ in range(5):
         asked.append(bool([*of_run.doubt({})]))

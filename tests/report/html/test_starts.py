@@ -44,15 +44,6 @@ def test_resumes_of_other_sizes() -> None:
     assert levels.tolist() == [[1] * 4, [255] * 4, [1] * 4, [1, 1, 0, 0]]
 
 
-def test_a_kept_ceiling_is_shown_with_its_time() -> None:
-    measured = event("rehearsal", 3, ceiling_images_per_second=125.0, rehearsal_seconds=1.5)
-    assert "kept" not in text(run_page(history([record(0)], [measured, start(4.0)])))
-    kept = measured | {"ceiling_measured_at": 1_780_000_000.0}
-    assert "kept from an earlier run, which measured it at 2026-05-28" in text(
-        run_page(history([record(0)], [kept, start(4.0)]))
-    )
-
-
 def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
     made = history([record(epoch) for epoch in range(4)], [start(5)])
     made.add_event(event("settings", 50, changed={"resize_size": [256, 32], "val_data": [None, "/val"]}))
