@@ -156,7 +156,7 @@ def val_pipeline(config: Config) -> ValidationClips:
 
 def loader(config: Config) -> "Callable[..., Loader]":
     """Return the function that makes loaders."""
-    from raydali.data.loading.video_loader import make_video_loader
+    from raydali.data.loading.make import make_video_loader
 
     return partial(make_video_loader, decoders=config.decoders)
 

@@ -62,8 +62,7 @@ def prepare_images(
         DataError: a copy cannot be written.
     """
     from raydali.commands.downscale import downscale
-    from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.loading.read_errors import why_broken
+    from raydali.data.loading.quarantine import BrokenSample, why_broken
 
     written = Written()
     before = after = b""

@@ -209,8 +209,7 @@ def _killed(source: "Source", id: int, reason: str) -> Found:
 def _examine_images(files_of: "FilesOf", source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (of each kind)
     """Examine samples of image files: read all of them, and ask the decoders."""
     from raydali.commands.both_decoders import ask_decoders
-    from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.loading.read_errors import describe_error, refusal
+    from raydali.data.loading.quarantine import BrokenSample, describe_error, refusal
 
     found, of_files = Found([]), {}
     contents: list[bytes] = []
@@ -258,8 +257,7 @@ def _misfit(source: Any, id: int, seen: Sequence["Seen"]) -> Exception | None:  
 
 
 def _examine_videos(source: "LabeledFiles", ids: Sequence[int]) -> Found:
-    from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.loading.read_errors import why_broken
+    from raydali.data.loading.quarantine import BrokenSample, why_broken
 
     reasons = {id: why_broken(partial(_load_video, source, id)) for id in ids}
     found = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]

@@ -10,7 +10,7 @@ from nvidia.dali import Pipeline, fn
 from PIL import ExifTags, Image
 
 from raydali.commands.downscale import downscale
-from raydali.data.loading.read_errors import why_broken
+from raydali.data.loading.quarantine import why_broken
 from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError
 from tests.support.broken import CONTENTS, jpeg

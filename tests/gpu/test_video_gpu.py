@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.video_loader import make_video_loader, video_engines
+from raydali.data.loading.make import make_video_loader, video_engines
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import TrainClips, ValidationClips

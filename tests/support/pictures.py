@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 
-from raydali.data.loading.dali_recovery import Once
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
+from raydali.data.loading.screening import Once
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import Pipeline

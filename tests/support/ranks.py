@@ -33,7 +33,7 @@ context.set_forkserver_preload(
         "jobs.imagenet",
         "raydali.launch.worker.training_run",
         # What a job imports in a worker, a test beside its job, and both for their images and tables.
-        "raydali.data.loading.dali_recovery",
+        "raydali.data.loading.screening",
         "raydali.data.loading.dali_loader",
         "raydali.train.averaging",
         "raydali.train.evaluation.classification",

@@ -74,7 +74,7 @@ class Square(NamedTuple):
 def _raydali(task: Any) -> Batches:
     import torch
 
-    from raydali.data.loading.video_loader import make_video_loader
+    from raydali.data.loading.make import make_video_loader
 
     if task.gpu:
         torch.cuda.set_device(task.device)

@@ -4,7 +4,8 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,13 +17,11 @@ from numpy.typing import NDArray
 from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
-from raydali.data.loading.batch_reader import BatchReader
-from raydali.data.loading.dali_recovery import Keys, Once, failing, keys_of
-from raydali.data.loading.first_batch import FirstBatch
+from raydali.data.loading.batch_reader import BatchReader, InputPrefetcher, InputsError
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.prefetch import InputPrefetcher, InputsError
-from raydali.data.loading.screening import Read, Screening
+from raydali.data.loading.screening import Keys, Once, Read, Screening, failing, keys_of
 from raydali.data.sources.read_timing import Cause
+from raydali.data.sources.retry import Patience
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, timed_python
@@ -45,8 +44,8 @@ _DEFINING = threading.Lock()
 class DaliLoader(Loader):
     """Feeds `pipeline.inputs` of each micro-batch into the pipeline's graph, and hands its outputs to torch.
 
-        micro-batches --> inputs (threads) --> read (DALI) -----> screen, crop (Python) --> decode, augment (DALI)
-                          (prefetch.py)        (batch_reader.py)  (screening.py)            PREFETCHED_BATCHES
+        micro-batches --> inputs (threads) --> read (DALI) --> screen, crop (Python) --> decode, augment (DALI)
+                          batch_reader.py                      screening.py              PREFETCHED_BATCHES
 
     Pipelines without image files have no reading step. On a GPU the outputs are used on torch's current stream with no
     copy and no synchronization: DALI reuses their memory after the work queued on that stream is done.
@@ -58,6 +57,9 @@ class DaliLoader(Loader):
     Args:
         prefetched: batches in flight in DALI.
         recovers: if False, raise DALI's error where DALI fails on a batch.
+
+    Attributes:
+        on_close: is called at the end of `close`.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class DaliLoader(Loader):
     ) -> None:
         super().__init__(source, pipeline, order, **options)
         self._prefetched, self._recovers = prefetched, recovers
-        self._patience = self.quarantine.patience()
+        self._patience = Patience(self.quarantine.storage)
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
         if self._dali_device == "gpu":
             cuda_queues.set_max_connections()
@@ -93,6 +95,7 @@ class DaliLoader(Loader):
         self._in_python = 0.0
         self._at_last_run = 0.0, 0.0  # `_in_python` and the time
         self._ahead: FirstBatch | None = None
+        self.on_close: Callable[[], object] | None = None
 
     def begin_ahead(self) -> None:
         """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
@@ -291,6 +294,8 @@ class DaliLoader(Loader):
         self._discard()
         self._prefetcher.close()
         self._screening.close()
+        if self.on_close is not None:
+            self.on_close()
 
 
 def _loads(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys: Keys) -> bool:
@@ -301,3 +306,35 @@ def _loads(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys
         except RuntimeError:
             return False
     return True
+
+
+class FirstBatch:
+    """A thread that takes the first one of these batches before somebody asks for it, on a stream of its own.
+
+    Attributes:
+        batches: the others, once `wait` has returned the first one.
+    """
+
+    def __init__(self, batches: Generator[Batch, None, None], device: torch.device) -> None:
+        self.batches, self._device = batches, device
+        self._batch: Batch | None = None
+        self._thread = threading.Thread(target=self._take, daemon=True, name="first batch")
+        self._thread.start()
+
+    def _take(self) -> None:
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        with suppress(Exception), torch.cuda.stream(stream):
+            batch = next(self.batches)
+            # The loader reuses memory in the order of this stream, but the batch will be used on another one.
+            tensors = {name: tensor.clone() for name, tensor in batch.tensors.items()}
+            if stream is not None:
+                stream.synchronize()
+            self._batch = Batch(tensors, batch.micro_batch)
+
+    def wait(self) -> Batch | None:
+        """Return the batch, for the current stream; None if there is none or after an error."""
+        self._thread.join()
+        if self._batch is not None and self._device.type == "cuda":
+            for tensor in self._batch.tensors.values():
+                tensor.record_stream(torch.cuda.current_stream(self._device))
+        return self._batch

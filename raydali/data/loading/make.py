@@ -1,4 +1,4 @@
-"""Makes a loader by its name, and defines `synthetic`: one resident batch repeated, the ceiling of all loaders."""
+"""Makes a loader by its name, also of clips, and defines `synthetic`: one resident batch again and again."""
 
 from collections.abc import Generator, Iterator
 from typing import Any, Literal, Unpack
@@ -7,11 +7,18 @@ import torch
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.sources.source import Source
+from raydali.data.sources.video.clips import VideoClips
+from raydali.data.sources.video.nvdec import capabilities
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.video import Clips
 from raydali.extras import require_dali
 
 LoaderName = Literal["dali", "torch", "resident", "synthetic"]
+_DECODERS_PER_ENGINE = 1.5
+"""Measured: fewer leave engines idle, more wait for each other in the interpreter."""
+_PREFETCHED = 2
+"""Batches of clips in flight in DALI, which are large."""
 
 
 class SyntheticLoader(Loader):
@@ -45,3 +52,39 @@ def make_loader(
     from raydali.data.loading.dali_loader import DaliLoader
 
     return DaliLoader(source, pipeline, order, **options)
+
+
+def make_video_loader(
+    name: LoaderName,
+    source: VideoClips,
+    pipeline: Clips,
+    order: Order,
+    *,
+    decoders: int | None = None,
+    **options: Unpack[LoaderOptions],
+) -> Loader:
+    """Make the loader of that name; the other arguments are those of `make_loader`.
+
+    `decoders` is the number of clips that a GPU decodes at once. Default: three for two of its video engines, and no
+    fewer than there are threads if FFmpeg has to decode some of the videos.
+    """
+    device = torch.device(options.get("device", "cpu"))
+    if name != "dali" or device.type != "cuda":
+        return make_loader(name, source, pipeline, order, **options)
+    if decoders is None:
+        decoders = max(1, round(_DECODERS_PER_ENGINE * video_engines(device)))
+        if not all(capabilities(device, codec).get("supported") for codec in set(source.codecs.tolist())):
+            decoders = max(decoders, options.get("threads", 1))
+    require_dali("decoding videos on GPUs", "use the loader torch")
+    from raydali.data.loading.dali_loader import DaliLoader
+    from raydali.data.tasks.video_gpu import ClipsOnGpu
+
+    on_gpu = ClipsOnGpu(pipeline, device, decoders)
+    loader = DaliLoader(source, on_gpu, order, prefetched=_PREFETCHED, **options)
+    loader.on_close = on_gpu.close
+    return loader
+
+
+def video_engines(device: torch.device | str) -> int:
+    """Return the number of a GPU's engines that decode H.264: 7 on an H100, 5 on an A100; at least 1."""
+    return max(1, capabilities(torch.device(device), "h264").get("num_decoder_engines", 1))

@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.loading.read_errors import describe_error, may_pass, of_storage, refusal
-from raydali.data.sources.retry import FolderAwayError, Patience, folder_away, with_retry
+from raydali.data.sources.retry import STORAGE_ERRNOS, FolderAwayError, folder_away, is_transient, with_retry
 from raydali.data.sources.source import Source
+from raydali.data.sources.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pillow import apart
@@ -91,7 +91,8 @@ class Quarantine:
         for_pillow: samples with files that DALI refuses, and Pillow decodes.
         in_flight_at_death: samples that a process was decoding when it was killed: their decoder may be the cause.
         waits_for_folders: whether files that are missing together with their folder are storage that is away.
-        noted_in: the beginning of the path of the file in which a loader notes what it has in flight (in_flight.py).
+        storage: the name of the source's storage in messages.
+        noted_in: the beginning of the path of the file in which a loader notes what it has in flight (loader.py).
     """
 
     def __init__(self, samples: int, *, seed: int | None = None, strict: bool = False) -> None:
@@ -107,18 +108,14 @@ class Quarantine:
         self._lock = threading.Lock()
         self._load: Callable[[int], object] = lambda _: None
         self._path: Callable[[int], str] = str
-        self._storage = "the storage of the data"
+        self.storage = "the storage of the data"
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """Return this quarantine, bound to a source and a pipeline that read its samples."""
         self._load, self._path = partial(_load, source, pipeline), source.path
         self.sound.resize(max(len(self.sound), len(source)), refcheck=False)
-        self._storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
+        self.storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
-
-    def patience(self) -> Patience:
-        """Return the patience for reads of the source that are retried while its storage does not answer."""
-        return Patience(self._storage)
 
     def add(self, broken: Iterable[BrokenSample]) -> None:
         """Add what another process found."""
@@ -173,7 +170,7 @@ class Quarantine:
             Exception: any other error of the call.
         """
         try:
-            return with_retry(partial(self.noticing, call), self._storage, worth=may_pass)
+            return with_retry(partial(self.noticing, call), self.storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
@@ -240,7 +237,7 @@ class Quarantine:
         Raises:
             DataError: no substitute is found.
         """
-        broken = [place for place, id in enumerate(micro_batch.ids.tolist()) if id in self.known] if self.known else []
+        broken = [place for place, id in enumerate(micro_batch.ids.tolist()) if id in self.known]
         if not broken:
             return replace(micro_batch, replaced_by=None) if micro_batch.replaced_by is not None else micro_batch
         if self.seed is None:
@@ -288,3 +285,51 @@ class Quarantine:
 
 def _load(source: Source, pipeline: Pipeline[Any], id: int) -> object:
     return pipeline.sample(source, id, 0)
+
+
+def why_broken(load: Callable[[], object]) -> str | None:
+    """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
+    error = refusal(load)
+    return None if error is None else describe_error(error)
+
+
+def refusal(load: Callable[[], object]) -> Exception | None:
+    """Return the error of reading a sample; None if it can be read.
+
+    Args:
+        load: reads and decodes all of it on the host, as `Pipeline.sample` does.
+
+    Raises:
+        OSError, DataError, MemoryError: the storage did not answer; the sample is not to blame.
+    """
+    try:
+        load()
+    except MemoryError:
+        raise
+    except Exception as error:
+        if of_storage(error):
+            raise
+        return error
+    return None
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error on one line."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def of_storage(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is the storage's."""
+    while error is not None:
+        if isinstance(error, StoreError | FolderAwayError):
+            return True
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an error of reading a sample is the storage's and may be transient."""
+    return of_storage(error) and is_transient(error)

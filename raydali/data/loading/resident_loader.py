@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raydali.data.loading.batch_reader import InputPrefetcher, InputsError
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.prefetch import InputPrefetcher, InputsError
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order

@@ -11,16 +11,20 @@ sample is broken must not depend on the crop of an epoch.
 DALI's error ends its pipeline with all batches in flight. The first FAILURES errors cost that, and a trial of these
 batches in a child process. After that, each file is tried there once before DALI gets it: a file that DALI refuses then
 costs one decoding more, however many there are.
+
+A graph of one's own may also fail on samples whose files can be decoded. DALI reports only that a batch failed. The
+batches in flight are therefore run again in smaller and smaller parts (`failing`).
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import Quarantine
+from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pillow import Pixels, decoded_apart, has_end
 from raydali.data.tasks.plain_images import plain_shape
 from raydali.host.child import Child, ChildDiedError
@@ -31,11 +35,15 @@ FAILURES = 3
 """Errors of DALI after which files are tried before DALI gets them."""
 TRIES = 8
 """How often a file is tried that may have killed a process: damage to memory does not always end it."""
+MAX_LOADS = 100
+"""Batches that are tried. If more are needed, the cause is another one, such as the GPU's memory."""
 _TAIL = 16
 """Number of last bytes among which the end of most JPEGs is."""
 
 File = NDArray[np.uint8]
 Ids = NDArray[np.int64]
+Keys = Sequence[tuple[int, int]]
+"""Pairs of id and the key of its draws: its epoch and its repeat."""
 
 
 class Read:
@@ -216,3 +224,40 @@ def _seems_cut(data: memoryview) -> bool:
     if kind == ord("R"):
         return bool(struct.unpack_from("<I", data, 4)[0] + 8 > len(data))
     return kind in b"BPIM"
+
+
+def failing(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> list[int]:
+    """Return the ids of the samples that fail in a batch of one; an empty list if MAX_LOADS tries do not suffice.
+
+    Args:
+        keys: of the samples.
+        loads: whether these samples can be loaded as one batch.
+    """
+    found: list[int] = []
+    waiting, tried = [[*dict.fromkeys(keys)]], 0
+    while waiting and tried < MAX_LOADS:
+        part, tried = waiting.pop(), tried + 1
+        if loads(part):
+            continue
+        if len(part) == 1:
+            found.append(part[0][0])
+        else:
+            waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+    return [] if waiting else [*dict.fromkeys(found)]
+
+
+class Once:
+    """An order of one micro-batch."""
+
+    def __init__(self, keys: Keys) -> None:
+        ids, epochs = np.array(keys).T
+        self.samples, self._micro_batch = len(ids), MicroBatch(0, 0, 0, ids, epochs)
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
+        """Yield the one micro-batch."""
+        yield self._micro_batch
+
+
+def keys_of(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
+    """Return the ids that are read, substitutes included, with the keys of their draws."""
+    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.draw_keys.tolist(), strict=True)]

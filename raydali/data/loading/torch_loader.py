@@ -18,10 +18,9 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.quarantine import BrokenSample, Quarantine
-from raydali.data.loading.read_errors import may_pass
+from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
 from raydali.data.sources.read_timing import Cause, reading_seconds
-from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.sources.retry import OUTAGES, Outage, Patience
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pillow import apart
@@ -148,7 +147,7 @@ class _Samples(Dataset[Loaded]):
         id, epoch, counts_to = key
         began, read = time.perf_counter(), reading_seconds()
         sample, used = None, self.quarantine.substitute_for(id, epoch)
-        patience = self.quarantine.patience()
+        patience = Patience(self.quarantine.storage)
         while used is not None and sample is None:
             try:
                 with apart(used in self.quarantine.in_flight_at_death):

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydali.data.loading.in_flight import left_in_flight
-from raydali.data.loading.loader import Loader
+from raydali.data.loading.loader import Loader, left_in_flight
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
 from raydali.data.sources.retry import OUTAGES, Outage
 from raydali.data.sources.source import Source

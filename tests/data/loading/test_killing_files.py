@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.loading.in_flight import MOST, InFlight, left_in_flight
+from raydali.data.loading.loader import MOST_NOTED, InFlight, left_in_flight
 from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.image_folder import ImageFolder
@@ -28,7 +28,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from raydali.data.loading.in_flight import InFlight
+from raydali.data.loading.loader import InFlight
 notes = [InFlight(Path(sys.argv[1], name)) for name in ("training", "validation 2")]
 for number in range(5):
     notes[0].begin(number, np.arange(10 * number, 10 * number + 4))
@@ -58,7 +58,7 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_process_that_lives_keeps_its_notes(tmp_path: Path) -> None:
     note = InFlight(tmp_path / "training")
-    note.begin(0, np.arange(MOST + 5))
+    note.begin(0, np.arange(MOST_NOTED + 5))
     assert left_in_flight(tmp_path) == {} and [*tmp_path.glob("training*")]
     began = time.perf_counter()
     for number in range(1000):

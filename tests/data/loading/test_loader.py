@@ -16,10 +16,10 @@ import torch
 from nvidia.dali import fn
 
 from raydali.data.augment.augmentation import Augmentation
+from raydali.data.loading.batch_reader import PREFETCHED_INPUTS
 from raydali.data.loading.dali_loader import PREFETCHED_BATCHES, DaliLoader
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.prefetch import PREFETCHED_INPUTS
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages

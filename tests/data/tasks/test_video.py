@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.make import make_video_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.loading.video_loader import make_video_loader
 from raydali.data.sources.retry import Patience
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
