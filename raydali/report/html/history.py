@@ -1,18 +1,15 @@
 """The data of report.html: a run's settings and events, and for each epoch the numbers that are drawn.
 
-A line of `epochs.jsonl` has all measurements of each rank, 64 kB for 256 ranks. Only the numbers of the whole epoch and
-two of each rank are kept, so that the driver of a run adds a line at a time and never reads one again.
+A line of `epochs.jsonl` has all measurements of each rank, 64 kB for 256 ranks. Only the numbers of the whole epoch are
+kept, so that the driver of a run adds a line at a time and never reads one again.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from raydali.measure.ceiling import VOID_ABOVE
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
@@ -47,16 +44,12 @@ class Epoch:
         number: of the epoch, from 0.
         values: the line's own measured numbers by name.
         validation: the numbers of its validation by name.
-        waiting: for each rank, the share of its time that it waited for the loader; NaN: not measured.
-        stepping: for each rank, milliseconds of forward, backward and optimizer per image; NaN: not measured.
     """
 
     number: int
     values: Mapping[str, float]
     validation: Mapping[str, float]
     verdict: str | None
-    waiting: NDArray[np.float32]
-    stepping: NDArray[np.float32]
 
     def get(self, name: str) -> float | None:
         """Return one of `values`."""
@@ -69,15 +62,11 @@ class Epoch:
         if epoch is None or not 0 <= epoch < 1e9:
             return None
         verdict = record.get("verdict")
-        ranks = record.get("ranks")
-        waiting, stepping = _of_ranks(ranks if isinstance(ranks, list) else [])
         return cls(
             int(epoch),
             _without_void_ceiling(_numbers(record)),
             _numbers(record.get("validation")),
             verdict if isinstance(verdict, str) and verdict.strip() else None,
-            waiting,
-            stepping,
         )
 
 
@@ -94,23 +83,6 @@ def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
         del values["of_ceiling"]
         values.pop("ceiling_images_per_second", None)
     return {name: min(value, 1.0) if name == "of_ceiling" else value for name, value in values.items()}
-
-
-def _of_ranks(ranks: Sequence[object]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Waiting and stepping of an `Epoch`; a rank may have several segments."""
-    records = [record for record in ranks if isinstance(record, dict)]
-    names = ("rank", "seconds", "loader_wait_seconds", "images", "step_seconds")
-    columns = [[NAN if (v := number(record.get(name))) is None else v for record in records] for name in names]
-    table = np.array(columns).reshape(len(names), -1)
-    table = table[:, (table[0] >= 0) & (table[0] < 1 << 20)]
-    of_rank = table[0].astype(int)
-    size = int(of_rank.max(initial=-1)) + 1
-    seconds, wait, images, step = (np.bincount(of_rank, column, size) for column in table[1:])
-    waiting, stepping = np.full((2, size), NAN, np.float32)
-    with np.errstate(all="ignore"):
-        np.divide(wait, seconds, out=waiting, where=seconds > 0, casting="same_kind")
-        np.divide(1000 * step, images, out=stepping, where=images > 0, casting="same_kind")
-    return waiting, stepping
 
 
 @dataclass

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from raydali.report.html import text
 from raydali.report.html.charts import Chart, Line, lines, stack
 from raydali.report.html.evaluation import evaluation_section
-from raydali.report.html.heatmap import HeatMap, heat_map
 from raydali.report.html.history import Epoch, History
 from raydali.report.html.render import render
 from raydali.report.html.text import DASH, count, figure, percent, seconds
@@ -59,7 +58,6 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         verdict=text.verdict(history),
         figures=_figures(history),
         speed=_speed(history),
-        ranks=_ranks(history.epochs),
         learning=_learning(history),
         events=event_rows(history),
         strip=event_strip(history, now if reload_seconds else None),
@@ -140,15 +138,6 @@ def _times(history: History) -> list[Chart]:
     validating = [epoch.validation.get("seconds") for epoch in epochs]
     columns = [*stacked[:2], ("validating", 2, validating), stacked[2], ("other", 5, rest)]
     return stack("Seconds, by epoch", _x(epochs), columns, starting)
-
-
-def _ranks(epochs: Sequence[Epoch]) -> list[HeatMap]:
-    numbers = [epoch.number for epoch in epochs]
-    waiting, stepping = ([getattr(epoch, name) for epoch in epochs] for name in ("waiting", "stepping"))
-    return [
-        *heat_map("Waiting for the loader, share of each rank's time", numbers, waiting, share=True),
-        *heat_map("Stepping, milliseconds for an image", numbers, stepping, share=False, unit=" ms"),
-    ]
 
 
 def _learning(history: History) -> list[Chart]:

@@ -41,7 +41,7 @@ def test_a_finished_run_in_words_and_charts() -> None:
     times = {line["label"]: line["y"] for line in drawn["Seconds, by epoch"]["lines"]}
     assert times["waiting for the loader"] == [0.25] * 3 and times["validating"] == [0.5] * 3
     assert times["other"] == [0.15] * 3 and times["starting"] == [4.0, 0, 0]
-    first_words = "Images Seconds Shares Waiting Stepping Loss top1 Learning"
+    first_words = "Images Seconds Shares Loss top1 Learning"
     assert [re.split(r"\W", title)[0] for title in drawn] == first_words.split()
     assert 'data-reload="0"' in page.decode() and 'data-reload="7"' in run_page(done, reload_seconds=7).decode()
 
@@ -138,15 +138,6 @@ def test_names_cannot_break_out() -> None:
 def test_passwords_in_addresses_are_left_out() -> None:
     assert shown("s3://key:secret@bucket/x?a=1") == "s3://\u2026@bucket/x?a=1"
     assert shown(["a", 1]) == "a, 1" and shown(None) == "\u2013" and shown(False) == "no"
-
-
-def test_several_segments_of_a_rank_are_one_cell() -> None:
-    segments = [
-        {"rank": 0, "seconds": 1.0, "loader_wait_seconds": 0.5, "images": 10, "step_seconds": 0.1},
-        {"rank": 0, "seconds": 3.0, "loader_wait_seconds": 0.5, "images": 30, "step_seconds": 0.7},
-    ]
-    (epoch,) = history([record(0, ranks=0) | {"ranks": segments}]).epochs
-    assert list(epoch.waiting) == [0.25] and epoch.stepping[0] == pytest.approx(20)
 
 
 def test_the_newest_verdict_is_shown() -> None:
