@@ -110,7 +110,7 @@ class LaunchOptions:
         require(self, "shuffle_block", least=0)
         require(self, "shuffle_window", least=0)
         if self.shuffle_window and not self.shuffle_block:
-            raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: give --shuffle-block too")
+            raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: also give --shuffle-block")
         require(self, "max_failures", least=-1)
         require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
@@ -203,8 +203,8 @@ class TrainingOptions(LaunchOptions):
     weight_decay: float = 5e-5
     """Weight decay; by default not of normalisation layers and biases."""
     precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
-    """Precision of forward and backward pass; weights stay in fp32. With fp64, slow, weights are so, too: to compare
-    runs. Default: bf16 if the hardware has it, else fp16 on GPUs, fp32 on CPUs; a resume keeps it."""
+    """Precision of forward and backward pass; weights stay in fp32. With fp64, which is slow, weights are in
+    fp64: to compare runs. Default: bf16 if the hardware has it, else fp16 on GPUs, fp32 on CPUs; a resume keeps it."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
     10000 steps; a resume keeps it."""

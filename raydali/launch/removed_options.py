@@ -28,7 +28,7 @@ REMOVED: dict[str, str] = {
 }
 """What replaced an option or a command; ends the message, which has one line.
 
-Keys: `--option` of jobs and of all commands, for --no-option, too; `command --option` of one command; or a command.
+Keys: `--option` of jobs and of all commands, also for --no-option; `command --option` of one command; or a command.
 """
 
 

@@ -158,7 +158,7 @@ class ClassifierOptions(TrainingOptions):
         require(self, "label_smoothing", least=0, below=1)
         require(self, "bce_threshold", least=0, below=1)
         if self.bce_threshold is not None and self.loss != "bce":
-            raise UsageError(f"--bce-threshold {self.bce_threshold:g} is for another loss: give --loss bce too")
+            raise UsageError(f"--bce-threshold {self.bce_threshold:g} is for another loss: also give --loss bce")
         if self.class_weights is not None and self.loss == "bce":
             raise UsageError(f"--class-weights {self.class_weights} and --loss bce exclude each other: give one")
 
@@ -176,7 +176,7 @@ class RegularizationOptions(TrainingOptions):
     mixup: float = 0.0
     """Alpha of mixup; 0: no mixup."""
     cutmix: float = 0.0
-    """Alpha of CutMix; 0: no CutMix. With --mixup too, each micro-batch gets one of the two."""
+    """Alpha of CutMix; 0: no CutMix. With --mixup, each micro-batch gets one of the two."""
     drop_path: float | None = None
     """Stochastic depth: probability that a sample skips the last residual block; it is lower in earlier ones. Default:
     the model's own."""
@@ -192,7 +192,7 @@ class RegularizationOptions(TrainingOptions):
         require(self, "drop_path", least=0, below=1)
         require(self, "ema_decay", least=0, below=1)
         if self.ema_warmup and not self.ema_decay:
-            raise UsageError("--ema-warmup is for a moving average: give --ema-decay too, such as --ema-decay 0.9999")
+            raise UsageError("--ema-warmup is for a moving average: also give --ema-decay, such as --ema-decay 0.9999")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,4 +280,4 @@ def require_data(options: TrainingOptions, data: str | None, *names: str) -> Non
     for name in names:
         value = getattr(options, name)
         if value is not None and data is None and value != type(options).__dataclass_fields__[name].default:
-            raise UsageError(f"--{name.replace('_', '-')} {value} needs the training set too: give --data")
+            raise UsageError(f"--{name.replace('_', '-')} {value} also needs the training set: give --data")

@@ -49,7 +49,7 @@ def parse(
     demo: Config | None = None,
     fine_tuning: Config | None = None,
 ) -> Config:
-    """Parse the command line to a config; indexes of its data are then kept in its storage, too.
+    """Parse the command line to a config. Indexes of its data are then also kept in its storage.
 
     Args:
         config: a dataclass; its fields are the options.

@@ -97,7 +97,7 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe both training sets, which differ in names or labels."""
     before, after = (
-        f"{'--data ' * bool(each.get('data'))}{each.get('data') or 'built-in data'} of "
+        f"{'--data ' + each['data'] if each.get('data') else 'built-in data'} of "
         f"{plural(each.get('samples') or 0, 'sample')}"
         for each in (was, now)
     )
