@@ -22,8 +22,7 @@ from nvidia.dali import fn, types
 
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.nvdec import NvdecDecoder, decodable
-from raydali.data.sources.video.orientation import Orientation
-from raydali.data.sources.video.packets import ClipPackets, Part
+from raydali.data.sources.video.packets import ClipPackets, Orientation, Part
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.video import Clips, Crops, Ids, decoded
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import digest
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.video.orientation import Orientation
-from raydali.data.sources.video.packets import ClipPackets, VideoInfo, read_clip_packets
+from raydali.data.sources.video.packets import ClipPackets, Orientation, VideoInfo, read_clip_packets
 from raydali.data.sources.video.table import video_table
 from raydali.errors import UsageError
 from raydali.text import plural, summarize

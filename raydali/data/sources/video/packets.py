@@ -4,10 +4,12 @@ file      I--------I-----[--.--.--.]--I--------        [.]: the clip, I: keyfram
 packets            I-----------------                  are decoded by data/tasks/video.py or nvdec.py
 """
 
+import struct
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +19,6 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.pointers import why_pointer
-from raydali.data.sources.video.orientation import Orientation, read_orientation
 
 if TYPE_CHECKING:
     import av
@@ -36,6 +37,22 @@ _IN_ORDER = ("vp8", "vp9", "av1", "mjpeg")
 _WITH_ORDER = ("mov,mp4,m4a,3gp,3g2,mj2", "mpegts")
 _WITH_HEADER = ("mov,mp4,m4a,3gp,3g2,mj2",)
 """Containers with decoding times; Matroska has none, and FFmpeg estimates them from the packets."""
+
+
+class Orientation(NamedTuple):
+    """How players turn the frames, which telephones store as the sensor has them.
+
+    It is one of EXIF's eight ways: a frame is transposed, then its rows and columns are reversed.
+    """
+
+    transposed: bool = False
+    rows: bool = False
+    columns: bool = False
+
+    @property
+    def reversed_axes(self) -> tuple[int, ...]:
+        """The axes of (..., height, width, channels) to reverse."""
+        return (-3,) * self.rows + (-2,) * self.columns
 
 
 class Part(NamedTuple):
@@ -122,6 +139,26 @@ def read_video_info(path: str) -> VideoInfo:
             key_frames=before[is_key],
             keyframe_pts=times[is_key],
         )
+
+
+def read_orientation(stream: "VideoStream") -> Orientation:
+    """Return the orientation by the container's display matrix, rounded to a multiple of 90 degrees.
+
+    PyAV has the matrix only with a decoded frame. To decode none, the header of a file with the same stream is made in
+    memory, where the matrix has a known place (ISO/IEC 14496-12, 8.3.2).
+    """
+    import av
+
+    for name in ("mp4", "mov"):  # MP4 holds AV1 and VP9, MOV ProRes; the other raises an error
+        options = {"movflags": "empty_moov"}
+        with suppress(ValueError, av.FFmpegError), av.open(made := BytesIO(), "w", name, options) as copy:
+            copy.add_stream_from_template(stream, opaque=True)
+            copy.start_encoding()
+            header = made.getvalue()
+            x_x, x_y, _, y_x, y_y = struct.unpack_from(">5i", header, header.index(b"tkhd") + 44)
+            transposed = abs(x_y) + abs(y_x) > abs(x_x) + abs(y_y)
+            return Orientation(True, x_y < 0, y_x < 0) if transposed else Orientation(False, y_y < 0, x_x < 0)
+    return Orientation()
 
 
 @contextmanager

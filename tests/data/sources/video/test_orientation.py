@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.sources.video.orientation import Orientation
-from raydali.data.sources.video.packets import read_video_info
+from raydali.data.sources.video.packets import Orientation, read_video_info
 from tests.support.videos import (
     ROTATIONS,
     UPRIGHT,
