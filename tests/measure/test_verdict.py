@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.measure.records import RankRecord
-from raydali.measure.verdict import BLAMED_FROM, Verdict, verdict
+from raydali.measure.verdict import CAUSES, Verdict, verdict
 from tests.support import records
 from tests.support.messages import mentions
 
@@ -326,7 +326,7 @@ def test_waiting_costs_no_more_than_the_ceiling_leaves() -> None:
 @pytest.mark.parametrize("kind", ["validation", "checkpoint"])
 @pytest.mark.parametrize("more", [-0.01, 0.01])
 def test_a_cause_is_named_from_its_share_on(kind: str, more: float) -> None:
-    share = BLAMED_FROM[kind] + more  # type: ignore[index]
+    share = CAUSES[kind].blamed_from + more
     lost = 10 * share / (1 - share)
     if kind == "checkpoint":
         found = judged(rank(seconds=10.0 + lost, checkpoint_seconds=lost), validation=0.0)

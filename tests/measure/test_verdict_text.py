@@ -10,7 +10,7 @@ from jobs import detection, imagenet, restoration, video
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
 from raydali.measure.costs import Straggler
-from raydali.measure.verdict_text import _SENTENCES, Finding, describe
+from raydali.measure.verdict import CAUSES, Finding, describe
 from tests.support.messages import mentions
 
 JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
@@ -39,7 +39,7 @@ def advice(cause: str, options: TrainingOptions | None, **facts: Any) -> str:
 
 @pytest.mark.parametrize("options", JOBS, ids=lambda options: type(options).__module__)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("cause", _SENTENCES)
+@pytest.mark.parametrize("cause", CAUSES)
 def test_jobs_have_the_options_that_are_advised(options: TrainingOptions, device: str, cause: str) -> None:
     names = {field.name for field in fields(options)} | {"no_ceiling"}
     for changed in (options, replace(options, ceiling=False, checkpoint_every=5, loader="torch", precision="fp32")):
@@ -63,7 +63,7 @@ def test_blocks_are_advised_as_they_can_be_mixed() -> None:
         assert "--shuffle-block" not in advice("storage", options, useful_block=lambda: 0)
 
 
-@pytest.mark.parametrize("cause", _SENTENCES)
+@pytest.mark.parametrize("cause", CAUSES)
 def test_a_loop_of_one_s_own_is_advised_without_options(cause: str) -> None:
     assert "--" not in advice(cause, None)
 
@@ -91,7 +91,7 @@ def test_what_is_so_already_is_not_advised() -> None:
     assert "--no-ceiling" in advice("compile", imagenet.Config(ceiling=False))
 
 
-@pytest.mark.parametrize("cause", _SENTENCES)
+@pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("foreign_cpu_share", [0.0, 0.5])
 def test_one_machine_is_told_nothing_of_nodes(cause: str, foreign_cpu_share: float) -> None:
     facts = FOUND | {"cause": cause, "options": imagenet.Config(), "foreign_cpu_share": foreign_cpu_share}
@@ -101,7 +101,7 @@ def test_one_machine_is_told_nothing_of_nodes(cause: str, foreign_cpu_share: flo
 
 
 @pytest.mark.parametrize("options", [*JOBS, None], ids=lambda options: type(options).__module__)
-@pytest.mark.parametrize("cause", _SENTENCES)
+@pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_verdict_fits_two_lines_of_a_terminal(options: TrainingOptions | None, cause: str, nodes: int) -> None:
     other = {"straggler": Straggler({"rank": 1023, "node": "0123abcd"}, 1.0, (12.3, 4.5)), "foreign_cpu_share": 0.5}
