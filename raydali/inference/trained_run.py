@@ -24,8 +24,7 @@ from raydali.inference.kinds.own import OwnTask
 from raydali.launch.defaults import defaults_of, resolve
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
-from raydali.run.checkpoint_folders import MANIFEST, newest_first, newest_step
-from raydali.run.find import find_run
+from raydali.run.find import MANIFEST, find_run, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE, MODEL, read_model
 from raydali.text import error_line

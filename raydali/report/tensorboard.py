@@ -5,6 +5,7 @@ settings of their own, and write from a thread at times of their own.
 """
 
 import importlib.util
+import math
 import os
 import socket
 import sys
@@ -15,10 +16,24 @@ from functools import cache
 from typing import Any
 
 from raydali.data.sources.tfrecord_format import as_record, records
-from raydali.report.scalars import scalars
 from raydali.run.folder import EPOCHS, RunFolder
 
 FOLDER = "tensorboard"
+
+GROUPS = {
+    "train": ("loss", "learning_rate"),
+    "speed": (
+        "images_per_second",
+        "ceiling_images_per_second",
+        "of_ceiling",
+        "mfu",
+        "loader_wait_fraction",
+        "loader_images_per_second",
+    ),
+    "time": ("seconds", "loader_wait_seconds", "step_seconds", "first_batch_seconds", "checkpoint_seconds"),
+    "run": ("epoch", "images", "samples_consumed", "world_size"),
+}
+"""Fields of the line by group; the numbers of its `validation` are a group too."""
 
 
 class TensorBoard:
@@ -75,3 +90,14 @@ def _event_message() -> type[Any]:
         if found is not None:
             del sys.modules["tensorboardX"]
     return message
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a line of `epochs.jsonl` by names such as "train/loss" and "validation/top1"."""
+    named = {f"{group}/{name}": record.get(name) for group, names in GROUPS.items() for name in names}
+    named |= {f"validation/{name}": value for name, value in (record.get("validation") or {}).items()}
+    return {
+        name: float(value)
+        for name, value in named.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

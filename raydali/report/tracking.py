@@ -16,8 +16,7 @@ from threading import Thread
 from typing import Any, Literal, Protocol
 
 from raydali.errors import UsageError
-from raydali.report.scalars import scalars
-from raydali.report.tensorboard import TensorBoard
+from raydali.report.tensorboard import TensorBoard, scalars
 from raydali.run.folder import RunFolder
 
 IDS = "tracking.json"

@@ -17,8 +17,8 @@ from typing import Any
 from raydali.data.sources import retry
 from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
-from raydali.run.checkpoint_folders import MANIFEST, name_of, newest_first, step_of
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
+from raydali.run.find import MANIFEST, name_of, newest_first, step_of
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.train import checkpoint_file

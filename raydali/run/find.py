@@ -1,11 +1,15 @@
-"""Find the folder of a run that a command names."""
+"""Find the folder of a run that a command names, and the folders of its checkpoints; no PyTorch is imported."""
 
 import difflib
 import os
+import re
 
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.run.folder import CONFIG, EPOCHS, USUAL_STORAGE, RunFolder
+
+MANIFEST = "manifest.json"
+"""The file that makes a checkpoint complete."""
 
 
 def find_run(run: str) -> RunFolder:
@@ -53,3 +57,24 @@ def _others(run: str) -> str:
     names = os.listdir(usual) if os.path.isdir(usual) else []  # noqa: PTH112, PTH208
     near = difflib.get_close_matches(run.rstrip("/").rpartition("/")[2], names, n=3, cutoff=0.6)
     return " or ".join(near) or "a run's folder, or its name"
+
+
+def newest_first(folder: RunFolder) -> list[str]:
+    """Return the names of the folders of complete and incomplete checkpoints, from the newest to the oldest."""
+    names = [name for name in folder.folders() if re.fullmatch(r"checkpoint_\d{9,}", name)]
+    return sorted(names, key=step_of, reverse=True)
+
+
+def newest_step(folder: RunFolder) -> int | None:
+    """Return the step of the newest complete checkpoint; None if there is none."""
+    return next((step_of(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
+
+
+def name_of(step: int) -> str:
+    """Return the name of the folder of the checkpoint of a step."""
+    return f"checkpoint_{step:09d}"
+
+
+def step_of(name: str) -> int:
+    """Return the step of a checkpoint by its folder's name."""
+    return int(name.rpartition("_")[2])

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from tensorboardX.record_writer import masked_crc32c
 
-from raydali.report.scalars import scalars
-from raydali.report.tensorboard import FOLDER, TensorBoard, events_of
+from raydali.report.tensorboard import FOLDER, TensorBoard, events_of, scalars
 from raydali.run.folder import RunFolder
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from raydali.run.checkpoint_folders import MANIFEST, newest_first
+from raydali.run.find import MANIFEST, newest_first
 from raydali.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

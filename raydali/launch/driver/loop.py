@@ -31,8 +31,8 @@ from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
-from raydali.run.checkpoint_folders import newest_step
 from raydali.run.events import RunFinished, RunInterrupted, RunStopped
+from raydali.run.find import newest_step
 from raydali.run.folder import RunFolder
 from raydali.run.messages import WorkerError
 from raydali.text import error_line

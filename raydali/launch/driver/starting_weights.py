@@ -12,8 +12,7 @@ from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions
-from raydali.run.checkpoint_folders import newest_step
-from raydali.run.find import place_of
+from raydali.run.find import newest_step, place_of
 from raydali.run.folder import RunFolder
 from raydali.text import error_line, plural, summarize
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from raydali.errors import CommandError
 from raydali.output import log_tail
-from raydali.run.checkpoint_folders import MANIFEST, newest_first
+from raydali.run.find import MANIFEST, newest_first
 from raydali.run.folder import EVENTS, RunFolder
 
 POLL_SECONDS = 0.02
