@@ -1,15 +1,15 @@
-"""The texts of report.html: numbers, the state of a run, and its events."""
+"""The texts of report.html: numbers, and the state of a run."""
 
 import math
 import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from raydali.report.html.history import History, Status, number
 from raydali.report.recipes import beside_published
-from raydali.text import duration, numbered, plural
+from raydali.text import duration, plural
 
 DASH = "\u2013"
 """Shown for a value that was not measured."""
@@ -22,24 +22,6 @@ STATUS: dict[Status, str] = {
     "running": "under way",
     "starting": "starting",
     "empty": "not begun",
-}
-
-_SENTENCES = {
-    "quarantine": "{of} sample {id} is broken: {path}: {reason}",
-    "storage retry": "{path} did not answer for {waited_seconds} s: {reason}",
-    "checkpoint failed": "checkpoint {path} could not be written: {reason}",
-    "bad checkpoint": "{path} cannot be used, so the previous checkpoint is tried: {reason}",
-    "left": "the workers saved step {step} and left, {notice}",
-    "preemption": "a node is taken away: {error}",
-    "resize": "the workers left for a group of {workers}",
-    "stop": "ended with an error: {error}",
-    "interrupt": "{why}",
-    "finish": "finished",
-}
-_NOTICES = {
-    "preemption": "since a node will be taken away",
-    "stop": "since the run was interrupted",
-    "resize": "for a group of another size",
 }
 
 
@@ -114,7 +96,7 @@ def epochs_of(history: History) -> str:
 
 def state(history: History) -> str:
     """The state of the run, as a sentence."""
-    done = f"{epochs_of(history)} epoch{'s' * (_epochs(history)[-1] != 1)}"
+    done = f"{epochs_of(history)} {'epoch' if _epochs(history)[-1] == 1 else 'epochs'}"
     sentence = {
         "finished": f"Finished: {done}.",
         "failed": f"Failed after {done}.",
@@ -192,78 +174,12 @@ def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _machine(node: Mapping[str, Any]) -> str:
-    gpu = f" on {_shortened(node['gpu'])}" if node.get("gpu") else ""
+    gpu = f" on {shortened(node['gpu'])}" if node.get("gpu") else ""
     return f"{many(number(node.get('cores')), 'core')}, {many(number(node.get('workers')), 'worker')}{gpu}"
 
 
-def phases(row: Mapping[str, Any]) -> str:
-    """Describe how long each phase of a start took, for the end of its line; empty if it is not known."""
-    found = row.get("phases")
-    known = found.items() if isinstance(found, Mapping) else ()
-    took = [f"{name} {seconds(number(value))}" for name, value in known if number(value) is not None]
-    return f"; {', '.join(took)}" if took else ""
-
-
-def event(row: Mapping[str, Any], world_size: float | None) -> str:
-    """Describe an event, a row of events.jsonl; `world_size` is the number of workers before it."""
-    kind, size = row.get("event"), number(row.get("world_size"))
-    if kind in ("start", "resume"):
-        on = f" on {row['device']}" if isinstance(row.get("device"), str) else ""
-        resized = f", before {count(world_size)}" if world_size is not None and size != world_size else ""
-        at = f"at step {count(number(row.get('step')))} of {count(number(row.get('steps')))}"
-        return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
-    if kind in ("rehearsal", "ceiling"):
-        ceiling = number(row.get("ceiling_images_per_second"))
-        again = " again" if kind == "ceiling" else ""
-        took = f"warm-up steps{again} for {seconds(number(row.get('rehearsal_seconds')))}"
-        return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
-    if kind == "failure":
-        failed = f"{named} failed" if (named := _ranks(row)) else "workers failed to start"
-        text = f"{failed}: {_shortened(row.get('error'))}"
-        if isinstance(left_out := row.get("left_out"), list) and left_out:
-            text += f"; node {', '.join(map(str, left_out))} is left out"
-        return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
-    if kind == "hang":
-        return f"no {'first step' if row.get('starting') else 'progress'} because of {_ranks(row)}, whose processes end"
-    if kind == "settings":
-        return f"other settings: {changed_settings(row)}"
-    facts = {
-        str(name): figure(value) if isinstance(value, float) else shown(value)
-        for name, value in row.items()
-        if name not in ("time", "event", "seconds") and isinstance(value, str | int | float)
-    }
-    if kind == "chosen":
-        return "chosen for this hardware: " + ", ".join(f"{_option(name)} {value}" for name, value in facts.items())
-    if sentence := _SENTENCES.get(str(kind)):
-        given = {"why": "interrupted", **facts, "notice": _NOTICES.get(str(row.get("notice")), DASH)}
-        return _shortened(sentence.format_map(defaultdict(lambda: DASH, given)))
-    words = "; ".join(f"{name} {value}".replace("_", " ") for name, value in facts.items())
-    return _shortened(f"{kind}: {words}" if words else kind)
-
-
-def _ranks(row: Mapping[str, Any]) -> str:
-    """Name the ranks of an event, each with its process if this is known; empty if there are none."""
-    ranks = row.get("ranks")
-    names = [
-        f"{each.get('rank')} (node {each.get('node')}, process {each.get('pid')})" if isinstance(each, dict) else each
-        for each in (ranks if isinstance(ranks, list) else ())
-    ]
-    return numbered("rank", names) if names else ""
-
-
-def _option(name: object) -> str:
-    return f"--{name}".replace("_", "-")
-
-
-def changed_settings(row: Mapping[str, Any]) -> str:
-    """Describe an event of settings: each one that a resume changed, with both values."""
-    changed = row.get("changed")
-    pairs = changed.items() if isinstance(changed, Mapping) else ()
-    values = ((name, pair) for name, pair in pairs if isinstance(pair, Sequence) and len(pair) == 2)
-    return ", ".join(f"{_option(name)} {shown(now)} instead of {shown(was)}" for name, (was, now) in values)
-
-
-def _shortened(text: object) -> str:
+def shortened(text: object) -> str:
+    """Return a text of at most 400 characters."""
     words = str(text) if text is not None else DASH
     return words if len(words) <= 400 else f"{words[:400]}\u2026"
 
@@ -275,4 +191,4 @@ def shown(setting: object) -> str:
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     text = ", ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
-    return _shortened(re.sub(r"://[^/@\s]+@", "://\u2026@", text))
+    return shortened(re.sub(r"://[^/@\s]+@", "://\u2026@", text))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydali.report.html.text import event
-from raydali.report.html.timeline import event_rows
+from raydali.report.html.timeline import event, event_rows
 from raydali.run.events import (
     CeilingMeasured,
     CheckpointFailed,
