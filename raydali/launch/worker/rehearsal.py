@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
+from raydali.host import start_clock
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.run_ceiling import RunCeiling
@@ -70,16 +71,23 @@ class Rehearsal:
         self._prepares = session.worker.device.type == "cuda" or bool(config.compile)
 
     def before_first_step(self) -> Iterator[Step]:
-        """Yield warm-up steps for all sizes of the epochs that remain."""
-        on_gpu = self._session.worker.device.type == "cuda"
+        """Yield warm-up steps for all sizes of the epochs that remain.
+
+        A first start also prepares the validation: what does not fit into memory fails then. A resume does so before
+        its first validation, and trains again seconds sooner.
+        """
+        on_gpu, is_first = self._session.worker.device.type == "cuda", not self._state.is_resumed
         if on_gpu:  # on CPUs it would take the cores from the compiler
-            for each in (self._loader, self._val_loader):
-                each.begin_ahead()
-        measures = self._config.ceiling and not self._state.is_resumed
+            self._loader.begin_ahead()
+            if is_first:
+                self._val_loader.begin_ahead()
+        measures = self._config.ceiling and is_first
         if self._config.compile:
             self._cache.load()
-        # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
-        self._warm_up_inference()
+        if is_first:
+            # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
+            self._warm_up_inference()
+            start_clock.mark("validation")
         later = self._later_epochs() if self._prepares else []
         for epoch in reversed(later):
             if self._session.worker.rank == 0:

@@ -210,7 +210,9 @@ class TrainingRun:
         return inference
 
     def _warm_up_inference(self) -> None:
+        """Compile and capture what the validation computes, once."""
         faster = [(inference, inputs) for inference, inputs in self._inferences if inference.is_faster]
+        self._inferences.clear()
         if faster:
             loader = self._val_loader
             batch = loader.resident_batch(min(self._config.batch_size, loader.order.samples))
@@ -218,7 +220,6 @@ class TrainingRun:
                 self._session.emit(Note("compiling the validation"))
             for inference, inputs in faster:
                 inference.warm_up(batch[inputs])
-            start_clock.mark("validation")
 
     @property
     def _can_capture(self) -> bool:
@@ -426,8 +427,9 @@ class TrainingRun:
         moving average.
         """
         require(self._step is not None, "call `run.validation` only where `step.ends_epoch`")
-        began = time.perf_counter()
         with self._meter.stage("validation"):
+            self._warm_up_inference()
+            began = time.perf_counter()
             self._context.statistics.average(self.worker)
             for part in self._state.parts.values():
                 if isinstance(part, AveragedModel):
