@@ -7,10 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from raydali.launch.worker.process_server import IDLE_SECONDS
 from raydali.run.folder import RunFolder
 from tests.support.cluster import committed, descendants, environment, kill, name_of, nodes, start_job, wait_until_gone
 
@@ -62,7 +60,8 @@ def test_workers_are_forked_and_each_second_of_a_start_has_a_name(tmp_path: Path
         kill(workers(process.pid)[:1])
         resume = awaited(lambda: event(folder, "resume"), process, log)
         assert [*resume["phases"]] == OF_WORKER
-        assert 0 < sum(resume["phases"].values()) < resume["time"] - killed
+        # When a process has begun is known to a second, as the time of the last boot is.
+        assert 0 < sum(resume["phases"].values()) < resume["time"] - killed + 1.0
         assert {parent(each) for each in workers(process.pid)} == servers
         print(f"start {phases}; next step {resume['time'] - killed:.1f} s after the kill: {resume['phases']}")
         below = descendants(process.pid)
@@ -74,9 +73,9 @@ def test_workers_are_forked_and_each_second_of_a_start_has_a_name(tmp_path: Path
         process.wait()
 
 
-def test_on_a_cluster_each_run_has_servers_which_are_forks_of_those_of_the_nodes(tmp_path: Path) -> None:
+def test_on_a_cluster_the_nodes_keep_servers_for_later_runs(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    of_nodes: list[int] = []
+    servers: set[int] = set()
     with nodes(environment(tmp_path / "home"), tmp_path / "nodes", ["8"], ["8"]) as (env, _):
         for name in ("first", "second"):
             log, folder, began = tmp_path / "log", RunFolder(str(tmp_path), name), time.time()
@@ -86,23 +85,16 @@ def test_on_a_cluster_each_run_has_servers_which_are_forks_of_those_of_the_nodes
                 start = awaited(partial(event, folder, "start"), process, log)
                 print(f"the {name} run's first step after {start['time'] - began:.1f} s: {start['phases']}")
                 found = workers(os.getpid())
+                assert len(found) == len({parent(each) for each in found}) == 2
+                assert name == "first" or {parent(each) for each in found} == servers
                 servers = {parent(each) for each in found}
-                assert len(found) == len(servers) == 2
                 assert all("process_server.py" in name_of(each) for each in servers)
+                assert all("raylet/raylet" in name_of(parent(each)) for each in servers)
                 assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), "the driver has imported it"
-                if name == "second":  # they start at once, on all nodes
-                    assert of_nodes == sorted(map(parent, servers))
-                    started, placed = (
-                        [psutil.Process(each).create_time() - began for each in group] for group in (servers, found)
-                    )
-                    print(started, placed)
-                    assert max(started) < min(placed)
-                of_nodes = sorted(map(parent, servers))
-                assert all("raylet/raylet" in name_of(parent(each)) for each in of_nodes)
                 process.terminate()
                 assert process.wait(120) == 130
-                assert wait_until_gone([*servers, *found], timeout=IDLE_SECONDS + 30) == []
+                assert wait_until_gone(found, timeout=30) == []
             finally:
                 kill([*descendants(process.pid), process.pid])
                 process.wait()
-    assert wait_until_gone(of_nodes, timeout=30) == []
+    assert wait_until_gone([*servers], timeout=30) == []

@@ -24,7 +24,6 @@ from raydali.launch.driver.group_size import GroupSize
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
-from raydali.launch.driver.ray_start import check_processes
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
@@ -147,9 +146,14 @@ class _DriverLoop:
         watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
         recorder = RunRecorder(run.folder, report, RunMetrics(run.folder.name), track, console.warn)
         self._router = EventRouter(self._channel, self._groups, watch, recorder, console)
-        self._polls = [self._router.dispatch, pending.poll, report.poll, DriverNode(interrupt.request).poll]
-        if cluster.own:
-            self._polls.insert(0, check_processes)  # first: without them, calls of Ray may end this process
+        # The check is the first: without its processes, calls of Ray may end this process.
+        self._polls = [
+            cluster.check,
+            self._router.dispatch,
+            pending.poll,
+            report.poll,
+            DriverNode(interrupt.request).poll,
+        ]
 
     def poll_until_end(self) -> None:
         """Return once training is over, or must not be started again.

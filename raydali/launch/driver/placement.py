@@ -1,6 +1,6 @@
 """Resolve the requested workers against the cluster and what its autoscaler could add, or refuse them."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -45,12 +45,14 @@ class Cluster:
     Attributes:
         own: whether we started it.
         autoscaler: the autoscaler's configuration; None without one.
+        check: raises a ChildProcessError if a process of a Ray of our own has ended.
     """
 
     nodes: tuple[tuple[float, float], ...]
     own: bool
     growth: AutoscalerCapacity = NO_GROWTH
     autoscaler: Mapping[str, Any] | None = None
+    check: Callable[[], None] = lambda: None
 
     @property
     def gpus(self) -> int:

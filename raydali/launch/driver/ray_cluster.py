@@ -1,8 +1,11 @@
 """Connect to the Ray that a job runs on: the one that RAY_ADDRESS names, or one of our own on this machine."""
 
+import hashlib
+import json
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -12,16 +15,19 @@ from contextlib import contextmanager
 from raydali.errors import StartError, SupersededError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.interrupts import raise_on_signals
+from raydali.launch import process_server
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
-from raydali.launch.driver.process_servers import own_server, servers_of_job, start_servers
 from raydali.launch.driver.ray_address import answering_ray
-from raydali.launch.driver.ray_start import set_environment, start_ray, tidy
+from raydali.launch.driver.ray_start import own_ray, set_environment, tidy
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 
 WORKERS_PER_CORE = 8
 """CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
+COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
+"""Parts of a job's runtime environment that leave the choice of Python to Ray."""
+PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
 
 
 def check_own_ray(options: LaunchOptions) -> None:
@@ -57,7 +63,7 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # see compile_cache.enter_working_folder
     if os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
-        with _joined(options) as cluster:
+        with _joined() as cluster:
             yield cluster
         return
     cpus = _own_cpus(options)
@@ -68,31 +74,20 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     tidy()
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
     keep_logs = False
-    with own_server(folder) as environment:
-        try:
-            start_ray(
-                folder,
-                warn,
-                num_cpus=cpus,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env=environment,
-            )
+    try:
+        with own_ray(folder, cpus, warn) as check:
             raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
-            yield Cluster(_nodes(), own=True)
-        except (UsageError, SupersededError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if not isinstance(error, StartError):
-                error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
-            keep_logs = True
-            raise
-        finally:
-            import ray
-
-            ray.shutdown()
-            if not keep_logs:
-                shutil.rmtree(folder, ignore_errors=True)
+            yield Cluster(_nodes(), own=True, check=check)
+    except (UsageError, SupersededError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if not isinstance(error, StartError):
+            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+        keep_logs = True
+        raise
+    finally:
+        if not keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_cpus(options: LaunchOptions) -> int:
@@ -108,20 +103,31 @@ def _own_cpus(options: LaunchOptions) -> int:
 
 
 @contextmanager
-def _joined(options: LaunchOptions) -> Iterator[Cluster]:
+def _joined() -> Iterator[Cluster]:
     import ray
 
-    environment, path = servers_of_job()
     with answering_ray():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=_environment_of_job())
     raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
     try:
-        if environment:
-            most = options.worker_range[1] if options.worker_range else None
-            start_servers(path, most)
         yield _cluster()
     finally:
         ray.shutdown()
+
+
+def _environment_of_job() -> dict[str, str]:
+    """Return a runtime environment in which the processes of this job are forks of a server on each node.
+
+    Jobs with other environment variables do not share a server, since modules read some. A node that lacks its file, or
+    a job that has a Python of its own, starts its processes as without servers.
+    """
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+    if sys.platform != "linux" or any(name not in COMPATIBLE and not name.startswith("_") for name in job):
+        return {}
+    file = shlex.quote(process_server.__file__)
+    shared = hashlib.sha256(json.dumps(job.get("env_vars"), sort_keys=True).encode()).hexdigest()[:8]
+    python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
+    return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {file} {shared} || echo $p)"}
 
 
 def _cluster() -> Cluster:

@@ -1,44 +1,27 @@
-"""Process servers: their forks do not share random ids, and no process waits for one that is dead."""
+"""Process servers: what their forks have, and that no process waits for one that is dead."""
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raydali.launch.driver.process_servers import SETUP_WORKER
-from raydali.launch.worker import process_server
+from raydali.launch import process_server
 from tests.support.cluster import descendants, kill
 
-ROOT = Path(__file__).parents[3]
-PROGRAM = """
-import os
-import sys
-from raydali.launch.worker import process_server
-
-process_server._import_ray(tuple(sys.argv[1:]))
-import ray
-
-for _ in range(2):
-    if not os.fork():
-        print(ray.ObjectID.from_random().hex(), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
+ROOT = Path(__file__).parents[2]
 LISTEN = """
 import os
 import signal
 import sys
-from raydali.launch.worker import process_server
+from raydali.launch import process_server
 
 try:
     listening = process_server._listen(sys.argv[1])
@@ -53,19 +36,19 @@ else:
 """
 SERVE = """
 import sys
-from raydali.launch.worker import process_server
+from raydali.launch import process_server
 
-process_server.MODULES, process_server.JOB_MODULES = (), tuple(sys.argv[2:])
+process_server.MODULES = ()
 process_server._has_gpu = lambda: bool(sys.argv[2:])
 process_server.main(sys.argv[1])
 """
-"""A server without what takes seconds to import. It is of a node with a GPU if it is given modules of the job."""
+"""A server without what takes seconds to import. It is of a node with a GPU if it is given another argument."""
 
 
 @contextmanager
-def serving(path: str, *modules: str, **options: Any) -> Iterator[int]:
+def serving(path: str, *gpu: str, **options: Any) -> Iterator[int]:
     """A server that listens at a path; yield its process id."""
-    with subprocess.Popen([sys.executable, "-c", SERVE, path, *modules], **options) as server:
+    with subprocess.Popen([sys.executable, "-c", SERVE, path, *gpu], **options) as server:
         try:
             with socket.socket(socket.AF_UNIX) as listens:
                 while listens.connect_ex(path):
@@ -81,18 +64,6 @@ def ran(*command: str, **variables: str) -> list[str]:
     return subprocess.run(
         [sys.executable, *command], env=env, capture_output=True, text=True, check=True
     ).stdout.split()
-
-
-@pytest.mark.parametrize(
-    "modules",
-    [
-        ["ray.train.v2._internal.execution.worker_group.worker"],  # it has an actor
-        pytest.param(process_server.JOB_MODULES, marks=pytest.mark.slow),
-    ],
-)
-def test_forks_draw_random_ids_of_their_own(modules: Sequence[str]) -> None:
-    first, second = ran("-c", PROGRAM, *modules)
-    assert first != second
 
 
 def test_a_program_runs_without_a_fork_if_the_server_dies(tmp_path: Path) -> None:
@@ -146,8 +117,8 @@ def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_pat
     program.write_text(
         f"import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid()); {hashed}"
     )
-    compiler = [*process_server.COMPILER_MODULES, *process_server.JOB_COMPILER_MODULES]
-    with serving(path, "raydali") as server:
+    compiler = [*process_server.COMPILER_MODULES]
+    with serving(path, "gpu") as server:
         found = ran(process_server.__file__, path, str(program), *compiler, "nvidia.dali")
     assert found == [*["True"] * len(compiler), "False", str(server), "1"]
 
@@ -161,41 +132,19 @@ def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Pa
             assert found == [str(tmp_path), python_path.partition(":")[0]]
 
 
-def test_a_driver_starts_the_server_of_its_job_in_the_environment_of_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, raylet, path = tmp_path / "program.py", f"{tmp_path}/raylet", "-a-b"
-    program.write_text(
-        "import os, sys\n"
-        "facts = os.environ['OF_NODE'], os.environ['RAY_JOB_ID'], os.environ.get('OF_DRIVER')\n"
-        "with open(sys.argv[1] + '.new', 'w') as file:\n"
-        "    print(*facts, os.readlink('/proc/self/fd/1'), file=file)\n"
-        "os.rename(file.name, sys.argv[1])\n"
-    )
-    monkeypatch.setattr(process_server, "__file__", str(program))
-    with serving(process_server._of_node(raylet, path), env=os.environ | {"OF_NODE": "1"}):
-        monkeypatch.setenv("OF_DRIVER", "1")
-        process_server.start_server(raylet, path, "07")
-        while not Path(raylet + path).exists():
-            pass
-    assert Path(raylet + path).read_text() == "1 07 None /dev/null\n"
-    with pytest.raises(OSError):
-        process_server.start_server(raylet, path, "07")
-
-
 def test_processes_of_a_ray_of_our_own_are_forks_if_they_have_its_environment(tmp_path: Path) -> None:
-    path, program = str(tmp_path / "socket"), tmp_path / "program.py"
+    path, program, command = str(tmp_path / "socket"), tmp_path / "program.py", process_server.__file__
     program.write_text("import os, sys; print(os.getppid(), os.environ['FOLDER'], *sys.argv[1:])")
     (tmp_path / "setup_worker.py").write_text("import sys; print('of Ray', *sys.argv[1:])")
-    described, ours = "--serialized-runtime-env-context=", shlex.join([sys.executable, process_server.__file__, path])
+    described, own = "--serialized-runtime-env-context=", {process_server.OWN_SERVER: path}
     with serving(path) as server:
-        context = {"command_prefix": [], "env_vars": {"FOLDER": "${HOME}/x"}, "py_executable": ours}
+        context = {"command_prefix": [], "env_vars": {"FOLDER": "${HOME}/x"}, "py_executable": sys.executable}
         arguments = described + json.dumps(context), "--language=PYTHON", "--id=1"
-        found = ran(SETUP_WORKER, str(program), *arguments, HOME="/h")
+        found = ran(command, str(program), *arguments, HOME="/h", **own)
         assert found == [str(server), "/h/x", "--id=1"]
-    for other in ({}, {"py_executable": "python"}, {"py_executable": ours, "command_prefix": ["x"]}):
+    for other in ({"py_executable": "python"}, {"command_prefix": ["x"]}):
         given = [described + json.dumps(other), "--id=1"]
-        assert ran(SETUP_WORKER, str(program), *given) == f"of Ray {program} {' '.join(given)}".split()
+        assert ran(command, str(program), *given, **own) == f"of Ray {program} {' '.join(given)}".split()
 
 
 def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
