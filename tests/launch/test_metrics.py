@@ -12,8 +12,7 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch.driver import run_metrics
-from raydali.launch.driver.run_metrics import QUARANTINED, RESTARTS, RunMetrics
+from raydali.launch.driver.run_recorder import QUARANTINED, RESTARTS, RunMetrics
 from raydali.launch.worker import rank_metrics
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics
 from raydali.measure.records import Figures
@@ -63,8 +62,8 @@ class Double:
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Double]:
     """All that were made, by their names."""
     monkeypatch.setattr(Double, "made", {}, raising=False)
-    for module in (run_metrics, rank_metrics):
-        monkeypatch.setattr(module, "Counter", Double)
+    for module in ("ray.util.metrics", rank_metrics.__name__):
+        monkeypatch.setattr(f"{module}.Counter", Double)
     monkeypatch.setattr(rank_metrics, "Gauge", Double)
     return Double.made
 

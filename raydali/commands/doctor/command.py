@@ -106,7 +106,7 @@ def _as_a_job(options: Doctor, address: str) -> int:
     from ray.job_submission import JobSubmissionClient
 
     from raydali.commands.doctor.nodes import PACKAGE
-    from raydali.launch.driver.ray_address import answering_ray
+    from raydali.launch.driver.ray_cluster import answering_ray
 
     arguments = ["python", "-m", "raydali.cli", "doctor", "--cluster", *(["--json", "-"] if options.json else [])]
     if options.storage is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from raydali.commands.doctor.storage import Marker
 from raydali.host.checks import Node
 from raydali.host.facts import Host, this_host
-from raydali.launch.driver.ray_address import answering_ray
+from raydali.launch.driver.ray_cluster import answering_ray
 from raydali.text import error_line
 
 ANSWER_SECONDS = 60

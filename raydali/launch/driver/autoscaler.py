@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.text import plural
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -121,7 +122,6 @@ def read_config() -> dict[str, Any] | None:
         LookupError: there may be one, but its configuration cannot be read.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = ray.get_runtime_context()
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
@@ -129,13 +129,10 @@ def read_config() -> dict[str, Any] | None:
         raise LookupError("the head's node is not alive")
     if context.get_node_id() == heads[0]:
         return config_on_head(context.gcs_address)
-    there = NodeAffinitySchedulingStrategy(heads[0], soft=False)
-    task = ray.remote(config_on_head).options(num_cpus=0, scheduling_strategy=there)
-    try:
-        config: dict[str, Any] | None = ray.get(task.remote(context.gcs_address), timeout=HEAD_SECONDS)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        raise LookupError(f"the head did not answer: {error}") from error
-    return config
+    (answer,) = call_on_nodes(config_on_head, [(heads[0], (context.gcs_address,))], HEAD_SECONDS)
+    if answer.error:
+        raise LookupError(f"the head did not answer: {answer.error}")
+    return answer.result
 
 
 def config_on_head(gcs_address: str) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.run.events import WorkerAddress
 from raydali.text import numbered
 
@@ -55,13 +55,9 @@ def _cause(node: str, pid: int, error: str) -> str:
         return "Ray killed it, because the node ran out of memory"
     if node == ray.get_runtime_context().get_node_id():
         return cause_here(pid)
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    look = ray.remote(cause_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    try:
-        cause: str = ray.get(look.remote(pid), timeout=POLL_SECONDS)
-    except (ray.exceptions.RayError, TimeoutError):
-        return "their node does not answer"  # Ray notices the death of a node later than that of its processes
-    return cause
+    (answer,) = call_on_nodes(cause_here, [(node, (pid,))], POLL_SECONDS)
+    # Ray notices the death of a node later than that of its processes.
+    return answer.result or "their node does not answer"
 
 
 def cause_here(pid: int) -> str:

@@ -1,6 +1,7 @@
 """Routes worker messages in the driver: to events.jsonl, the console, metrics, and the restart policy."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -8,11 +9,11 @@ from raydali.launch.driver import hang_detection
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.run_recorder import RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
-from raydali.launch.driver.worker_warnings import WorkerWarnings
 from raydali.report.console import Console
 from raydali.run.events import Event, GroupEnded, Hang, Left, Quarantined, Started
 from raydali.run.messages import (
     HEARTBEAT_SECONDS,
+    MORE_WARNINGS,
     EpochEnded,
     ForwardedWarning,
     Heartbeat,
@@ -21,9 +22,46 @@ from raydali.run.messages import (
     Progress,
     WorkerError,
 )
+from raydali.text import numbered
 
 if TYPE_CHECKING:
     from raydali.launch.channel import DriverChannel
+
+GATHER_SECONDS = 1.0
+"""Delay before a warning is shown, to collect all ranks that gave it."""
+MAX_LINES = 100
+"""Limit of lines per run."""
+
+
+class WorkerWarnings:
+    """Merges equal warnings of `warnings` and `logging` in workers into one line, which is shown once in a run.
+
+    Otherwise they would only be in the workers' logs, which nobody reads. The output of C++ stays there.
+
+    Args:
+        now: a monotonic clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._known: set[str] = set()
+        self._gathering: dict[str, tuple[float, set[int]]] = {}
+
+    def add(self, warning: ForwardedWarning) -> None:
+        """Take a warning of one rank."""
+        text = warning.text
+        if text not in self._known and len(self._known) >= MAX_LINES:
+            text = MORE_WARNINGS
+        if text not in self._known:
+            self._known.add(text)
+            self._gathering[text] = self._now(), set()
+        if text in self._gathering:
+            self._gathering[text][1].add(warning.rank)
+
+    def lines(self, *, at_end: bool = False) -> list[str]:
+        """Return the lines that are due; with `at_end` all that are left."""
+        due = [text for text, (since, _) in self._gathering.items() if at_end or self._now() - since >= GATHER_SECONDS]
+        return [f"{numbered('rank', sorted(self._gathering.pop(text)[1]))}: {text}" for text in due]
 
 
 class EventRouter:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from raydali.host.processes import start_ticks
+from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.run.events import StuckRank, WorkerAddress
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat
 
@@ -107,14 +108,4 @@ def kill_process(pid: int, started: int | None) -> None:
 
 def kill(stuck: Sequence[StuckRank], timeout: float = 10) -> None:
     """Send SIGKILL to these processes, each from its own node; if a node does not answer, that is left to Ray."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    kill_there = ray.remote(num_cpus=0, max_retries=0)(kill_process)
-    asked = [
-        kill_there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each.node_id, soft=False)).remote(
-            each.pid, each.started
-        )
-        for each in stuck
-    ]
-    ray.wait(asked, num_returns=len(asked), timeout=timeout)
+    call_on_nodes(kill_process, [(each.node_id, (each.pid, each.started)) for each in stuck], timeout)

@@ -25,7 +25,7 @@ from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
 from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.launch.driver.run_recorder import RunRecorder
+from raydali.launch.driver.run_recorder import RunMetrics, RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
@@ -118,7 +118,6 @@ class _DriverLoop:
     ) -> None:
         from raydali.launch.channel import DriverChannel
         from raydali.launch.driver.deaths import describe_deaths, silence_ray
-        from raydali.launch.driver.run_metrics import RunMetrics
 
         silence_ray()
         pickle_modules_of_torch()

@@ -7,10 +7,12 @@ import os
 import secrets
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from raydali.errors import StartError, SupersededError, UsageError
 from raydali.host.cpu_times import usable_cores
@@ -18,13 +20,14 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.launch import process_server
 from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
-from raydali.launch.driver.ray_address import answering_ray
 from raydali.launch.driver.ray_start import own_ray, set_environment, tidy
 from raydali.launch.options import LaunchOptions
-from raydali.text import plural
+from raydali.text import error_line, plural
 
 WORKERS_PER_CORE = 8
 """CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
+ANSWER_SECONDS = 5.0
+"""Time limit of a TCP connection to the address of a Ray that runs; Ray would wait minutes for an answer."""
 COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
 """Parts of a job's runtime environment that leave the choice of Python to Ray."""
 PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
@@ -88,6 +91,29 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     finally:
         if not keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def answering_ray() -> Iterator[None]:
+    """Connect to the Ray that RAY_ADDRESS names in this context, once something listens there.
+
+    Raises:
+        UsageError: nothing does, or the connection fails.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    address = os.environ["RAY_ADDRESS"]
+    try:
+        found = address if "://" in address else f"ray://{canonicalize_bootstrap_address(address)}"
+        place = urlsplit(found)
+        if place.hostname and place.port:
+            socket.create_connection((place.hostname, place.port), ANSWER_SECONDS).close()
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"no Ray answers at RAY_ADDRESS={address} ({error_line(error)}): unset it, start Ray there, or check "
+            "RAY_AUTH_MODE and the token"
+        ) from error
 
 
 def _own_cpus(options: LaunchOptions) -> int:

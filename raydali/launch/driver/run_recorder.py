@@ -1,14 +1,38 @@
 """Records what happens to a run: in `events.jsonl`, in `report.html`, for Prometheus and for trackers."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raydali.report.html.live import LiveReport
-from raydali.run.events import Event
+from raydali.run.events import Event, Quarantined, Started
 from raydali.run.folder import EVENTS, RunFolder
 
-if TYPE_CHECKING:
-    from raydali.launch.driver.run_metrics import RunMetrics
+RESTARTS = "raydali_restarts"
+QUARANTINED = "raydali_quarantined"
+
+
+class RunMetrics:
+    """Counters of the run of that name that only the driver knows; launch/worker/rank_metrics.py has the others."""
+
+    def __init__(self, run: str) -> None:
+        from ray.util.metrics import Counter
+
+        text = "Restarts of the workers of this run, after failures and resizes."
+        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
+        text = "Broken samples of this run."
+        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
+        for counter in (self._restarts, self._quarantined):
+            counter._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0
+        self._started = False
+
+    def count(self, event: Event) -> None:
+        """Count restarts, which are starts but the first, and broken samples."""
+        if isinstance(event, Quarantined):
+            self._quarantined.inc()
+        elif isinstance(event, Started):
+            if self._started:
+                self._restarts.inc()
+            self._started = True
 
 
 class RunRecorder:
@@ -25,7 +49,7 @@ class RunRecorder:
         self,
         folder: RunFolder,
         report: LiveReport,
-        metrics: "RunMetrics",
+        metrics: RunMetrics,
         track: Callable[[Mapping[str, Any]], None],
         warn: Callable[[str], None],
     ) -> None:

@@ -9,6 +9,7 @@ from raydali.data.tasks.image_sizes import validation_size
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.launch.driver.job_file import describe_job
+from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions
@@ -94,7 +95,6 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
     if not colon:
         return
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def failure() -> str:
         import importlib
@@ -106,22 +106,16 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
         return ""
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    for_each = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    task = ray.remote(num_cpus=0, max_retries=0)(failure)
-    answers = [task.options(scheduling_strategy=node).remote() for node in for_each]
-    ray.wait(answers, num_returns=len(answers), timeout=IMPORT_SECONDS)
+    answers = call_on_nodes(failure, [(node["NodeID"], ()) for node in nodes], IMPORT_SECONDS)
     silent = list[str]()
     for node, answer in zip(nodes, answers, strict=True):
         name = f"{node['NodeID'][:8]} at {node['NodeManagerAddress']}"
-        try:
-            why = ray.get(answer, timeout=0)
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError):  # no answer, or the node was lost
-            ray.cancel(answer, force=True)
+        if answer.error:
             silent.append(name)
-            continue
-        if why:
+        elif answer.result:
+            why = error_line(answer.result)[:60]
             raise UsageError(
-                f"--model {model} cannot be imported on node {name} ({error_line(why)[:60]}): install {before} "
+                f"--model {model} cannot be imported on node {name} ({why}): install {before} "
                 "there, or send it with ray job submit --working-dir"
             )
     if silent:

@@ -7,7 +7,7 @@ import pytest
 
 from raydali.commands.doctor.nodes import nodes_of_cluster
 from raydali.errors import UsageError
-from raydali.launch.driver import ray_address
+from raydali.launch.driver import ray_cluster
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.options import LaunchOptions
 from tests.support.messages import mentioning
@@ -28,7 +28,7 @@ def test_an_address_that_nobody_listens_at_is_bad_usage(monkeypatch: pytest.Monk
 
 def test_a_host_that_drops_packets_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a listener does whose queue is full."""
-    monkeypatch.setattr(ray_address, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.2)
     full = socket.create_server(("127.0.0.1", 0), backlog=0)
     with full, socket.create_connection(full.getsockname()):
         address = f"ray://127.0.0.1:{full.getsockname()[1]}"

@@ -1,0 +1,49 @@
+"""Run a function on nodes of the connected cluster, where some may not answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """The answer of a node.
+
+    Attributes:
+        result: what the function has returned; None without an answer.
+        error: why there is none; empty if there is one.
+    """
+
+    result: T | None = None
+    error: str = ""
+
+
+def call_on_nodes(
+    function: Callable[..., T], calls: Sequence[tuple[str, tuple[object, ...]]], seconds: float
+) -> list[Answer[T]]:
+    """Call a function on nodes at the same time. It is ended where it takes longer.
+
+    Args:
+        function: can be imported on the nodes, or be pickled by value.
+        calls: the id of a node, and the arguments there, for each call.
+        seconds: the limit for all of them.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    references = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
+        for node, arguments in calls
+    ]
+    ray.wait(references, num_returns=len(references), timeout=seconds)
+    answers = []
+    for reference in references:
+        try:
+            answers.append(Answer(ray.get(reference, timeout=0)))
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+            ray.cancel(reference, force=True)
+            answers.append(Answer(error=str(error) or type(error).__name__))
+    return answers
