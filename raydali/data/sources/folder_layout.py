@@ -9,8 +9,8 @@ from raydali.data.sources.file_rules import is_ignored
 from raydali.data.sources.files import absolute
 from raydali.data.sources.idx import idx_folder
 from raydali.data.sources.parquet import parquet_folder
-from raydali.data.sources.split import DEFAULT_FRACTION
 from raydali.data.sources.tar import holds_shards
+from raydali.data.sources.validation_set import DEFAULT_FRACTION
 from raydali.errors import UsageError
 from raydali.text import summarize
 

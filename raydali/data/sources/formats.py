@@ -16,10 +16,15 @@ from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
 from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
 from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
-from raydali.data.sources.split import DEFAULT_FRACTION, split
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
-from raydali.data.sources.validation_set import warn_of_folder_inside, warn_of_one_class, warn_of_overlap
+from raydali.data.sources.validation_set import (
+    DEFAULT_FRACTION,
+    split,
+    warn_of_folder_inside,
+    warn_of_one_class,
+    warn_of_overlap,
+)
 from raydali.errors import UsageError
 from raydali.text import summarize
 

@@ -1,6 +1,6 @@
 """The index of the labelled images in a data set's shards: each shard is read once, and the index is cached.
 
-tar_index.py and tfrecord_index.py define the samples of a shard and their labels.
+tar.py and tfrecord.py define the samples of a shard and their labels.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Labelled images in shards, read at random without unpacking: as parts of larger files.
 
-    samples --> shard, offset, length, label     tar_index.py or tfrecord_index.py, once
+    samples --> shard, offset, length, label     tar.py or tfrecord.py, once
     ids     --> reads of a shard's bytes at an offset, on local disks as from s3:// and gs://
 
 A shard must not change while it is in use: one whose size differs from the indexed one is reported by name.

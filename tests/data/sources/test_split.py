@@ -10,7 +10,7 @@ from raydali.data.sources.file_list import FileList
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.sources.split import split
+from raydali.data.sources.validation_set import split
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.sources import tar_headers, tar_index
+from raydali.data.sources import tar, tar_headers
 from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.tar import TarShards
@@ -250,13 +250,13 @@ def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
 
 def test_the_index_is_kept_until_a_shard_changes(pack: Pack, tar_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    part = tar_index._part
+    part = tar._part
 
     def counted(path: str, size: int, **options: bool) -> Any:
         read.append(path)
         return part(path, size, **options)
 
-    monkeypatch.setattr(tar_index, "_part", counted)
+    monkeypatch.setattr(tar, "_part", counted)
     for name in ("0.tar", "1.tar"):
         path = pack(f"d/{name}", {"cat/1.jpg": b"one", "dog/2.jpg": b"two"})
     first = TarShards.scan(str(path.parent))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydali.data.sources import tfrecord_index
+from raydali.data.sources import tfrecord
 from raydali.data.sources.formats import labeled_images
 from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Part
@@ -89,7 +89,7 @@ def test_what_protobuf_writes_is_read(
     path.write_bytes(record(b"") + record(data))
     with open_ahead(str(path), path.stat().st_size) as read:
         assert [*records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
-        (begin, end), number = tfrecord_index._image_and_label(read, 28, 28 + len(data))
+        (begin, end), number = tfrecord._image_and_label(read, 28, 28 + len(data))
     assert path.read_bytes()[begin:end] == image and number == label
 
 
@@ -179,13 +179,13 @@ def test_the_index_is_kept_until_a_file_changes(
     tmp_path: Path, tar_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read: list[str] = []
-    part = tfrecord_index._part
+    part = tfrecord._part
 
     def counted(path: str, size: int, **options: bool) -> Part:
         read.append(path)
         return part(path, size, **options)
 
-    monkeypatch.setattr(tfrecord_index, "_part", counted)
+    monkeypatch.setattr(tfrecord, "_part", counted)
     for i, count in enumerate((5, 9, 0, 3)):
         path = tmp_path / f"train-{i:05}-of-00004"
         path.write_bytes(tfrecords((b"%d.%d" % (i, n), n) for n in range(count)))
