@@ -5,7 +5,6 @@ pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or stem or cast
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +12,12 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train.rank import optimizer_step
-from raydali.train.fused import kernels, launches, operators, stem
+from raydali.train.fused import grids, kernels, layers, operators, pooling
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward
 from raydali.train.worker import Worker
-from tests.support.batch_norms import SETTINGS, random_bits, random_images, results, tensors
+from tests.support.batch_norms import SETTINGS, count_layers, random_bits, random_images, results, tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -139,20 +138,20 @@ def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str
 def test_max_pooling_of_the_stem() -> None:
     layer, windows = Layer(64, 112, "relu"), (BATCH, 64, 56, 56)
     grad, other = filled(windows), filled(windows)
-    kept = operators.normalize_and_pool(layer.y, *layer.saved)[1:]
+    kept = pooling.normalize_and_pool(layer.y, *layer.saved)[1:]
     settings = [3, 3], [2, 2], [1, 1], [1, 1], False
     indices = torch.ops.aten.max_pool2d_with_indices(layer.output, *settings)[1]
     parts: dict[str, tuple[Callable[[], object], float]] = {
         "normalize": (partial(operators.normalize, layer.y, None, *layer.saved, True), 2),
         "max_pool2d of PyTorch": (partial(torch.ops.aten.max_pool2d_with_indices, layer.output, *settings), 2.25),
-        "both, fused": (partial(operators.normalize_and_pool, layer.y, *layer.saved), 1.625),
+        "both, fused": (partial(pooling.normalize_and_pool, layer.y, *layer.saved), 1.625),
         "gradients": (layer.backward, 5),
         "gradient of max_pool2d": (
             partial(torch.ops.aten.max_pool2d_with_indices_backward, grad, layer.output, *settings, indices),
             3.25,
         ),
-        "gradients, fused": (partial(operators.gradients_of_pool, grad, None, layer.y, *kept, *layer.saved), 2.875),
-        "of two gradients": (partial(operators.gradients_of_pool, grad, other, layer.y, *kept, *layer.saved), 3.375),
+        "gradients, fused": (partial(pooling.gradients_of_pool, grad, None, layer.y, *kept, *layer.saved), 2.875),
+        "of two gradients": (partial(pooling.gradients_of_pool, grad, other, layer.y, *kept, *layer.saved), 3.375),
     }
     times = {}
     for name, (function, moved) in parts.items():
@@ -166,9 +165,9 @@ def test_max_pooling_of_the_stem() -> None:
 @pytest.mark.parametrize("shape", [(2, 3, 18, 16), (1, 3, 17, 19)])
 def test_the_convolution_of_the_stem_is_exact(shape: tuple[int, ...]) -> None:
     images, weight = random_bits(shape, 0).cuda(), random_bits((64, 3, 7, 7), 1).cuda().requires_grad_()
-    output = stem.convolution(images, weight, None)
+    output = layers.stem_convolution(images, weight, None)
     grad = random_bits(output.shape, 2).cuda()
-    exact = functional.conv2d(images.double(), weight.double(), None, *stem.SETTINGS)
+    exact = functional.conv2d(images.double(), weight.double(), None, *layers.STEM_SETTINGS)
     assert torch.equal(output.double(), exact)
     found, expected = (torch.autograd.grad(each, weight, grad.to(each.dtype))[0] for each in (output, exact))
     assert torch.equal(found, expected)
@@ -179,7 +178,7 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
     images, weight, grad = filled((BATCH, 3, 224, 224)), filled((64, 3, 7, 7)), filled((BATCH, 64, 112, 112))
     forms = {
         "as it is": (images, weight, [2, 2], [3, 3]),
-        "of squares": (stem._squares(images, 4, 2, 2), stem._squares(weight, 1, 0, 0), [1, 1], [0, 0]),
+        "of squares": (layers._squares(images, 4, 2, 2), layers._squares(weight, 1, 0, 0), [1, 1], [0, 0]),
     }
     times = []
     for name, (x, w, stride, padding) in forms.items():
@@ -199,7 +198,7 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("programs", [6, 12])
 def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages: int, programs: int) -> None:
     for name, value in {"TILE": tile, "WARPS": warps, "STAGES": stages, "REDUCING": 132 * programs}.items():
-        monkeypatch.setattr(launches, name, value)
+        monkeypatch.setattr(grids, name, value)
     total = 0.0
     for channels, side, number, kind in LAYERS:
         if number * channels * side * side > 4e5:  # the largest three quarters
@@ -210,16 +209,9 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages
 
 
 @pytest.fixture
-def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The numbers of channels of the layers that kernels normalised."""
-    seen: list[int] = []
-    statistics = launches.statistics
-
-    def counted(y: torch.Tensor, *others: Any) -> launches.Pair:
-        seen.append(y.shape[1])
-        return statistics(y, *others)
-
-    monkeypatch.setattr(launches, "statistics", counted)
+    seen = count_layers(monkeypatch)
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()
@@ -239,7 +231,7 @@ def batch_of(size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images.contiguous(memory_format=torch.channels_last), torch.arange(size, device="cuda") % 1000
 
 
-def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_computes_what_a_plain_one_does(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     states = []
     for fused in (False, True):
@@ -261,7 +253,7 @@ def test_a_captured_step_computes_what_a_plain_one_does(layers: list[int], monke
         gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
         computed = gradients | dict(model.named_buffers())
         states.append({name: each.double() for name, each in computed.items() if each is not None})
-    assert len(layers) == 20 * (WARM_UP_STEPS + 1)  # of the eager steps and the captured one
+    assert len(seen) == 20 * (WARM_UP_STEPS + 1)  # of the eager steps and the captured one
     for name, plain in states[0].items():
         error = (states[1][name] - plain).norm() / plain.norm()
         assert error < 1e-3, (name, error)
@@ -285,9 +277,7 @@ def rates() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_compiled_step(
-    name: str, rates: dict[str, float], layers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_step(name: str, rates: dict[str, float], seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._functorch.config
     import torch._inductor.config
 
@@ -319,5 +309,5 @@ def test_a_compiled_step(
             step(images, labels)
         torch.cuda.synchronize()
     print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=80))
-    assert len(layers) == (53 * (WARM_UP_STEPS + 1) if is_fused and of == "resnet50" else 0)
+    assert len(seen) == (53 * (WARM_UP_STEPS + 1) if is_fused and of == "resnet50" else 0)
     assert rates[name] > 0.9 * rates.get("plain" if of == "resnet50" else "with_copies", 0)

@@ -1,11 +1,14 @@
 """A layer of BatchNorm, addition and ReLU: its inputs, and its results by fused operators or by PyTorch's functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
 
-import raydali.train.fused.operators  # noqa: F401  # torch.ops.raydali
+import raydali.train.fused.layers  # noqa: F401  # torch.ops.raydali
+from raydali.train.fused import kernels
 
 SETTINGS = 0.1, 1e-5
 """Momentum and eps."""
@@ -53,3 +56,22 @@ def results(
     output.backward(grad.to(output.dtype))
     gradients = {f"gradient of {name}": tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
     return {"output": output.detach(), "mean": statistics[0], "variance": statistics[1]} | gradients
+
+
+class _CountedKernel:
+    def __init__(self, kernel: Any, seen: list[int]) -> None:
+        self._kernel, self._seen = kernel, seen
+
+    def __getitem__(self, programs: object) -> Callable[..., None]:
+        def launch(y: torch.Tensor, *others: object, **settings: object) -> None:
+            self._seen.append(y.shape[1])
+            self._kernel[programs](y, *others, **settings)
+
+        return launch
+
+
+def count_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each layer adds its number of channels when kernels compute its statistics."""
+    seen: list[int] = []
+    monkeypatch.setattr(kernels, "complete_moments", _CountedKernel(kernels.complete_moments, seen))
+    return seen

@@ -3,9 +3,9 @@
 The model itself stays as it is, and so do the names of its parameters and the classes of its layers, so that this works
 for any model, such as those of torchvision and timm. Two passes of Inductor do it:
 
-    before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (operators.py)
+    before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (layers.py)
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
-                        conv2d with a stride of 2               -->  raydali::stem_convolution (stem.py)
+                        conv2d with a stride of 2               -->  raydali::stem_convolution (layers.py)
                         self-attention                          -->  the same without copies (attention.py)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
 
@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import attention, kernels, launches, operators, pooling, pooling_kernels, stem
+from raydali.train.fused import attention, grids, kernels, layers, operators, pooling, pooling_kernels
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
@@ -42,7 +42,7 @@ _CALLED = (
     torch.ops.raydali.batch_norm_normalize.default,
     torch.ops.raydali.batch_norm_pool.default,
 )
-_MODULES = attention, operators, launches, kernels, pooling, pooling_kernels, stem
+_MODULES = attention, grids, kernels, layers, operators, pooling, pooling_kernels
 _FILES = (__file__, *(str(each.__file__) for each in _MODULES))
 
 
@@ -121,7 +121,9 @@ def fuse_pooling(graph: Graph) -> int:
 def replace_stem(graph: Graph) -> int:
     """Replace convolutions that may be the stem's; return how many are replaced."""
     found = [
-        each for each in graph.find_nodes(op="call_function", target=torch.conv2d) if each.args[3:] == stem.SETTINGS
+        each
+        for each in graph.find_nodes(op="call_function", target=torch.conv2d)
+        if each.args[3:] == layers.STEM_SETTINGS
     ]
     for each in found:
         each.target, each.args = torch.ops.raydali.stem_convolution.default, each.args[:3]

@@ -14,16 +14,17 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, launches, operators, stem
+from raydali.train.fused import graph, grids, layers
 from raydali.train.models.drop_path import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.precision import Precision
 from raydali.train.step import ForwardBackward
 from raydali.train.worker import Worker
+from tests.support.batch_norms import count_layers
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
+pytestmark = pytest.mark.skipif(not grids.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
 
 
 @pytest.fixture(autouse=True)
@@ -159,13 +160,13 @@ def test_convolutions_of_a_stem(settings: tuple[Any, ...], count: int) -> None:
 
 def test_the_stem_of_a_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, ...]] = set()
-    whole = stem._squares
+    whole = layers._squares
 
     def counted(images: torch.Tensor, *sides: int) -> torch.Tensor:
         seen.add(tuple(images.shape))
         return whole(images, *sides)
 
-    monkeypatch.setattr(stem, "_squares", counted)
+    monkeypatch.setattr(layers, "_squares", counted)
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
     model = nn.Sequential(convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
@@ -270,14 +271,7 @@ def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_a_compiled_step_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-    statistics = launches.statistics
-
-    def counted(*inputs: Any) -> launches.Pair:
-        calls.append(inputs)
-        return statistics(*inputs)
-
-    monkeypatch.setattr(launches, "statistics", counted)
+    seen = count_layers(monkeypatch)
     x, labels = images(16, 3, 32, 32), torch.arange(16) % 10
     losses: list[list[float]] = []
     for is_fused in (False, True):
@@ -298,7 +292,6 @@ def test_a_compiled_step_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
             losses[-1].append(step(x, labels).item())
             optimizer.step()
             optimizer.zero_grad()
-    layers = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert losses[1][-1] < losses[1][0] / 2
-    assert len(calls) == 5 * layers
+    assert len(seen) == 5 * sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
