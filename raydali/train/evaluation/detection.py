@@ -38,7 +38,7 @@ def evaluate(
     """Compute mAP of the unwrapped model over batches of "images" and "sizes", against all boxes of the source.
 
     Ranks may have different numbers of batches, or none: they communicate only at the end, when rank 0 gathers all
-    detections and broadcasts the metrics. If ranks can be replaced, each computes them, since each may be rank 0 next.
+    detections and broadcasts the metrics.
     """
     began = time.perf_counter()
     found: list[Found] = []

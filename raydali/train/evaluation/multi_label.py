@@ -36,8 +36,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
 
     The average precision of a label is torchmetrics' MultilabelAveragePrecision over all images, not a mean over
     batches or ranks; a label that no image has does not count. Ranks may have different numbers of batches, or none:
-    they communicate only at the end, when rank 0 gathers the scores of all images and broadcasts the metrics. If ranks
-    can be replaced, each computes them, since each may be rank 0 next.
+    they communicate only at the end, when rank 0 gathers the scores of all images and broadcasts the metrics.
     """
     began = time.perf_counter()
     logits, labels, ids = list[torch.Tensor](), list[torch.Tensor](), list[int]()
