@@ -32,11 +32,11 @@ run_job(replace(job.JOB, train=train))
 IN_TRAINING, IN_VALIDATION, SAMPLES = 77, 31, 480
 
 
-@pytest.mark.parametrize("options", [["--workers", "2", "--no-replace"], ["--workers", "1"], ["--workers", "2"]])
+@pytest.mark.parametrize("options", [["--workers", "1"], ["--workers", "2"]])
 def test_a_run_goes_on_without_files_that_end_its_decoder(
     options: list[str], env: dict[str, str], tmp_path: Path
 ) -> None:
-    """A restart of all, of the only worker, and a replacement in place."""
+    """A restart of the only worker, and of all."""
     data, temporary = tmp_path / "data", tmp_path / "tmp"
     temporary.mkdir()
     train, val = folder(data / "train", SAMPLES, {}), folder(data / "val", 60, {})
