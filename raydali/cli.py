@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 from tyro.extras import SubcommandApp
 
-from raydali.bench.loader.command import LoaderBench
-from raydali.bench.strategies.command import StrategiesBench
-from raydali.bench.train.command import TrainBench
-from raydali.bench.video.command import VideoBench
+from raydali.bench.loader import LoaderBench
+from raydali.bench.strategies import StrategiesBench
+from raydali.bench.train import TrainBench
+from raydali.bench.video import VideoBench
 from raydali.commands.doctor.command import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export

@@ -15,8 +15,8 @@ import pytest
 import tyro
 
 from raydali import cli
-from raydali.bench.loader import command
-from raydali.bench.loader.command import LoaderBench
+from raydali.bench import loader
+from raydali.bench.loader import LoaderBench
 from raydali.errors import CommandError, UsageError
 from raydali.output import parse_options
 from tests.support.messages import mentioning, mentions
@@ -155,7 +155,7 @@ def test_exit_codes(
         if error:
             raise error
 
-    monkeypatch.setattr(command, "main", main)
+    monkeypatch.setattr(loader, "main", main)
     args = ["bench", "loader", "--gpus", "1,2", "--batch-size", "8"]
     if error:
         with pytest.raises(SystemExit) as left:

@@ -1,1 +1,1 @@
-"""The benchmarks of one machine: loaders and training compared with alternatives, and costs that grow with a run."""
+"""`raydali bench`: loaders and training measured on one machine, and compared with alternatives."""

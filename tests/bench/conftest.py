@@ -2,7 +2,7 @@
 
 import pytest
 
-from raydali.bench.common import processes
+from raydali.bench import processes
 from tests.support.ranks import context
 
 

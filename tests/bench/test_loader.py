@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
-from raydali.bench.common.processes import MeasurementError
-from raydali.bench.common.synthetic_images import synthetic_images, write_images
-from raydali.bench.loader import command, published_baseline
-from raydali.bench.loader.command import LoaderBench
-from raydali.bench.loader.contenders import LOADERS, Pixels, Task
-from raydali.bench.loader.measurement import Delivered, measure
+from raydali.bench import loader
+from raydali.bench.image_loaders import LOADERS, Pixels, Task
+from raydali.bench.loader import LoaderBench
+from raydali.bench.loader_rates import Delivered, measure
+from raydali.bench.processes import MeasurementError
+from raydali.bench.synthetic_images import synthetic_images, write_images
 from raydali.data.loading.loader import Batch
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import CommandError, UsageError
@@ -43,8 +43,8 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("measured what should have been refused")
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", refuse)
-    monkeypatch.setattr("raydali.bench.common.synthetic_images.write_images", refuse)
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", refuse)
+    monkeypatch.setattr("raydali.bench.synthetic_images.write_images", refuse)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -52,7 +52,7 @@ def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     json_file = tmp_path / "loaders.json"
     names = ["raydali", "native", "torchvision", "synthetic"]
     options = replace(OPTIONS, loaders=",".join(names), pixels="float32", json=str(json_file))
-    result = command.main(options)
+    result = loader.main(options)
 
     assert [(row["loader"], row["pixels"]) for row in result["rows"]] == [(name, "float32") for name in names]
     for row in result["rows"]:
@@ -105,14 +105,14 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
     def measured(task: Task, _: int) -> list[Delivered]:
         return [Delivered(images[task.loader, task.pixels], 1.0)]
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
     options = replace(OPTIONS, data=str(folder), loaders="raydali,native,torchvision,synthetic")
-    rows = {(row["loader"], row["pixels"]): row for row in command.main(options)["rows"]}
+    rows = {(row["loader"], row["pixels"]): row for row in loader.main(options)["rows"]}
     assert rows.keys() == images.keys()
     assert (rows["raydali", "uint8"]["to_torchvision"], rows["raydali", "float32"]["to_torchvision"]) == (1.5, 2.5)
     assert rows["raydali", "uint8"]["to_native"] == rows["raydali", "float32"]["to_native"] == 2
     with pytest.raises(UsageError, match=mentioning("--pixels half")):
-        command.main(replace(options, pixels="uint8,half"))
+        loader.main(replace(options, pixels="uint8,half"))
 
 
 @pytest.mark.parametrize(("limit", "repeats"), [(None, 2), (200.0, 3), (1.0, 1)])
@@ -125,10 +125,10 @@ def test_few_images_are_measured_for_two_minutes_and_the_end_is_estimated(
         clock[0] += 30
         return [Delivered(100, 1.0)]
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.loader.measurement.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader_rates.time", SimpleNamespace(monotonic=lambda: clock[0]))
     options = replace(OPTIONS, data=str(folder), loaders="raydali,native", pixels="uint8", repeats=3, limit=limit)
-    rows = command.main(options)["rows"]
+    rows = loader.main(options)["rows"]
     assert [len(row["repeats"]) for row in rows] == [repeats] * 2 and clock[0] == repeats * 60
     first, *measurements = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
     assert mentions(first, "2 rows") and len(measurements) == 2 * repeats
@@ -141,11 +141,11 @@ def test_a_loader_that_fails_loses_no_other_row(monkeypatch: pytest.MonkeyPatch,
             raise MeasurementError("native, rank 0: Traceback ...\nOSError: no disk")
         return [Delivered(100, 0.5)]
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
     file = tmp_path / "result.json"
     options = replace(OPTIONS, data=str(folder), loaders="native,raydali", pixels="uint8", json=str(file))
     with pytest.raises(CommandError, match=r"native.* CPU.*\n.*no disk"):
-        command.main(options)
+        loader.main(options)
     native, raydali = json.loads(file.read_text())["rows"]
     assert "no disk" in native["error"] and native["images_per_second"] is None
     assert raydali["images_per_second"] == 200 and raydali["to_native"] is None and raydali["error"] is None
@@ -161,7 +161,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_killed_benchmark_leaves_no_process_behind(folder: Path) -> None:
     task = Task(loader="synthetic", root=str(folder), batch_size=4, image_size=32, threads=1, workers=1, seconds=60)
-    imports = "from raydali.bench.loader.measurement import measure; from raydali.bench.loader.contenders import Task"
+    imports = "from raydali.bench.loader_rates import measure; from raydali.bench.image_loaders import Task"
     code = f"{imports}; measure({task}, 0)"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
@@ -191,11 +191,11 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
         each = images[task.loader, gpus].pop(0)
         return [Delivered(each // gpus, 1.0)] * gpus
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
+    monkeypatch.setattr("raydali.bench.common.gpu_names", lambda: ["Some GPU"] * 4)
     options = replace(OPTIONS, data=str(folder), batch_size=4, gpus="1,4", repeats=3, pixels="uint8")
     options = replace(options, loaders="raydali,torchvision")
-    one, four, torchvision = command.main(options)["rows"]
+    one, four, torchvision = loader.main(options)["rows"]
     assert (one["images_per_second"], one["low"], one["high"], one["scaling"]) == (100, 90, 130, 1)
     assert (four["gpus"], four["images_per_second"], four["scaling"], four["to_torchvision"]) == (4, 380, 3.8, 38)
     assert (torchvision["gpus"], torchvision["to_native"]) == (1, None)
@@ -209,16 +209,14 @@ def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         asked.append(task)
         return [Delivered(200, 1.0)] if not gpus else [Delivered(4000, 1.0)] * gpus
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", measured)
-    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"] * 4)
-    monkeypatch.setattr(
-        "raydali.bench.common.synthetic_images.write_images", lambda root, count: write_images(root, 20)
-    )
-    result = command.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4"))
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
+    monkeypatch.setattr("raydali.bench.common.gpu_names", lambda: ["Some GPU"] * 4)
+    monkeypatch.setattr("raydali.bench.synthetic_images.write_images", lambda root, count: write_images(root, 20))
+    result = loader.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4"))
     assert {(task.image_size, task.batch_size, task.threads, task.workers) for task in asked} == {(640, 32, 8, 8)}
     cpu, one, two, four = result["rows"]
     assert cpu["published_seconds"] == 101.06 and cpu["published_scaling"] is None and cpu["gpus"] == 0
-    assert cpu["pass_seconds"] == published_baseline.PUBLISHED_IMAGES / 200
+    assert cpu["pass_seconds"] == loader.PUBLISHED_IMAGES / 200
     assert one["to_torchvision"] == 20 and round(one["published_to_torchvision"], 1) == 16.2
     assert two["scaling"] == 2 and round(four["published_scaling"], 2) == 3.97 and four["scaling"] == 4
     assert "16.20" in capsys.readouterr().out
@@ -242,15 +240,15 @@ def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 )
 @pytest.mark.usefixtures("no_measuring")
 def test_bad_usage_is_refused_at_once(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["Some GPU"])
+    monkeypatch.setattr("raydali.bench.common.gpu_names", lambda: ["Some GPU"])
     with pytest.raises(UsageError, match=mentioning(message)):
-        command.main(replace(OPTIONS, **changes))
+        loader.main(replace(OPTIONS, **changes))
 
 
 @pytest.mark.usefixtures("no_measuring")
 def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
     with pytest.raises(UsageError, match=mentioning(f"20 images {folder} 32")):
-        command.main(replace(OPTIONS, data=str(folder), batch_size=32))
+        loader.main(replace(OPTIONS, data=str(folder), batch_size=32))
 
 
 def test_made_images_are_the_same_each_time_and_gone_afterwards(folder: Path) -> None:

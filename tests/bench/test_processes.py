@@ -15,7 +15,7 @@ def hold_a_lock(*_: object) -> None:
 
 def test_killed_ranks_leave_no_semaphores() -> None:
     code = (
-        "from raydali.bench.common.processes import run_ranks\n"
+        "from raydali.bench.processes import run_ranks\n"
         "from tests.bench.test_processes import hold_a_lock\n"
         "print(run_ranks(hold_a_lock, None, 2, timeout=60))\n"
     )

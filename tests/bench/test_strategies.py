@@ -9,17 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raydali.bench.common.processes import MeasurementError
-from raydali.bench.common.results import evaluate
-from raydali.bench.strategies import command
-from raydali.bench.strategies.command import StrategiesBench
-from raydali.bench.strategies.metrics import METRICS, STRATEGIES, balance, strategy_name, to_one
-from raydali.bench.strategies.rank import StrategyTask, covered, is_computing
+from raydali.bench import strategies
+from raydali.bench.common import evaluate
+from raydali.bench.processes import MeasurementError
+from raydali.bench.strategies import (
+    METRICS,
+    STRATEGIES,
+    StrategiesBench,
+    StrategyTask,
+    strategy_name,
+    to_one,
+)
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 
@@ -51,12 +55,11 @@ def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
             {"images_per_second": 3 * rate, "loader_wait_fraction": 0.2},
         ],
         "memory": memory or None,
-        "busy_seconds": [0.1 * i for i in range(1, gpus + 1)] or None,
     }
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    for module in ("bench.strategies.command", "bench.common.options", "output"):
+    for module in ("bench.strategies", "bench.common", "output"):
         monkeypatch.setattr(f"raydali.{module}.gpu_names", lambda: ["A"] * gpus)
 
 
@@ -68,7 +71,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 @pytest.mark.usefixtures("forked_ranks")
 def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "s.json")}
-    result = command.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
+    result = strategies.main(replace(OPTIONS, strategies="dp,ddp,sync-bn", **files))
     assert json.loads(Path(files["json"]).read_text()) == result
     assert result["command"] == "bench strategies"
     assert (result["settings"]["images"], result["settings"]["gpus"]) == (32, 0)
@@ -77,7 +80,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert set(METRICS) < set(row)
     assert len(row["repeats"]) == 2 and all(0 < rate < math.inf for rate in row["repeats"])
     assert 0 < row["loader_wait_fraction"] < 1
-    for figure in ("memory", "memory_balance", "busy_seconds", "busy_balance", "to_one"):
+    for figure in ("memory", "to_one"):
         assert row[figure] is None
     heard = capfd.readouterr()
     assert mentions(heard.err, "DataParallel DDP SyncBatchNorm 2 GPUs")
@@ -90,10 +93,10 @@ def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytes
     def here(function: Any, task: StrategyTask, *_: Any, **__: Any) -> Any:
         return [function(task, 0, 0)]
 
-    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", here)
+    monkeypatch.setattr("raydali.bench.processes.run_ranks", here)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is so again afterwards
     options = replace(OPTIONS, strategies="one", precisions="amp", loaders="torch", workers=2, repeats=1)
-    (row,) = command.main(options)["rows"]
+    (row,) = strategies.main(options)["rows"]
     assert (row["precision"], row["loader"], row["error"]) == ("amp", "torch", None)
     assert row["images_per_second"] > 0 and row["to_one"] == 1
 
@@ -109,12 +112,12 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             raise MeasurementError("rank 0: Traceback\nout of memory")
         return [measured(100, task.gpus)]
 
-    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
+    monkeypatch.setattr("raydali.bench.processes.run_ranks", run)
     with_gpus(monkeypatch, 4)
     files: dict[str, Any] = {"json": str(tmp_path / "s.json")}
     options = replace(OPTIONS, gpus=None, precisions="fp32,amp", loaders="torch,dali", workers=3, **files)
     with pytest.raises(CommandError, match=mentioning("DataParallel 4 amp dali")):
-        command.main(options)
+        strategies.main(options)
     written = json.loads(Path(files["json"]).read_text())
     assert written["settings"]["gpus"] == 4
     rows = written["rows"]
@@ -145,10 +148,10 @@ def test_what_needs_several_gpus_is_left_out(
     gpus: int, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "raydali.bench.common.processes.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
+        "raydali.bench.processes.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
     )
     with_gpus(monkeypatch, gpus)
-    result = command.main(replace(OPTIONS, gpus=None))
+    result = strategies.main(replace(OPTIONS, gpus=None))
     assert [row["strategy"] for row in result["rows"]] == needed.split(",")
     said = "left out: DataParallel, DDP, DDP + SyncBatchNorm: they need at least 2 GPUs, and this is on 1 GPU\n"
     assert (said in capsys.readouterr().err) == (gpus == 1)
@@ -162,17 +165,7 @@ def test_figures() -> None:
     row = evaluate(METRICS, measured(100, 4))
     assert (row["images_per_second"], row["low"], row["high"], row["repeats"]) == (200, 100, 300, [100, 300])
     assert row["loader_wait_fraction"] == pytest.approx(0.15)
-    assert row["memory_balance"] == 2 / 5
-    assert row["busy_balance"] == pytest.approx(1 / 4)
-    one = evaluate(METRICS, measured(100, 1))
-    assert (one["memory_balance"], one["busy_balance"]) == (None, None)
-
-
-def test_balance() -> None:
-    assert balance([2.0, 2.0]) == 1
-    assert balance([1.0, 4.0, 2.0]) == 0.25
-    assert balance([3.0]) is None
-    assert balance([0.0, 0.0]) is None
+    assert [each["used_bytes"] >> 30 for each in row["memory"]] == [2, 3, 4, 5]
 
 
 def test_against_one() -> None:
@@ -185,22 +178,6 @@ def test_against_one() -> None:
     assert to_one(row("ddp", 350, "other"), rows) is None
     assert to_one(row("ddp", None), rows) is None
     assert to_one(row("ddp", 350), []) is None
-
-
-def test_overlapping_kernels_count_once() -> None:
-    assert covered([]) == 0
-    assert covered([(3, 4), (0, 2), (1, 2.5), (1, 1.5)]) == 3.5
-
-
-def test_which_device_events_are_computing() -> None:
-    def event(name: str, *, on: str = "CUDA", annotation: bool = False) -> Any:
-        return SimpleNamespace(name=name, device_type=SimpleNamespace(name=on), is_user_annotation=annotation)
-
-    assert is_computing(event("sm90_xmma_fprop_implicit_gemm"))
-    assert not is_computing(event("aten::conv2d", on="CPU"))
-    assert not is_computing(event("DataParallel.forward", annotation=True))
-    assert not is_computing(event("ncclDevKernel_AllReduce_Sum_f32_RING_LL"))
-    assert not is_computing(event("Memcpy PtoP (Device -> Device)"))
 
 
 def test_names() -> None:
@@ -238,9 +215,9 @@ def test_names() -> None:
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
-        command.main(replace(OPTIONS, **changed))
+        strategies.main(replace(OPTIONS, **changed))
 
 
 def test_options_are_cheap_to_import() -> None:
-    code = "import sys, raydali.bench.strategies.command; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
+    code = "import sys, raydali.bench.strategies; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,14 +18,13 @@ from typing import Any
 import psutil
 import pytest
 
-from raydali.bench.common import processes
-from raydali.bench.common.processes import MeasurementError, run_ranks
-from raydali.bench.common.results import evaluate
-from raydali.bench.common.synthetic_images import write_images
-from raydali.bench.loader.contenders import Task
-from raydali.bench.train import command
-from raydali.bench.train.command import METRICS, TrainBench, against_one_gpu
-from raydali.bench.train.rank import TrainTask, measure
+from raydali.bench import processes, train
+from raydali.bench.common import evaluate
+from raydali.bench.image_loaders import Task
+from raydali.bench.processes import MeasurementError, run_ranks
+from raydali.bench.synthetic_images import write_images
+from raydali.bench.train import METRICS, TrainBench, against_one_gpu
+from raydali.bench.train_rank import TrainTask, measure
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning
 
@@ -63,7 +62,7 @@ ROUND = rates(ceiling=1000.0, real=(800.0, 0.08), alone=3e3)
 @pytest.mark.usefixtures("forked_ranks")
 def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "train.json")}
-    result = command.main(replace(OPTIONS, **files))
+    result = train.main(replace(OPTIONS, **files))
     assert json.loads(Path(files["json"]).read_text()) == result
     assert result["command"] == "bench train"
     assert result["settings"]["images"] == 64
@@ -143,10 +142,10 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             raise answer
         return [answer]
 
-    monkeypatch.setattr("raydali.bench.common.processes.run_ranks", run)
+    monkeypatch.setattr("raydali.bench.processes.run_ranks", run)
     files: dict[str, Any] = {"json": str(tmp_path / "train.json")}
     with pytest.raises(CommandError, match=r"digits.*CPU.*\nout of memory"):
-        command.main(replace(OPTIONS, **files))
+        train.main(replace(OPTIONS, **files))
     failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
     assert failed["real_images_per_second"] is None
     assert failed["scaling"] is None
@@ -225,9 +224,9 @@ def test_against_one_gpu() -> None:
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
-        command.main(replace(OPTIONS, **changed))
+        train.main(replace(OPTIONS, **changed))
 
 
 def test_options_are_cheap_to_import() -> None:
-    code = "import sys, raydali.bench.train.command; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
+    code = "import sys, raydali.bench.train; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

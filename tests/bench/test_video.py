@@ -13,17 +13,17 @@ from nvidia.dali import Pipeline as DaliPipeline
 from nvidia.dali import fn
 from torch.nn.functional import interpolate
 
-from raydali.bench.common.synthetic_videos import VideoSet, write_videos
-from raydali.bench.loader.contenders import Pixels
-from raydali.bench.video import command
-from raydali.bench.video.command import VideoBench
-from raydali.bench.video.contenders import (
+from raydali.bench import video
+from raydali.bench.clip_loaders import (
     VIDEO_LOADERS,
     VideoTask,
     read_by_pyav,
     square_of,
     squares,
 )
+from raydali.bench.image_loaders import Pixels
+from raydali.bench.synthetic_videos import VideoSet, write_videos
+from raydali.bench.video import VideoBench
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
@@ -63,7 +63,7 @@ def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None
 @pytest.mark.usefixtures("forked_ranks")
 def test_rows_and_json(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "video.json"
-    result = command.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
+    result = video.main(replace(OPTIONS, data=folder, decoders="2", pixels="uint8", json=str(json_file)))
     ours, pyav = result["rows"]
     assert [row["loader"] for row in result["rows"]] == ["raydali", "pyav"]
     for row in (ours, pyav):
@@ -151,20 +151,20 @@ def test_the_reader_s_graph_sees_a_square_of_the_frames(pixels: Any) -> None:
 def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     rates = {("raydali", 1): 4000.0, ("raydali", 2): 8000.0, ("reader", 1): 1000.0, ("pyav", 1): 500.0}
 
-    monkeypatch.setattr("raydali.bench.common.options.gpu_names", lambda: ["GPU"] * 2)
+    monkeypatch.setattr("raydali.bench.common.gpu_names", lambda: ["GPU"] * 2)
 
     def deliver(task: Any, gpus: int) -> list[Any]:
-        from raydali.bench.common.processes import MeasurementError
-        from raydali.bench.loader.measurement import Delivered
+        from raydali.bench.loader_rates import Delivered
+        from raydali.bench.processes import MeasurementError
 
         assert (task.batch_size, task.sequence_length, task.threads, task.workers) == (8, 30, 8, 8)
         if (task.loader, gpus) not in rates:
             raise MeasurementError("it broke")
         return [Delivered(images=int(rates[task.loader, gpus]), seconds=30.0)]
 
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", deliver)
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", deliver)
     with pytest.raises(CommandError, match=mentioning("reader 2 GPUs")):
-        command.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
+        video.main(replace(OPTIONS, data=folder, gpus="1,2", seed_table=True, loaders="raydali,reader,pyav"))
     output = capsys.readouterr().out
     for text in ("12.97", "97.45", "48.28", "103.80", "59.01", "8.00", "failed: see below"):
         assert text in output, text
@@ -187,6 +187,6 @@ def test_the_seed_s_table(monkeypatch: pytest.MonkeyPatch, folder: str, capsys: 
 def test_what_cannot_be_met_is_refused(
     monkeypatch: pytest.MonkeyPatch, folder: str, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("raydali.bench.loader.measurement.measure", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", lambda *args: pytest.fail("measured"))
     with pytest.raises(UsageError, match=mentioning(message)):
-        command.main(replace(OPTIONS, data=folder, **options))
+        video.main(replace(OPTIONS, data=folder, **options))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raydali.bench.common.processes import join_ranks, run_ranks
+from raydali.bench.processes import join_ranks, run_ranks
 from raydali.train.worker import Worker
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch.nn import functional
 
-from raydali.bench.train.rank import optimizer_step
+from raydali.bench.train_rank import optimizer_step
 from raydali.train.fused import grids, kernels, layers, operators, pooling
 from raydali.train.models.normalized import Normalized
 from raydali.train.precision import Precision

@@ -25,8 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from raydali.bench.common.options import check
-from raydali.bench.common.results import present, result_of
+from raydali.bench.common import check, present, result_of
 from raydali.errors import CommandError, UsageError
 from raydali.host.facts import driver_and_gpus
 from raydali.host.interrupts import raise_on_signals

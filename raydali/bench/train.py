@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from raydali.bench.common import options as common
-from raydali.bench.common.options import TrainingOptions
-from raydali.bench.common.results import cell, collect, measured_row, result_of, show_rows, spread, task_of
+from raydali.bench import common
+from raydali.bench.common import TrainingOptions, cell, collect, measured_row, result_of, show_rows, spread, task_of
 from raydali.data.augment.augmentation import Augmentation
 from raydali.errors import UsageError
 from raydali.output import devices
@@ -83,10 +82,10 @@ def main(options: TrainBench) -> dict[str, Any]:
 
 
 def _rows(options: TrainBench, make: int, counts: list[int]) -> Iterator[dict[str, Any]]:
-    from raydali.bench.common.processes import run_ranks
-    from raydali.bench.common.synthetic_images import synthetic_images
-    from raydali.bench.loader.contenders import Task
-    from raydali.bench.train.rank import TrainTask, measure
+    from raydali.bench.image_loaders import Task
+    from raydali.bench.processes import run_ranks
+    from raydali.bench.synthetic_images import synthetic_images
+    from raydali.bench.train_rank import TrainTask, measure
 
     def measured() -> Any:
         world_size = max(1, gpus)

@@ -17,13 +17,19 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
-from raydali.data.tasks.classification import TrainImages
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.classification import Images, TrainImages
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 
 if TYPE_CHECKING:
+    import torch
+
     from raydali.data.loading.loader import Batch, Loader, LoaderOptions
     from raydali.data.loading.make import LoaderName
 
@@ -104,12 +110,6 @@ def _crops(task: Task) -> TrainImages:
     return TrainImages(seed=0, image_size=task.image_size, augmentation=Augmentation(task.augment, task.erase or 0))
 
 
-def _resize(task: Task) -> Pipeline[Any]:
-    from raydali.bench.loader.resized import ResizedImages
-
-    return ResizedImages(image_size=task.image_size)
-
-
 def _ours(task: Task, name: "LoaderName", pipeline: Pipeline[Any]) -> Batches:
     import torch
 
@@ -143,6 +143,48 @@ def endless(samples: int, batch_size: int, world_size: int) -> Stream:
     """Return EPOCHS epochs of samples for `world_size` processes, one batch per process and step."""
     global_batch_size = batch_size * world_size
     return Stream(samples=samples, epochs=EPOCHS, batch_size=batch_size, global_batch_size=global_batch_size, seed=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizedImages(Pipeline[LabeledFiles]):
+    """A pipeline of resized images in 8 bits, on CPUs and GPUs.
+
+    Args:
+        image_size: height and width of the output, pixels; aspect ratios are not kept.
+    """
+
+    image_size: int
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
+        return "images", "labels"
+
+    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        """Return files and labels (N,) int64."""
+        return source.files(ids), source.labels[ids]
+
+    def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
+        """Read and decode images, and resize them with antialiasing."""
+        from nvidia.dali import fn
+
+        from raydali.data.tasks.dali_ops import decoder_options
+
+        files, labels = inputs
+        contents = fn.io.file.read(files) if source.dali_reads else files
+        images = fn.decoders.image(contents, **decoder_options(device, Images.hw_decoder_load))
+        images = fn.resize(images, size=(self.image_size, self.image_size))
+        return images, labels.gpu() if device == "gpu" else labels
+
+    def sample(self, source: LabeledFiles, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
+        """Return the same, made by Pillow and torchvision: image (3, image_size, image_size) uint8, label."""
+        import torch
+        from torchvision.transforms.v2 import functional as F
+
+        from raydali.data.tasks.pillow import decoded
+
+        image = F.resize(decoded(source.read(id)), [self.image_size] * 2)
+        return F.pil_to_tensor(image), torch.tensor(source.labels[id])
 
 
 def _native(task: Task) -> Batches:
@@ -237,7 +279,9 @@ LOADERS = {
     "native": Contender(batches=_native),
     "torchvision": Contender(batches=_torchvision, parallel=True),
     "synthetic": Contender(batches=lambda task: _ours(task, "synthetic", _crops(task))),
-    # Whole images resized, as in published_baseline.py.
-    "raydali-resize": Contender(batches=lambda task: _ours(task, "dali", _resize(task)), all_queues=True),
+    # Whole images resized, as in `raydali bench loader --seed-table`.
+    "raydali-resize": Contender(
+        batches=lambda task: _ours(task, "dali", ResizedImages(image_size=task.image_size)), all_queues=True
+    ),
     "torchvision-resize": Contender(batches=_torchvision_resize, parallel=True),
 }

@@ -20,8 +20,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from raydali.bench.common.processes import join_ranks
-from raydali.bench.loader.contenders import LOADERS, Pixels, Task, our_loader
+from raydali.bench.image_loaders import LOADERS, Pixels, Task, our_loader
+from raydali.bench.processes import join_ranks
 from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.tasks.classification import TrainImages
 from raydali.host import cuda_queues

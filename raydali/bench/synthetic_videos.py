@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from raydali.bench.common.synthetic_images import folder_or, on_all_cores, texture
+from raydali.bench.synthetic_images import folder_or, on_all_cores, texture
 
 VideoCodec = Literal["h264", "vp9", "mjpeg"]
 ENCODED = 32

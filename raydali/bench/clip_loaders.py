@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
-from raydali.bench.loader.contenders import (
+from raydali.bench.image_loaders import (
     EPOCHS,
     Batches,
     Contender,

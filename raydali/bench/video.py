@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from raydali.bench.common import options as common
-from raydali.bench.common.options import PIXELS, LoadingOptions
-from raydali.bench.common.results import (
+from raydali.bench import common
+from raydali.bench.common import (
+    PIXELS,
+    LoadingOptions,
     cell,
     contender_name,
     present,
@@ -25,7 +26,7 @@ from raydali.bench.common.results import (
     spread,
     task_of,
 )
-from raydali.bench.common.synthetic_videos import VideoCodec, VideoSet, synthetic_videos
+from raydali.bench.synthetic_videos import VideoCodec, VideoSet, synthetic_videos
 from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.output import devices
@@ -139,8 +140,8 @@ def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) ->
 
 
 def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None:
-    from raydali.bench.loader.measurement import interleaved
-    from raydali.bench.video.contenders import VideoTask
+    from raydali.bench.clip_loaders import VideoTask
+    from raydali.bench.loader_rates import interleaved
 
     def task(row: dict[str, Any]) -> VideoTask:
         given = {name: row[name] for name in ("loader", "pixels", "decoders")}

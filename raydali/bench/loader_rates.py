@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from raydali.bench.common.processes import CONTEXT, MeasurementError, run_ranks
-from raydali.bench.loader.contenders import Batches, Task
+from raydali.bench.image_loaders import Batches, Task
+from raydali.bench.processes import CONTEXT, MeasurementError, run_ranks
 from raydali.host import cuda_queues
 from raydali.text import duration, number, plural
 

@@ -1,1 +1,0 @@
-"""Common options, processes, results and synthetic data of the benchmarks."""

@@ -1,1 +1,0 @@
-"""`raydali bench loader`: how fast loaders of images deliver batches."""

@@ -1,1 +1,0 @@
-"""`raydali bench strategies`: DataParallel, DDP, SyncBatchNorm and AMP compared."""

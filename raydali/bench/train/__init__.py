@@ -1,1 +1,0 @@
-"""`raydali bench train`: training on real data compared with its ceiling."""

@@ -1,1 +1,0 @@
-"""`raydali bench video`: how fast loaders of video clips deliver frames."""
